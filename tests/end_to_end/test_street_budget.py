@@ -29,6 +29,7 @@ def line(name: str, folder, *more: str) -> list[str]:
     return ["launch", *machine, "--cmd", work, "-n", name, "--budget", "evals=3", "--spend-limit", "2", "--yes", *more]
 
 
+@pytest.mark.nightly  # by day tests/infra/market/test_budget.py decides who is paid
 def test_of_two_terminals_one_is_paid_the_next_waits_and_a_killed_one_holds_up_nobody(user, tmp_path):
     begun = {name: user.begin(*line(name, tmp_path), "--rehearse") for name in ("one", "two")}
     lost = until(lambda: next((name for name, process in begun.items() if process.poll() is not None), ""), "a refusal")

@@ -52,6 +52,7 @@ def kill_guard_and_agent(pod) -> None:
             send(one, number)
 
 
+@pytest.mark.nightly  # two minutes: by day tests/infra/runs/test_keeper.py decides, and closed terminals leave keepers
 @pytest.mark.timeout(300)
 def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, stock, tmp_path):
     world.take(stock)

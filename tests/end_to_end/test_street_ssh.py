@@ -104,6 +104,7 @@ def test_a_machine_that_fails_is_given_back_and_remembered(world):
     assert all(row["leased_by"] is None for row in world.json("pool.list"))
 
 
+@pytest.mark.nightly  # by day test_bootstrap.py sets up a bare machine
 @pytest.mark.timeout(300)
 def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home(bare):
     world = bare(1)

@@ -209,6 +209,7 @@ def own(tmp_path):
     attach.stop(user.base)
 
 
+@pytest.mark.nightly  # by day tests/packs/sweeps/test_sweep_specs.py has the toys and their machines
 def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_that_it_asks_for(own):
     planning = own.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)

@@ -26,7 +26,7 @@ def rig(
     return done
 
 
-@rounds(60, 1000)
+@rounds(40, 1000)
 def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds):
     done = rig("crash", "--trials", str(rounds))
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates, 0 early ends" in done.stdout

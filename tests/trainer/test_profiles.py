@@ -256,6 +256,7 @@ def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
     return max(int(out) for out, _ in said)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
     """Never under it, and at most a quarter over; the difference, without the framework, within two fifths."""
