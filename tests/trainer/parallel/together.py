@@ -60,6 +60,11 @@ def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_
     """Return the last messages of each process, by rank; raise Wrong when one failed."""
     if size == 1:
         import_ahead()
-        child = fork(lambda tell: work(Ranks(), tell))
-        return [dict(child.wait(120.0))]
+
+        def alone(tell: Tell) -> None:
+            # The threads of PyTorch do not live through a fork: a child of a process that has used them waits forever.
+            torch.set_num_threads(1)
+            work(Ranks(), tell)
+
+        return [dict(fork(alone).wait(120.0))]
     return [dict(child.wait(4 * timeout_s)) for child in begin(size, work, per_node, timeout_s)]
