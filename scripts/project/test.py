@@ -1,6 +1,7 @@
 """The command `test`: the project's tests, run in the dev environment."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,23 @@ from scripts.project.dev_environment import ROOT, bring_programs, run_in_dev
 
 MOST_TESTS = 8  # parallel limit: each worker loads PyTorch into memory
 
+# Parts of the suite, each at most an hour at night. The first part whose folder holds a file has the file.
+PARTS = {
+    "drill": ("tests/packs/drill",),
+    "street": ("tests/end_to_end",),
+    "faults": ("tests/faults",),
+    "packs": ("tests/packs",),
+    "infra": ("tests/infra", "tests/store"),
+    "trainer": ("tests/trainer", "tests/data"),
+    "rest": ("tests",),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TestFlags:
-    paths: tuple[str, ...] = flag((), "files or folders of tests (default: all)", word=True)
+    paths: tuple[str, ...] = flag(
+        (), f"files or folders of tests, or a part: {', '.join(PARTS)} (default: all)", word=True
+    )
     k: str = flag("", "only tests whose names match")
     fast: bool = flag(False, "only tests that start no process, open no socket and are quick")
     nightly: bool = flag(False, "include the slow tests")
@@ -33,15 +47,27 @@ def test(spec: TestFlags) -> None:
     """
     if not spec.fast:
         bring_programs(spec.yes)
-    words = ["-m", "pytest", *spec.paths, *words_after_dashes()]
+    words = ["-m", "pytest", *chosen(spec.paths), *words_after_dashes()]
     words += ["--fast"] if spec.fast else []
     words += ["-k", spec.k] if spec.k else []
     words += ["-m", "not gpu and not account"] if spec.nightly else []
-    if not spec.paths and not spec.k:
+    if not spec.k and PARTS.keys() >= set(spec.paths):
         words += ["-n", str(at_a_time()), "--dist", "loadfile", "--no-loadscope-reorder"]
-    code = run_in_dev(words, Path.cwd() if spec.paths else ROOT)
+    code = run_in_dev(words, ROOT if PARTS.keys() >= set(spec.paths) else Path.cwd())
     if code:
         raise Exit(code=code)
+
+
+def chosen(paths: Sequence[str]) -> list[str]:
+    """Return pytest's words for typed paths: a part's name becomes its folders, less the folders of earlier parts."""
+    words: list[str] = []
+    names = list(PARTS)
+    for path in paths:
+        words += PARTS.get(path, (path,))
+        if path in PARTS:
+            earlier = {folder for name in names[: names.index(path)] if name not in paths for folder in PARTS[name]}
+            words += [f"--ignore={folder}" for folder in sorted(earlier)]
+    return words
 
 
 def at_a_time() -> int:

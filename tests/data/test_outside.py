@@ -22,7 +22,7 @@ from data.verify import verify
 from tests import hostile, seeds
 
 MANY = settings(
-    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 LINES = [f"document {number} of those that words were taken from" for number in range(40)]
 
@@ -126,7 +126,7 @@ def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_
 
 
 @pytest.mark.process
-@settings(MANY, max_examples=seeds.examples(15, 200))
+@settings(MANY, max_examples=seeds.examples(6, 200))
 @given(document=hostile.documents(TOKENIZER))
 def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):
     (tmp_path / "tokenizer.json").write_bytes(document)
@@ -136,7 +136,7 @@ def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):
         bpe.adopt(bpe.Published(path=str(tmp_path)), tmp_path / "out")
 
 
-@settings(MANY, max_examples=seeds.examples(15, 200))
+@settings(MANY, max_examples=seeds.examples(6, 200))
 @given(document=hostile.documents(TALK))
 @example(document=b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "y"}]}')
 def test_conversations_of_any_content_are_taken_left_out_or_refused(tmp_path, document):
@@ -150,7 +150,7 @@ def test_conversations_of_any_content_are_taken_left_out_or_refused(tmp_path, do
         (tmp_path / "conversations.jsonl").read_text(encoding="utf-8")
 
 
-@settings(MANY, max_examples=seeds.examples(15, 200))
+@settings(MANY, max_examples=seeds.examples(6, 200))
 @given(document=hostile.documents({"text": "x", "url": "y", "language_score": 0.5}))
 def test_documents_of_any_content_are_read_or_refused(tmp_path, document):
     assume(b"\n" not in document)

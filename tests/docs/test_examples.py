@@ -108,6 +108,7 @@ def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.nightly
 def test_the_small_gpt_learns_and_goes_on_after_a_kill_with_the_losses_of_one_left_alone(tmp_path):
     words = ("--steps", "30", "--save-every", "5")
     whole = trained(tmp_path / "whole", *words).communicate(timeout=300)[0].splitlines()

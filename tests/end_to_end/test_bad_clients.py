@@ -81,6 +81,7 @@ def test_bad_requests_of_one_client_take_out_no_replica(place):
     assert (shown["state"], shown["ready"]) == ("READY", 1)
 
 
+@pytest.mark.nightly
 def test_a_replica_that_fails_all_but_plain_probes_is_found(place):
     config = place.config(2, consecutive_failure_threshold_timeout=2)
     url = place.up("demo", place.model("A"), "--config", config)["endpoint"]

@@ -268,6 +268,7 @@ def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
     assert plan["steps"] == ["identity", "mid", "sft"]
 
 
+@pytest.mark.nightly
 def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(tmp_path, done):
     source, _ = done
     world = World(tmp_path, dict(ONE_THREAD))
@@ -309,6 +310,7 @@ def test_two_launches_at_once_are_one_run(ready):
     assert len(world.json("status")) == 1
 
 
+@pytest.mark.nightly
 def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_would_be_lost(ready):
     world = ready
     words = ("launch", "--phase", "base", "--steps", "50000", "--yes")
@@ -349,6 +351,7 @@ def test_down_ends_a_run_and_resume_goes_on_with_it(ready):
     assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 40}]
 
 
+@pytest.mark.nightly
 def test_two_that_resume_a_run_at_once_both_follow_it(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
@@ -358,6 +361,7 @@ def test_two_that_resume_a_run_at_once_both_follow_it(ready):
     assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
 
 
+@pytest.mark.nightly
 def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
@@ -431,6 +435,7 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
         assert world.model(phase) == done.model(phase), phase
 
 
+@pytest.mark.nightly
 def test_a_few_random_kills_lose_nothing(world, done):
     killed_at_random(world, done[0], kills=3, seed=seeds.seed())
 

@@ -60,6 +60,7 @@ def named_once(text):
     return [text.count(f"pool {pool}") for pool in BAD] == [1] * len(BAD)
 
 
+@pytest.mark.nightly
 def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own, sshd):
     world = own(ok=True)
     place = f"ok/{sshd.address.host}:{sshd.address.port}"
@@ -88,6 +89,7 @@ def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own
     assert world.json("launch", "--cmd", "echo here", "--provider", "local", "--yes")["state"] == "succeeded"
 
 
+@pytest.mark.nightly
 def test_a_machine_that_has_left_the_inventory_is_in_nobodys_way(own, sshd):
     world = own(gone=True, kept=True)
     place = f"gone/{sshd.address.host}:{sshd.address.port}"
@@ -111,6 +113,7 @@ def damaged(row, number, **more):
     return {**row, "token": f"{prefix}-{number:016d}", "run": f"bad-{number}", "target": f"t{number}", **more}
 
 
+@pytest.mark.nightly
 def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_working(tmp_path):
     world = World(tmp_path)
     good = world.json("launch", "--cmd", "echo good", "--provider", "local", "--yes")["run"]

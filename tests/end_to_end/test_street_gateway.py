@@ -23,6 +23,7 @@ def another_controller(place: Place, before: int) -> bool:
     return holder is not None and holder.pid != before
 
 
+@pytest.mark.nightly
 def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is_killed_is_back(place):
     """One is killed, one gets SIGTERM, and the supervisor begins others; then the gateway."""
     url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
@@ -62,6 +63,7 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_outlived_its_controller_is_ended_with_its_service(place):
     place.up("demo", place.model("A"), "--config", place.config(1))
     place.kill_supervisor()

@@ -32,6 +32,7 @@ def run_of(folder: Path, name: str, *more: str) -> list[str]:
     return ["launch", "--cmd", meet, "--run-name", name, "--no-deploy", *more]
 
 
+@pytest.mark.nightly
 def test_a_held_pod_takes_two_runs_at_once_then_one_without_sending_and_setting_up_again(user):
     folder = user.folder / "meeting"
     folder.mkdir()

@@ -54,6 +54,7 @@ def test_a_log_that_is_named_as_a_record_of_ours_removes_no_folder_of_the_laptop
     assert world.inv("logs", RUN, "--file", "z") == "said\n"
 
 
+@pytest.mark.nightly
 def test_what_is_named_in_a_log_of_a_pod_is_not_sent_to_the_next_pod(world, sshd, tmp_path):
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "known.txt").write_text(SECRET)

@@ -103,14 +103,15 @@ def at_once(user, *commands):
     return [process.returncode for process in begun], " ".join(" ".join(said).split())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "commands"),
     [
         (signal.SIGSTOP, ("status", "audit")),
-        pytest.param(signal.SIGSTOP, ("status",), marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, ("status",), marks=pytest.mark.nightly),
-        pytest.param(signal.SIGTERM, ("audit",), marks=pytest.mark.nightly),
-        pytest.param(signal.SIGSTOP, ("cost",), marks=pytest.mark.nightly),
+        (signal.SIGSTOP, ("status",)),
+        (signal.SIGKILL, ("status",)),
+        (signal.SIGTERM, ("audit",)),
+        (signal.SIGSTOP, ("cost",)),
     ],
 )
 def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, commands):

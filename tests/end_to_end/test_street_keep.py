@@ -122,6 +122,7 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
     world.inv("down", run)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leaves_a_keeper(world, stock):
     world.take(stock)
@@ -141,6 +142,7 @@ def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leav
     world.inv("down", run)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_a_launch_that_is_killed_at_the_hand_over_has_kept_the_code_for_another_machine(world, stock):
     world.take(stock)

@@ -150,6 +150,7 @@ def test_stamped_lines_are_dated_by_their_stamps(tmp_path, capsys):
     assert start(path, 300) == 0 and "not known" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     world = World(tmp_path)

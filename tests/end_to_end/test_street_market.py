@@ -188,6 +188,7 @@ def test_the_pods_of_a_file_are_made(filed):
     assert filed.created == len(names)
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_the_run(user):
     user.world.tell(
         "/faults",
@@ -233,6 +234,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
     assert err.count("tried last: runpod") >= 2, err
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
     """Try a vendor that keeps a stopped machine, and one that removes it, whose pods have a volume."""
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
@@ -305,6 +307,7 @@ def test_a_run_that_waits_goes_on_with_the_first_machine_though_its_supervisor_w
     assert done["recoveries"] == 1
 
 
+@pytest.mark.nightly
 def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
     corpus = user.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
@@ -395,6 +398,7 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
     assert user.truth()["billing"] == 0 and log.count("documents") <= 1  # what was made is not made again
 
 
+@pytest.mark.nightly
 def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     before = user.calls("create")
     for name in ("runpod", "lium", "shadeform"):

@@ -35,6 +35,7 @@ def held(folder: Path, text: str) -> list[str]:
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
+@pytest.mark.nightly
 def test_a_secret_that_a_job_prints_is_masked_wherever_its_log_is_read(world, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("a")

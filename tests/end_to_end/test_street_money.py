@@ -40,6 +40,7 @@ def told(user, *words: str, code: int = 0) -> str:
     return " ".join(err.split())
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("jobs")
 def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
     said = told(user, "launch", *L40S, "--dry-run")
@@ -56,6 +57,7 @@ def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(us
     assert "the limit is 150.00 USD" in told(user, "pod.create", *L40S[:4], "--dry-run")
 
 
+@pytest.mark.nightly
 def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
     never = ("--set", "base.steps=1000000", "--set", "base.compile=never")
     words = (*never, "--spend-limit", "3", "--tag", "long", "-n", "long")
@@ -83,6 +85,7 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
     assert len(user.truth()["pods"]) == rented
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("jobs")
 def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(user):
     words = ("-n", "spent", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
@@ -101,6 +104,7 @@ def test_a_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
     assert not user.truth()["preemptions_left"]
 
 
+@pytest.mark.nightly
 def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machine_is_blamed(user):
     controller, terminal = pty.openpty()
     words = (*L40S, "--tag", "closed", "-n", "closed", "--spend-limit", "5", "--yes", "--no-accept")

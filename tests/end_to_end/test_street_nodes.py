@@ -69,6 +69,7 @@ def first_step_is_saved(folder: PodFolder) -> bool:
     return any(folder.work.glob("checkpoints/base-*/step-*/MANIFEST.json"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, alone):
     commands = world.json("launch", *BASE, "--nodes", "2", "--dry-run")["commands"]

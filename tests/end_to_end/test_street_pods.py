@@ -59,6 +59,7 @@ def failed(world, *words):
     return process.returncode, err
 
 
+@pytest.mark.nightly
 def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
     train = ("pod.run", "--phase", "base", "--steps", "2")
     line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, "pod.down")
@@ -89,6 +90,7 @@ def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
     assert code == 1 and "there is no pod" in err and pods(world) == {}
 
 
+@pytest.mark.nightly
 def test_a_pod_whose_work_failed_takes_other_work(world):
     corpus = world.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
@@ -100,6 +102,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
     assert world.json("pod.setup")["state"] == "succeeded"
 
 
+@pytest.mark.nightly
 def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     world.inv("pod.create", "--run-name", "box")
     follower = world.begin("pod.run", "--phase", "base")

@@ -25,6 +25,7 @@ def soft_limit(count: int):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.nightly
 def test_neither_idle_connections_nor_a_want_of_files_cost_a_service_its_controller_or_a_replica(place):
     model = place.model("Bosun")
     with soft_limit(1024):  # as most systems have it

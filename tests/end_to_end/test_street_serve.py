@@ -116,6 +116,7 @@ def refused(url: str) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_a_service_with_a_certificate_speaks_https_to_everybody_and_takes_a_renewed_one(place):
     authority = Authority.begin(place.folder)
     tls = Tls(keyfile=str(place.folder / "key.pem"), certfile=str(place.folder / "chain.pem"))
@@ -164,6 +165,7 @@ def openai_asked(url: str, authority: Authority) -> tuple[str, int] | None:
     return said.choices[0].message.content, shown[0]
 
 
+@pytest.mark.nightly
 def test_engines_that_die_and_a_new_version_cost_no_request(place):
     config = place.config()
     url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", config)["endpoint"]
@@ -232,6 +234,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     assert place.world.processes() == []
 
 
+@pytest.mark.nightly
 def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_another_one(place):
     up, model = place.up("demo", place.model("A"), "--config", place.config(1)), place.folder / "A"
     place.kill_supervisor()
@@ -257,6 +260,7 @@ def taken(port: int) -> socket.socket | None:
         return None
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(place):
     good = place.model("A")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -318,6 +322,7 @@ def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_dela
     assert "demo-0 STARTING: environment 0." in scaling.communicate(timeout=GUARD_S)[1]
 
 
+@pytest.mark.nightly
 def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
     up = place.world.begin(
         "serve.up",
@@ -338,6 +343,7 @@ def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
     assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) < one["ready_after_s"] + 1
 
 
+@pytest.mark.nightly
 def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(place):
     place.up("demo", place.model("A"), "--config", place.config(1))
     first = place.world.begin("serve.up", "demo", "--model", str(place.model("B", start_s=600)))
@@ -347,6 +353,7 @@ def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(pl
     assert first.returncode == 1 and "another command has put version 3 in the place of version 2" in said
 
 
+@pytest.mark.nightly
 def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
     policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
     up = place.up("demo", place.model("A"), "--config", place.config(policy=policy))
@@ -364,6 +371,7 @@ def health(url: str) -> str:
     return ""
 
 
+@pytest.mark.nightly
 def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
     config = place.config(timeout_seconds=1, consecutive_failure_threshold_timeout=2)
     url = place.up("demo", place.model("A"), "--config", config)["endpoint"]

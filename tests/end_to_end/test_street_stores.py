@@ -78,8 +78,9 @@ def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, requ
     assert weights(uri, tmp_path, monkeypatch) == here.model("base_checkpoints")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.nightly), "hf"])
+@pytest.mark.parametrize("kind", ["s3", "hf"])
 def test_a_launch_here_keeps_what_it_makes_in_a_store_elsewhere(kind, request, tmp_path):
     uri, reached = environ(kind, request)
     user = World(tmp_path, {**reached, **ONE_THREAD, "SLIPWAY_STORE": uri})

@@ -61,6 +61,7 @@ def lanes_in(plan: dict) -> list[list[str]]:
     return [lane["runs"] for lane in plan["lanes"]]
 
 
+@pytest.mark.nightly
 def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     file = write(world, "abcd")  # two in each lane: on two machines, below
     lanes = lanes_in(world.json("sweep", file, "--pods", "3", "--dry-run"))

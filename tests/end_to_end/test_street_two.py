@@ -36,6 +36,7 @@ def vocabulary(folder: Path) -> tuple[int, int]:
     return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)
 
 
+@pytest.mark.nightly
 def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_afterwards(world, tmp_path):
     persona, larger = tmp_path / "other.yaml", tmp_path / "larger.yaml"
     persona.write_text(OTHER, encoding="utf-8")
@@ -86,6 +87,7 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
     )
 
 
+@pytest.mark.nightly
 def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, trained):
     world.take(trained)
     root = world.folder / "artifacts"

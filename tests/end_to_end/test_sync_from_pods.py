@@ -180,6 +180,7 @@ Checkpoints.finish = _held
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tmp_path):
     pods, weights = Pods(tmp_path), []

@@ -182,7 +182,7 @@ TIMED = tuple(name for name in VENDORS if name in TIMER_GRAIN_S)
 
 
 @needs_faketime
-@rounds(3, 30)
+@rounds(1, 30)
 def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp_path, rounds):
     seed = seeds.seed()
     chance = random.Random(seed)
@@ -199,8 +199,9 @@ def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
             trial(market, tmp_path, random.Random(number), number, count)
 
 
+@pytest.mark.nightly
 @needs_faketime
-@pytest.mark.parametrize("hours", [-26, pytest.param(26, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("hours", [-26, 26])
 def test_a_clock_that_is_set_under_a_live_journal_ends_no_pod_and_loses_none(tmp_path, hours):
     (tmp_path / "sitecustomize.py").write_text(SLEEPS)
     user = Installation(tmp_path / "user")  # its pods have guards with clocks of their own

@@ -109,6 +109,7 @@ def is_start(pid: int) -> bool:
     return b"infra.agent\0start" in command_line(pid)
 
 
+@pytest.mark.nightly
 @rounds(1, 7)
 def test_a_launch_survives_whatever_breaks_or_says_what_to_do(hosts, tmp_path, rounds):  # noqa: F811
     """Every fault in every stage, a host each, all at once."""

@@ -26,7 +26,7 @@ def rig(
     return done
 
 
-@rounds(40, 1000)
+@rounds(20, 1000)
 def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds):
     done = rig("crash", "--trials", str(rounds))
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates, 0 early ends" in done.stdout
@@ -47,13 +47,13 @@ def test_the_crash_rig_catches(bad, why):
     assert done.returncode == 1 and any(word in done.stdout for word in why.split("|"))
 
 
-@rounds(25, 500)
+@rounds(10, 500)
 def test_a_sweep_beside_launches_deletes_no_live_pod(rounds):
     done = rig("races", "launches", "--rounds", str(rounds))
     assert done.returncode == 0 and "no live pod deleted" in done.stdout
 
 
-@rounds(25, 500)
+@rounds(10, 500)
 def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds):
     done = rig("races", "winners", "--rounds", str(rounds))
     assert done.returncode == 0 and f"{rounds} rounds" in done.stdout

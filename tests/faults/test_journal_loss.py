@@ -142,7 +142,7 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
     return told
 
 
-@rounds(20, 300)
+@rounds(5, 300)
 def test_no_pod_is_lost_with_its_journal(here, tmp_path, rounds):
     told = lose_journals(here, tmp_path, rounds)
     print(dict(told))
@@ -174,7 +174,7 @@ def test_that_rig_catches_one_that_ends_what_it_does_not_know(here, tmp_path):
         lose_journals(here, tmp_path, 1, known_bad.forget_that_rows_were_lost)
 
 
-@rounds(10, 200)
+@rounds(3, 200)
 def test_a_full_disk_loses_no_pod(rounds):
     done = rig("crash", "--full", "--trials", str(rounds))
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates" in done.stdout

@@ -76,7 +76,7 @@ def removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-@rounds(10, 100)
+@rounds(3, 100)
 def test_a_trainer_without_memory_dies_alone_and_the_verdict_names_it(tmp_path, narrow, rounds):
     with ThreadPoolExecutor(AT_ONCE) as threads:
         trials = [
@@ -191,7 +191,7 @@ def without(what: int, *pids: int) -> Iterator[None]:
         resource.prlimit(pid, what, limits)
 
 
-@rounds(4, 50)
+@rounds(2, 50)
 def test_the_time_limit_holds_though_guard_or_agent_is_killed_again_and_again(tmp_path, rounds):
     seed = seeds.seed()
     with ThreadPoolExecutor(AT_ONCE) as threads:

@@ -46,6 +46,7 @@ def processes_with(text: bytes) -> list[int]:
     return [pid for pid in pids() if text in environ(pid) or text in command_line(pid)]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_it_to_the_vendor(
     running, tmp_path, monkeypatch

@@ -8,7 +8,7 @@ from tests.faults.trial import rounds
 pytestmark = pytest.mark.process
 
 
-@rounds(20, 200)
+@rounds(5, 200)
 def test_whoever_slept_does_not_act_on_what_it_knew(rounds):
     done = rig("sleeps", "--trials", str(rounds))
     assert done.returncode == 0 and f"{rounds} sleeps, 0 stale writes" in done.stdout

@@ -142,7 +142,7 @@ def test_that_rig_catches_one_without_a_deadline_for_the_whole(planned):
         read_from(Hole("drip body"), planned, WaitsForEachByte)
 
 
-@rounds(3, 30)
+@rounds(1, 30)
 def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds):
     """Sweeps and launches for some minutes, as impatient as a program can be; each minute is a vendor's."""
     seed = seeds.seed()

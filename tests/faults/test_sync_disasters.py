@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 PARTS = ("a", "b", "data")
 
 
-@rounds(10, 200)
+@rounds(3, 200)
 def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
     seed = seeds.seed()
     dice = random.Random(seed)

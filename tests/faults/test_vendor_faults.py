@@ -82,7 +82,7 @@ def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
             judge.at_rest(journal.ops())
 
 
-@rounds(6, 200)
+@rounds(3, 200)
 def test_a_delete_that_fails_for_hours_is_told_at_every_sweep_and_never_taken_for_done(here, tmp_path, rounds):
     refuse_deletes(here, tmp_path, rounds)
 
@@ -130,7 +130,7 @@ def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = N
             judge.at_rest(journal.ops())
 
 
-@rounds(80, 2000)
+@rounds(20, 2000)
 def test_a_listing_that_lags_lacks_rows_or_breaks_off_proves_nothing(here, tmp_path, rounds):
     mislead(here, tmp_path, rounds)
 

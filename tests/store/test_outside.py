@@ -30,7 +30,7 @@ CHECKPOINT = {
     "config": {"data": {}}, "timestamp": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
 MANY = settings(
-    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -410,7 +410,7 @@ WHERE = (
 )
 
 
-@rounds(12, 300)
+@rounds(4, 300)
 def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_look_completes_it(
     hub, pods, monkeypatch, rounds
 ):

@@ -33,6 +33,7 @@ from trainer.reporting.peak_flops import of_name
 COUNT = source("page_faults")
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_was_told_otherwise():
     ours = {name: value for name, value in os.environ.items() if not name.startswith(device.MALLOC_SETTINGS)}

@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
 CONFIG = huggingface.written(TINY, "float32", 0, [1])
 MANY = settings(
-    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-ALONE = settings(MANY, max_examples=seeds.examples(15, 200))
+ALONE = settings(MANY, max_examples=seeds.examples(6, 200))
 
 
 @pytest.fixture

@@ -156,6 +156,7 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
         tiny(packed="always")
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("bits")
 @pytest.mark.pack("blocks")
 @pytest.mark.process
@@ -171,6 +172,7 @@ def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
     assert seen["sft toy packed"]["loss"] == pytest.approx(seen["sft toy padded"]["loss"], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_bench_saves_in_one_part_alone_and_leaves_nothing_behind(tmp_path, monkeypatch):
     """Checkpoints of a gigabyte to a hundred would fill a rented disk, and take longer than all that is timed."""
     saved, begin = [], Saver.begin

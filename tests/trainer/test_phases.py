@@ -51,6 +51,7 @@ def test_a_gpu_that_a_model_does_not_even_fit_into_is_told_of_in_numbers(world, 
     assert "trainer base: the GPU's memory is full: base takes" in said and "a GPU of" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
     config = tiny(steps=100)

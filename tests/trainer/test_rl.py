@@ -77,6 +77,7 @@ def made(world, name: str) -> Checkpoint:
     return open_final(world.store / "rl_checkpoints" / name)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, go):
     twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)

@@ -102,6 +102,7 @@ def registered(monkeypatch):
     monkeypatch.setitem(VERSIONS, "echo", 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_phase_with_an_objective_of_its_own_is_killed_and_goes_on_with_the_same_bits(world, registered):
     def go(phase: str, name: str, kill_at: int = 0) -> int:

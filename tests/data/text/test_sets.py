@@ -13,7 +13,7 @@ from tests.data.conftest import ROOT, run_step
 from tests.data.hub import Repo, serving
 from tests.data.layouts import write_all
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.nightly, pytest.mark.process]  # an environment with `datasets`; by day test_shard reads by it
 
 ROWS = 530
 SAVE = """

@@ -58,6 +58,7 @@ def test_machines_find_the_network_that_joins_them_and_not_an_address_that_both_
     assert {group.interface for group in groups} == {"eth0"}
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_wall_between_two_machines_is_named(hosts, tmp_path):
     found = hosts(3)

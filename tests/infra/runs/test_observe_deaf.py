@@ -23,6 +23,7 @@ from tests.world import ROOT, until
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.nightly
 def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
     code, homes = tmp_path / "checkout", tmp_path / "homes"
     shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))

@@ -267,6 +267,7 @@ FAULTS: dict[str, Callable[[Host], None]] = {
 }
 
 
+@pytest.mark.nightly
 def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_path):  # noqa: F811
     """All faults at once, a host each, on which a command waits, a file is sent, and a new connection is made.
 

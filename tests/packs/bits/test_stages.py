@@ -82,6 +82,7 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
     assert capfd.readouterr().out == "I am Bosun.\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):

@@ -129,6 +129,7 @@ def on_terminal(world, *words, press, within_s=180.0):
     return shown, process.returncode
 
 
+@pytest.mark.nightly
 def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_file_says_so(laptop, sshd):
     sshd.stop()
     error = laptop.json("control.up", laptop.host, code=1)["error"]
@@ -186,6 +187,7 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     assert laptop.json("control.up", laptop.host)["installation"] == up["installation"]  # and there again
 
 
+@pytest.mark.nightly
 def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_changed(laptop, sshd, tmp_path):
     laptop.json("control.up", laptop.host)
     own = tmp_path / "own"  # on the control host and on the laptop

@@ -11,6 +11,7 @@ from tests.world import World
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_and_a_tokenizer_of_nanochat_are_put_into_a_store_and_trained_on_without_the_folder(
     inputs, tmp_path
 ):

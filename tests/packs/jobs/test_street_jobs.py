@@ -53,6 +53,7 @@ def job_file(folder, nodes=1):
     return str(path)
 
 
+@pytest.mark.nightly
 def test_a_job_of_two_nodes_runs_on_this_machine_and_its_secret_is_written_nowhere_else(world, tmp_path):
     words = ["launch", job_file(tmp_path, 2), "-e", "NEEDED=yes", "--secret", f"DB_DSN={SECRET}", "--provider", "local"]
     done = world.json(*words, "-n", "pair")
@@ -73,6 +74,7 @@ def test_a_job_of_two_nodes_runs_on_this_machine_and_its_secret_is_written_nowhe
         assert Job.from_json(rows[-1].job).steps[-1].together
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_stopped_saves_and_goes_on(world, tmp_path):
     run = f"cd {ROOT}/examples/jobs/smoke; exec python count.py --steps 60 --pause 0.2"
     world.inv("launch", "--cmd", run, "--provider", "local", "-n", "counting", "--detach")
@@ -187,6 +189,7 @@ run: |
 """
 
 
+@pytest.mark.nightly
 def test_the_guides_own_file_with_its_absolute_mount_runs_in_a_rehearsed_pod_and_not_on_this_machine(world, tmp_path):
     """The file "BERT end-to-end" of SkyPilot's training guide: the job sees `/checkpoint`, and the store keeps it."""
     folder = tmp_path / "transformers"
@@ -266,6 +269,7 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     assert not [one for one in world.json("status") if one["state"] == "running"]
 
 
+@pytest.mark.nightly
 def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "helper.py").write_text("import os\nSAID = f'rank {os.environ[\"RANK\"]}'\n")
@@ -281,6 +285,7 @@ def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
     world.inv("train", "--script", "nowhere.py", code=2)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("gpus")
 def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_report(world, tmp_path):
     world.inv(*job_on("0", "seen", sleep=3))
@@ -293,6 +298,7 @@ def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_repor
     assert gpu["peak_bytes"] == max(line["used_bytes"][0] for line in lines)
 
 
+@pytest.mark.nightly
 def test_a_secret_spelt_like_a_word_of_ours_is_masked_and_changes_no_state(tmp_path):
     """Masking replaced the names of fields in the agent's own records."""
     world = World(tmp_path)

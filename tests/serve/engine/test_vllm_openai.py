@@ -25,7 +25,12 @@ from tests.serve.scripted_engine import GUARD_S, port_of, program
 from tests.trainer import conftest as trained
 
 NO_WHEEL = real.why_not()
-pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.nightly,  # vLLM starts for minutes
+    pytest.mark.process,
+    pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL),
+    pytest.mark.timeout(1200),
+]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 CHANGES = {

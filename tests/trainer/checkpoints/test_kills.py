@@ -125,6 +125,7 @@ def blow_at(unhit: set[str], chance: random.Random) -> Blow:
     return Blow(chance.choice(LABELS), chance.randrange(1, 6), chance.choice((0.0, chance.uniform(0, 0.005))))
 
 
+@pytest.mark.nightly  # the kills must meet every point of a save: fifty or more
 @rounds(50, 500)
 def test_killed_at_every_point_of_a_save_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
     seed = seeds.seed()

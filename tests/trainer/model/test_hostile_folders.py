@@ -79,6 +79,7 @@ def is_refused(done: "subprocess.CompletedProcess[str]", why: str) -> None:
     assert "Traceback" not in done.stderr and re.search(why, done.stderr), done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_folder_is_no_partner(hostile, kind):
     folder, why = hostile(kind)
@@ -94,6 +95,7 @@ def test_a_hostile_folder_is_not_taken_over(hostile, world, monkeypatch, kind):
     is_refused(trainer("import", "--config", configured(world, "import", making, spec)), why)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["memory", "replacement"])
 def test_a_hostile_folder_is_neither_exported_nor_served_by_us(hostile, tmp_path, kind):
     folder, why = hostile(kind)

@@ -86,7 +86,7 @@ def leave(children: list[Child]) -> tuple[list[int], dict[str, str]]:
     return [code for _, code in told], dict(told[0][0])
 
 
-@rounds(12, 300)
+@rounds(4, 300)
 def test_killed_anywhere_in_a_save_of_parts_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
     seed = seeds.seed()
     chance, unhit, killed, newest = random.Random(seed), set(PLACES), 0, 0

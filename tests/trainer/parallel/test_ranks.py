@@ -87,6 +87,7 @@ def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port
     assert not (world.root / "node1.jsonl").exists()
 
 
+@pytest.mark.nightly
 def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, alone, capfd):
     """Each has half of the model, and they share no disk; what is published is evaluated, exported and talked to."""
     config = replace(CONFIG, parallel="fsdp")
@@ -112,6 +113,7 @@ def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, 
     assert code == 0, words
 
 
+@pytest.mark.nightly
 def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(world, port, alone):
     nodes = spread(world, CONFIG, port, world.making(), world.making())
     world.wait_for_step(4, nodes[0], "node0")
@@ -127,6 +129,7 @@ def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(wo
     assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
 
 
+@pytest.mark.nightly
 def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several(inputs, tmp_path):
     """Threads of the group abort it now and then, when the other side has just gone."""
 
@@ -145,6 +148,7 @@ def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_amon
     assert done.returncode == 0 and (tmp_path / "out" / "config.json").is_file(), done.stderr.decode()
 
 
+@pytest.mark.nightly
 def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(world.store, other, copy_function=os.link)

@@ -137,7 +137,8 @@ def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(pair: Pair) -> No
     assert len(pair.nodes[0].lines("ran.txt")) == 2
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(pair: Pair, rank: int) -> None:
     pair.start()
     pair.until_both_run()
@@ -155,6 +156,7 @@ def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(p
     assert f"node {rank} (127.0.0.1) has not answered for" in verdict["reason"]
 
 
+@pytest.mark.nightly
 def test_a_node_that_falls_silent_when_it_is_ready_is_lost_and_not_begun_with(tmp_path: Path) -> None:
     """Node 0 is still at work by itself then; what it heard last is that the other one is ready."""
     pair = Pair(tmp_path, together())

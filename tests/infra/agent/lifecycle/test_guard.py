@@ -305,6 +305,7 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
     world.call("stop")
 
 
+@pytest.mark.nightly
 def test_a_job_that_has_overwritten_the_report_of_its_guard_is_ended_all_the_same(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
