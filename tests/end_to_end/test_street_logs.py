@@ -71,10 +71,10 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
             try:
                 for _ in range(10):
                     before = heard.stat().st_size
-                    until(partial(is_longer, heard, before), "more of the log", 30)
-                    until(host.kill_sessions, "a session to kill", 30)
+                    until(partial(is_longer, heard, before), "more of the log", 120)
+                    until(host.kill_sessions, "a session to kill", 120)
                 (sight.folder_of(op).code / "GO").touch()
-                assert follow.wait(60) == 0
+                assert follow.wait(120) == 0
                 written = sight.folder_of(op).log("count").read_bytes()
                 assert heard.read_bytes() == written
                 assert (tmp_path / "runs" / "a-1" / "pod" / "logs" / "count.log").read_bytes() == written
