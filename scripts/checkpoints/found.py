@@ -10,9 +10,9 @@ from infra.settings import Settings
 from store import catalogue, credentials
 from store.catalogue import FoundCheckpoint
 
-FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
+FROM = "store to search: hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
 
-NAME = "name as inv ckpt.list shows it, or its beginning or end"
+NAME = "name of the checkpoint in inv ckpt.list, or the beginning or the last part of the name"
 
 
 def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
@@ -38,7 +38,7 @@ def lend_for(uri: str, settings: Settings) -> None:
 def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
     """Return the checkpoint with this name, prefix or last path part. Raises UsageError if none or several match."""
     if not name:
-        raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
+        raise UsageError("the name of a checkpoint is missing. List the names: inv ckpt.list")
     exact = [one for one in found if one.name == name]
     alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
     if len(alike) == 1:
@@ -46,7 +46,7 @@ def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpo
     if alike and len({one.name for one in alike}) == 1:
         return max(alike, key=lambda one: one.step)
     if alike:
-        raise UsageError(f"{name!r} could be any of: {', '.join(one.name for one in alike[:8])}")
+        raise UsageError(f"{name!r} matches several checkpoints: {', '.join(one.name for one in alike[:8])}")
     raise UsageError(f"no checkpoint {name!r} in {where(uri)}; {near(name, [one.name for one in found])}")
 
 
@@ -59,7 +59,7 @@ def newest(found: Sequence[FoundCheckpoint], uri: str) -> FoundCheckpoint:
 
 def near(name: str, known: Sequence[str]) -> str:
     if not known:
-        return "there is none yet; make one: inv train --phase base"
+        return "no checkpoint exists yet. Create a checkpoint: inv train --phase base"
     close = difflib.get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
 

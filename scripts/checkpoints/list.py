@@ -15,7 +15,7 @@ from store.catalogue import FoundCheckpoint
 @dataclass(frozen=True, kw_only=True)
 class CkptListFlags(Output):
     from_: str = flag("", FROM)
-    job: str = flag("", "only checkpoints whose name contains this")
+    job: str = flag("", "list only checkpoints with this text in the name")
 
 
 @command(record=CkptListFlags, example="inv ckpt.list")
@@ -28,7 +28,7 @@ def list_(spec: CkptListFlags) -> None:
         rows = [("checkpoint", "kind", "phase", "step", "size", "saved (UTC)", "loss")]
         print(render.clean(columns([*rows, *(row(one) for one in found)])))
     else:
-        render.say(f"No checkpoints found in {where(spec.from_)}; make one: inv train --phase base")
+        render.say(f"No checkpoints found in {where(spec.from_)}. Create a checkpoint: inv train --phase base")
 
 
 def row(one: FoundCheckpoint) -> tuple[str, ...]:

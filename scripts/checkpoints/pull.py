@@ -19,22 +19,22 @@ from store.artifacts.artifacts import Store
 class CkptPullFlags(Output):
     model: str = flag("", NAME, word=True)
     from_: str = flag("", FROM)
-    to: str = flag("", "folder to put it in")
+    to: str = flag("", "folder for the checkpoint")
     latest: bool = flag(False, "the newest one")
 
 
 @command(record=CkptPullFlags, example="inv ckpt.pull --latest --from s3://bucket/runs --to model")
 def pull(spec: CkptPullFlags) -> None:
-    """Bring a checkpoint here from a store, verified."""
+    """Download a checkpoint from a store, and verify the copy."""
     if not spec.to:
-        raise UsageError("--to DIR is missing: the folder that the checkpoint goes to")
+        raise UsageError("--to DIR is missing; give the folder for the checkpoint")
     if bool(spec.model) == spec.latest:
-        raise UsageError("give the name of one checkpoint (inv ckpt.list shows them), or --latest")
+        raise UsageError("give the name of a checkpoint (listed by inv ckpt.list), or --latest")
     away = [one for one in everything(context.settings(), spec.from_) if one.kind != "here"]
     one = newest(away, spec.from_) if spec.latest else named(away, spec.model, spec.from_)
     out = Path(spec.to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
     if out.exists():
-        raise UsageError(f"{out} is there already; give another folder: --to DIR")
+        raise UsageError(f"{out} already exists. Give a different folder: --to DIR")
     if one.kind == "final":
         store = Store(one.uri)
         shutil.copytree(store.path(one.name, store.manifest(one.name).fingerprint), out)

@@ -25,20 +25,23 @@ from trainer.records.phase_registry import PHASES
 @dataclass(frozen=True, kw_only=True)
 class CkptPushFlags(Output):
     models: tuple[str, ...] = flag(
-        (), "artifacts, or folders: of Hugging Face, of a pack's format, of a tokenizer (default: all)", word=True
+        (),
+        "artifacts, or folders: a Hugging Face model, a model in a pack's format, or a tokenizer "
+        "(default: all artifacts)",
+        word=True,
     )
-    to: str = flag("", "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
-    from_: str = flag("", "the store to copy from (default: the one in the settings)")
+    to: str = flag("", "store to copy to: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
+    from_: str = flag("", "store to copy from (default: the store of the settings)")
 
 
 @command(record=CkptPushFlags, example="inv ckpt.push --to hf://user/repo")
 def push(spec: CkptPushFlags) -> None:
-    """Copy artifacts into another store; read each back there.
+    """Copy artifacts to a different store, and verify the copies.
 
-    Artifacts are checkpoints, the tokenizer and conversations.
+    The artifacts are checkpoints, the tokenizer and conversations.
     """
     if not spec.to:
-        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
+        raise UsageError("--to is missing. Give hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     settings = context.settings()
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
     lend_for(spec.to, settings)
@@ -51,9 +54,9 @@ def push(spec: CkptPushFlags) -> None:
         if name not in there:
             raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
         if there[name].problem:
-            raise UsageError(f"{name} in {source.uri}: {there[name].problem}; make it again: inv train")
+            raise UsageError(f"{name} in {source.uri}: {there[name].problem}. Make the artifact again: inv train")
     if not chosen and not folders:
-        raise UsageError(f"{source.uri} holds nothing to push; make something: inv train --phase base")
+        raise UsageError(f"{source.uri} has no artifact to push. Make a model first: inv train --phase base")
     have = {one.name: one for one in target.artifacts()} if chosen else {}
     for name in chosen:
         manifest = source.manifest(name)

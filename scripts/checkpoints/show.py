@@ -24,11 +24,11 @@ class CkptShowFlags(Output):
 def show(spec: CkptShowFlags) -> None:
     """Show what a checkpoint holds.
 
-    Step, time, model, configuration, data position, figures and files.
+    The output has step, time, model, configuration, data position, metrics and files.
     """
     one = named(everything(context.settings(), spec.from_), spec.model, spec.from_)
     if one.trouble:
-        raise UsageError(f"{one.name}: {one.trouble}; see all of it: inv ckpt.verify {one.name}")
+        raise UsageError(f"{one.name}: {one.trouble}. Check every byte: inv ckpt.verify {one.name}")
     if spec.json:
         print_json({**about(one), "manifest": one.manifest})
         return

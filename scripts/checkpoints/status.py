@@ -17,17 +17,17 @@ AT_WORK = ("planned", "idle", "running", "ending")
 
 @dataclass(frozen=True, kw_only=True)
 class CkptStatusFlags(Output):
-    run: str = flag("", "a run (default: all that are at work)", word=True)
+    run: str = flag("", "name of a run (default: all live runs)", word=True)
 
 
 @command(record=CkptStatusFlags, example="inv ckpt.status brave-otter-3")
 def status(spec: CkptStatusFlags) -> None:
-    """Show what of runs is in their store, and what is pending.
+    """Show stored and pending uploads of runs.
 
-    Pending are checkpoints, and files of folders that a job mounts, which the store does not have yet.
+    Pending are checkpoints, and files in folders mounted by a job, that the store does not have yet.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("asking every pod"):
+    with open_journal(settings) as journal, moving_line.waiting("reading the state of every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""
         views = [
             one for one in runs.status(journal, settings, name) if (one.run == name if name else one.state in AT_WORK)
@@ -46,11 +46,11 @@ def status(spec: CkptStatusFlags) -> None:
         )
         return
     if not views:
-        render.say("no run is at work")
+        render.say("no run is live")
     for one in views:
         saved = ", ".join(one.in_store) or "none"
         print(render.clean(f"{one.run}: pending {len(one.pending)}; newest checkpoints in the store: {saved}"))
         for name in one.pending:
             print(render.clean(f"  {name}"))
         if one.upload_problem:
-            render.say(render.clean(f"  the store cannot be written just now: {one.upload_problem}"))
+            render.say(render.clean(f"  the last write to the store failed and is retried: {one.upload_problem}"))

@@ -24,9 +24,9 @@ class CkptVerifyFlags(Output):
 
 @command(record=CkptVerifyFlags, example="inv ckpt.verify")
 def verify(spec: CkptVerifyFlags) -> None:
-    """Read every byte of checkpoints, and compare.
+    """Verify every byte of checkpoints.
 
-    They are read in place. The exit code is 5 when one is damaged.
+    The checkpoints are read in the store. The exit code is 5 if a checkpoint is damaged.
     """
     found = everything(context.settings(), spec.from_)
     chosen = [named(found, spec.model, spec.from_)] if spec.model else found
@@ -37,10 +37,11 @@ def verify(spec: CkptVerifyFlags) -> None:
         rows = [("checkpoint", "kind", "step", "state")]
         print(render.clean(columns([*rows, *((a.name, a.kind, str(a.step), b or "whole") for a, b in results)])))
     else:
-        render.say(f"No checkpoints found in {where(spec.from_)}; there is nothing to verify")
+        render.say(f"No checkpoints found in {where(spec.from_)}, so no checkpoint was verified")
     damaged = [one.name for one, problem in results if problem]
     if damaged:
         raise Exit(
-            f"inv ckpt.verify: damaged: {', '.join(damaged)}; a run passes over them and takes the one before",
+            f"inv ckpt.verify: damaged: {', '.join(damaged)}. A resumed run skips damaged checkpoints and "
+            "uses the previous checkpoint",
             code=FOUND,
         )

@@ -184,7 +184,7 @@ def command(
             fields = getattr(record, "__dataclass_fields__", {})
             if _is_dry(c):
                 if DRY_RUN not in fields:
-                    print(f"--dry: {made.typed_name} has no --dry-run, and was not run", file=sys.stderr)
+                    print(f"--dry: {made.typed_name} has no --dry-run and was skipped", file=sys.stderr)
                     return
                 values[DRY_RUN], typed = True, typed | {DRY_RUN}
             _choose_world(made, values)

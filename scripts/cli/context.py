@@ -38,7 +38,7 @@ def give(words: Sequence[str], file: str = "") -> None:
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
-            raise UsageError(f"--env-file: there is no file {file}")
+            raise UsageError(f"--env-file: the file {file} does not exist")
         words = [*(f"{name}={value}" for name, value in read_dotenv(path).items()), *words]
     os.environ.update(read_overrides(words, os.environ))
     _given.extend(words)

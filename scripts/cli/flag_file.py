@@ -37,9 +37,9 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
             return {}
         document = strict_yaml.read(path)
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist; expected a file of flags, such as `gpu: H100`") from None
+        raise UsageError(f"{path} does not exist. Expected a file of flags, such as `gpu: H100`") from None
     except IsADirectoryError:
-        raise UsageError(f"{path} is a folder; expected a file of flags, such as `gpu: H100`") from None
+        raise UsageError(f"{path} is a folder. Expected a file of flags, such as `gpu: H100`") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
     found: dict[str, list[str | bool]] = {}
@@ -81,7 +81,7 @@ def _command(path: Path, said: Any) -> str:
     """Return the shell text of `command`, given as a string or as a container's argument list. Raises UsageError."""
     words = [said] if isinstance(said, str) else said
     if not isinstance(words, list) or not words or not all(isinstance(one, str) for one in words):
-        raise UsageError(f"{path}: command: expected a text, or a list of words: [bash, -c, TEXT]")
+        raise UsageError(f"{path}: command: expected a string, or a list of words such as [bash, -c, TEXT]")
     if len(words) == 3 and words[0] in SHELLS and re.fullmatch("-[a-z]*c", words[1]):
         return words[2]
     return words[0] if isinstance(said, str) else shlex.join(words)
@@ -100,7 +100,9 @@ def _variables(path: Path, said: Any) -> list[str]:
             for one in (said if isinstance(said, list) else [said])
         ]
     except (TypeError, KeyError):
-        raise UsageError(f"{path}: env: expected KEY: VALUE, or a list of name and value") from None
+        raise UsageError(
+            f"{path}: env: expected lines of the form `KEY: VALUE`, or a list of entries with name and value"
+        ) from None
     return pairs
 
 
@@ -110,10 +112,12 @@ def _volume(path: Path, mounts: Any) -> str:
         (mount,) = mounts
         name = mount["volumeName"]
     except (TypeError, KeyError, ValueError):
-        raise UsageError(f"{path}: volumeMounts: expected one entry with volumeName: the volume's id") from None
+        raise UsageError(
+            f"{path}: volumeMounts: expected one entry with volumeName: the id of the network volume"
+        ) from None
     if not name:
         raise UsageError(
-            f"{path}: volumeMounts: volumeName is empty; fill in the id of your network volume, as the "
-            "vendor's page of volumes shows it, or type it: --volume ID; nothing was rented"
+            f"{path}: volumeMounts: volumeName is empty. Write the id of your network volume (shown on "
+            "the vendor's page of volumes) into the file, or type --volume ID. Nothing was rented"
         )
     return str(name)

@@ -18,7 +18,7 @@ INDENT = 30  # columns before the help text of a flag
 MOST_LINES = 80  # line limit for the help of a command without --help-all
 FIRST = (
     OTHER,
-    "What is made",
+    "Work",
     "Machine",
     "What ends it",
     "Run",
@@ -63,7 +63,7 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
     width = min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
     word = next((one for one in task.flags if one.is_word), None)
     words = f" [{word.spelled.upper()}{'...' if word.is_many else ''}]" if word else ""
-    yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''} [ANOTHER COMMAND ...]"
+    yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''} [NEXT COMMAND ...]"
     yield ""
     yield from (line.strip() for line in (task.__doc__ or "").strip().splitlines())
     if task.example:

@@ -7,7 +7,7 @@ from store import packs
 
 TALK = "Output and questions"
 WORLD = "World and environment"
-LAST_RUN = "name of the run, or its beginning (default: the last run)"
+LAST_RUN = "name of the run, or the first letters of the name (default: the last run)"
 # Providers of packs with a machine inventory, each preceded by a comma.
 LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items() if traits["inventory"])
 
@@ -16,7 +16,7 @@ LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items()
 class Output:
     """Output format flag, for commands with machine-readable output."""
 
-    json: bool = flag(False, "one JSON document on stdout", group=TALK)
+    json: bool = flag(False, "print one JSON document on stdout", group=TALK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,9 @@ class Rehearse:
     """Rehearsal flag, for commands on pods, real or rehearsed."""
 
     rehearse: bool = flag(
-        False, "use the rehearsal, where nothing costs money, for this and all later commands of the line", group=WORLD
+        False,
+        "use the rehearsal, a simulated market free of charge, for this and all later commands of the line",
+        group=WORLD,
     )
 
 
@@ -48,7 +50,7 @@ class Apart:
 
     state_file: str = flag(
         "",
-        "journal to use on this command line; its pods are separate from those of any other journal",
+        "journal (a file) for this command line; other journals do not see the pods of this journal",
         group=WORLD,
         unit="FILE",
     )
@@ -60,12 +62,12 @@ class Environment:
 
     env: tuple[str, ...] = flag(
         (),
-        "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to take the shell's value; "
-        "repeatable",
+        "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to copy the value of "
+        "your shell; repeatable",
         group=WORLD,
         unit="KEY[=VALUE]",
         also=("e",),
     )
     env_file: str = flag(
-        "", "file of such variables, one KEY=VALUE per line; --env overrides it", group=WORLD, unit="FILE"
+        "", "file of variables for --env, one KEY=VALUE per line; --env overrides the file", group=WORLD, unit="FILE"
     )

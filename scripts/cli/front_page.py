@@ -9,24 +9,24 @@ from typing import Any
 from store import packs
 
 FIRST_SCREEN = """\
-Slipway takes a language model from raw text to a chat: on this machine, for free, in minutes,
-or on GPUs that are rented by the hour and end by themselves.
+Slipway trains and serves language models, from raw text to a chat: on this machine, for free,
+in minutes, or on GPUs that are rented by the hour and deleted at a limit.
 
-  ./inv launch --phase sft     train a small model, making whatever is missing, and follow it
-  ./inv chat                   talk to it
-  ./inv status                 every run: its step, its cost, and what will end it
-  ./inv down                   end a run; returns when nothing of it is left or bills
-  ./inv serve.up --name demo   put the model behind an address that speaks OpenAI's protocol
-  ./inv rehearse --phase sft   practise renting in a simulated market that costs nothing
+  ./inv launch --phase sft     train a small model, with every missing step, and follow the run
+  ./inv chat                   talk to the model
+  ./inv status                 every run: state, step, cost, limits
+  ./inv down                   end a run; returns when the pod is proven deleted
+  ./inv serve.up --name demo   serve the model behind an address with OpenAI's protocol
+  ./inv rehearse --phase sft   practise renting in a simulated market, free of charge
 
-Every command shows its plan with --dry-run where it makes something, and prints JSON with --json.
+Commands that create something show a plan with --dry-run. Most commands print JSON with --json.
 
-  ./inv --list                 the commands; with --all every one
-  ./inv launch --help          the flags of one command
-  ./inv init                   enter keys for renting, and where models are kept
-  ./inv config                 every setting, and where its value came from
+  ./inv --list                 the common commands; with --all every command
+  ./inv launch --help          the flags of a command
+  ./inv init                   enter the keys for renting and the store of models
+  ./inv config                 every setting, with value and source
 
-Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
+Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (limits of pods)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # list titles of the scripts/ folders, in list order; folders with equal titles share a group
     "runs": "Runs",
@@ -119,7 +119,7 @@ def first_listing(collection: Any) -> Iterator[str]:
     if packs.installed():
         yield PACKS
         yield from (f"  {name:{width}}  {pack.about}" for name, pack in packs.installed().items())
-    yield "All commands: ./inv --list --all. The flags of one: ./inv COMMAND --help"
+    yield "All commands: ./inv --list --all. Flags of a command: ./inv COMMAND --help"
 
 
 def listing(collection: Any) -> Iterator[str]:
@@ -131,4 +131,4 @@ def listing(collection: Any) -> Iterator[str]:
         for name, task in tasks:
             if name not in REFUSED:
                 yield f"  {name:{width}}  {summary(task)}".rstrip()
-    yield "The flags of one command: ./inv COMMAND --help. All of them on one page: docs/reference/commands.md"
+    yield "Flags of a command: ./inv COMMAND --help. Flags of all commands: docs/reference/commands.md"

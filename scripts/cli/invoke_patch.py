@@ -277,7 +277,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
             raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
         said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
-        raise leave(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", 1) from None
+        raise leave(f"{said}\n  this is a bug in inv; full traceback: {where}", 1) from None
 
 
 def is_closed(descriptor: int) -> bool:
@@ -392,7 +392,7 @@ class Words:
             taken = getattr(self.collection[here.name], "file_word", "") or taken
         argument = here.args[taken]
         if argument.raw_value is not None and argument.kind is not list:
-            raise wrong(f"one {taken} is enough, and {word!r} is no task", word, self.contexts, here.name)
+            raise wrong(f"{taken} is already given, and {word!r} is no task", word, self.contexts, here.name)
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:

@@ -42,8 +42,8 @@ def mount_lines(plan: Plan) -> list[str]:
     """Return a line for each uploaded file or folder, and a line for each file left out."""
     lines = []
     for one in plan.mounts:
-        where = f"to {one.at}" if one.at else "as the folder of the job"
-        asks = f"; {one.hidden} is a hidden folder of your home: it is asked about" if one.asks else ""
+        where = f"to {one.at}" if one.at else "as the working folder of the job"
+        asks = f"; {one.hidden} is a hidden folder of your home: the launch asks before the upload" if one.asks else ""
         what = f"{count(one.files, 'file')}, {size(one.bytes)}" if one.files else "no file"
         lines.append(f"sends {one.source} {where}: {what}{asks}")
         lines += [f"  not sent: {refused}" for refused in one.refused[:MOST_REFUSED]]
@@ -93,11 +93,18 @@ def time_lines(plan: Plan) -> list[str]:
         lines.append(f"{steps}, {about(middle)} on {where} ({between(low, high)}; {evidence(shown)})")
     if plan.imitated is not None:
         low, middle, high = total(plan.forecast)
-        said = f"the simulation: this machine does its work, in {about(middle)} ({between(low, high)})"
-        said += f", which counts {plan.job.clock_scale:g} times on its clock" if plan.job.clock_scale != 1 else ""
+        said = (
+            f"simulation: this machine does the work of the rented machine, in {about(middle)} ({between(low, high)})"
+        )
+        said += (
+            f"; the simulated clock runs {plan.job.clock_scale:g} times as fast" if plan.job.clock_scale != 1 else ""
+        )
         lines.append(said)
         if middle > LONG_S:
-            lines.append("That is too long to practise with: --dry-run shows the plan; a small recipe: --profile tiny")
+            lines.append(
+                "This simulation takes too long for practice. See the plan: --dry-run. Use a small recipe: "
+                "--profile tiny"
+            )
     return lines
 
 

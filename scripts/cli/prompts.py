@@ -16,7 +16,7 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
     Raises UsageError when stdin is not a terminal.
     """
     found = pick_or(offers, is_named, yes, {})
-    assert not isinstance(found, str), "there are no other answers"
+    assert not isinstance(found, str), "no alternative answers were given"
     return found
 
 
@@ -29,8 +29,8 @@ def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str,
         return offers
     if not sys.stdin.isatty():
         raise UsageError(
-            "stdin is not a terminal, so inv cannot ask which instance to rent; pass --yes, or name --cloud, "
-            "--region and --instance-type"
+            "stdin is not a terminal, so inv cannot ask which instance to rent; nothing was rented. Pass "
+            "--yes, or --cloud, --region and --instance-type"
         )
     shown = offers[:SHOWN]
     for letter, words in others.items():
@@ -53,7 +53,7 @@ def confirm(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so inv cannot ask for confirmation; pass --yes; nothing was changed")
+        raise UsageError("stdin is not a terminal, so inv cannot ask for confirmation; nothing was changed. Pass --yes")
     print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was changed")
@@ -68,12 +68,12 @@ def ask_to_send(mounts: Sequence[PlannedMount], refusal: str, yes: bool) -> None
     if yes or not sys.stdin.isatty():
         raise UsageError(refusal)
     for one in mounts:
-        what = f"{one.source} lies in a hidden folder of your home, which often holds keys"
+        what = f"{one.source} is in a hidden folder of your home; such folders often hold keys"
         print(
             f"{what}. Send {count(one.files, 'file')}, {size(one.bytes)}? [y/N] ", end="", file=sys.stderr, flush=True
         )
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise UsageError(f"{one.source} is not sent, so the job was not started; nothing was rented")
+            raise UsageError(f"{one.source} was not sent and the job was not started; nothing was rented")
 
 
 def ask_about_made(plan: Plan, yes: bool) -> str:
@@ -86,12 +86,12 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
     named = "; ".join(f"{one.name} was made by different code: {', '.join(one.differs)}" for one in plan.doubtful)
     if yes or not sys.stdin.isatty():
         raise UsageError(
-            f"{named}; add --keep-made to keep it (its version says that the result is the same), "
-            "or --remake to make it again"
+            f"{named}; nothing was changed. Keep the artifact (the version says that the result is the "
+            "same): --keep-made. Make the artifact again: --remake"
         )
-    print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)
+    print(f"{named}.\nKeep the artifact, or make the artifact again? [K/r] ", end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     said = line.strip().lower()
     if not line or said not in ("", "k", "keep", "r", "remake"):
-        raise UsageError("nothing was changed; answer k or r, or give --keep-made or --remake")
+        raise UsageError("nothing was changed; answer k or r, or pass --keep-made or --remake")
     return "remake" if said in ("r", "remake") else "keep"

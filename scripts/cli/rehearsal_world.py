@@ -33,7 +33,7 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
         except attach.AlreadyRuns:
             found = attach.find(base())
         else:
-            render.say(f"a rehearsal was started, with built-in offers; {until_when()}")
+            render.say(f"a rehearsal with built-in offers was started; {until_when()}")
     step_into(found)
 
 
@@ -45,11 +45,11 @@ def keep_apart(state_file: str) -> None:
     path = Path(state_file).expanduser().absolute()
     if context.settings().rehearsal:
         raise UsageError(
-            "--state-file: the rehearsal of this command line has its own journal; "
-            "give the flag to the first command of the line"
+            "--state-file: an earlier command of this line entered a rehearsal, and a rehearsal has a "
+            "separate journal. Give --state-file to the first command of the line"
         )
     if path.is_dir():
-        raise UsageError(f"--state-file {state_file} is a folder; name a file in it, such as {path}/journal.sqlite")
+        raise UsageError(f"--state-file {state_file} is a folder. Name a file, such as {path}/journal.sqlite")
     os.environ["SLIPWAY_STATE_FILE"] = str(path)
     command_hints.carry("--state-file", str(path))
 
@@ -57,12 +57,19 @@ def keep_apart(state_file: str) -> None:
 def step_into(found: attach.Running) -> None:
     command_hints.carry("--rehearse")
     os.environ[attach.INSIDE] = str(found.folder)
-    faster = "its clock runs as ours" if found.speed == 1 else f"its clock runs {found.speed:g} times as fast"
+    faster = (
+        "the clock runs at real speed"
+        if found.speed == 1
+        else f"the clock runs {found.speed:g} times as fast as real time"
+    )
     flags = shlex.join(command_hints.flags())
-    render.say(f"rehearsal: nothing here costs money, {faster}; add {flags} to whatever you type next")
+    render.say(f"rehearsal: no real money is spent, {faster}; add {flags} to the next commands")
 
 
 def until_when() -> str:
     """Return the end condition of a rehearsal as text."""
     idle = render.duration(attach.IDLE_S)
-    return f"it ends by itself when for {idle} nothing ran in it and nobody asked; to end it: inv rehearse --stop"
+    return (
+        f"the rehearsal ends after {idle} without a running machine or a request. End the rehearsal now: inv "
+        "rehearse --stop"
+    )

@@ -33,8 +33,9 @@ def open_journal(settings: Settings) -> Journal:
         render.tell(journal.problem)
     if journal.is_replacement:
         render.say(
-            f"the journal {journal.path} was lost and a new one starts: earlier runs are only in {settings.pods}; "
-            "pods of ours that a vendor lists are found again and kept"
+            f"the journal {journal.path} is missing, so a new journal was created. Earlier runs are "
+            f"recorded in {settings.pods} only; pods of this installation that a vendor still lists are "
+            "added again and kept"
         )
     end_over_limit(journal, settings)
     return journal
@@ -60,8 +61,10 @@ def past_limit_words(over: Sequence[OverLimit]) -> str:
     """Return a summary of the pods past their limit, with the command for pods that may still bill."""
     ended = [one.op.run for one in over if one.is_ended]
     left = [one.op.run for one in over if not one.is_ended]
-    said = [f"past a limit, and ended just now: {', '.join(ended)}"] if ended else []
-    said += [f"past a limit, and not proven gone: {', '.join(left)}; run: inv down {left[0]}"] if left else []
+    said = [f"past a limit, ended by this command: {', '.join(ended)}"] if ended else []
+    said += (
+        [f"past a limit, not proven gone, may still bill: {', '.join(left)}; run: inv down {left[0]}"] if left else []
+    )
     return "; ".join(said)
 
 
@@ -87,16 +90,19 @@ def tell() -> None:
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
                 if op.run in _used:
-                    render.say(f"{op.run} is left: {cost_of(op, settings.clock_scale)}; end it: inv pod.down {op.run}")
+                    render.say(
+                        f"{op.run} still exists: {cost_of(op, settings.clock_scale)}; end the pod: inv "
+                        f"pod.down {op.run}"
+                    )
 
 
 def cost_of(op: Op, scale: float) -> str:
     """Return the cost and the limit of a live pod as text."""
     if not op.rate:
-        return "it costs nothing"
+        return "the pod costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)
-    until = "" if left_s is None else f" until its limit, in {render.duration(left_s)}"
-    return f"it bills {render.usd(op.rate)} USD/h{until}"
+    until = "" if left_s is None else f" until the limit, in {render.duration(left_s)}"
+    return f"the pod bills {render.usd(op.rate)} USD/h{until}"
 
 
 def tell_what_is_left() -> None:
@@ -109,11 +115,11 @@ def tell_what_is_left() -> None:
                 is_at_work = op.state in (READY, LOST)
                 if not is_rented(op.vendor) or (renter != me if is_at_work else renter not in (None, me)):
                     continue
-                how = "is at work" if is_at_work else f"is left as it is ({op.state})"
-                after = f"inv keep {op.run}, or " if is_at_work else ""
-                may = "" if op.remote_id or not op.sent_at else "whether it is there is not known: "
+                how = "is still running" if is_at_work else f"is left in state {op.state}"
+                after = f"follow the run: inv keep {op.run}; " if is_at_work else ""
+                may = "" if op.remote_id or not op.sent_at else "the vendor's answer was lost, so the pod may exist: "
                 render.say(
-                    f"{op.run} {how}: {may}{cost_of(op, settings.clock_scale)}; {after}end it: inv down {op.run}"
+                    f"{op.run} {how}: {may}{cost_of(op, settings.clock_scale)}; {after}end the run: inv down {op.run}"
                 )
 
 
@@ -131,6 +137,7 @@ def raise_alarm() -> None:
             for op in late
         ]
         raise LimitHit(
-            f"ALARM: asked to end more than 15 minutes ago and not proven gone: {', '.join(asked)}; what exists bills. "
-            f"Run: inv down {late[0].run}; when that does not help, end it on the vendor's own page"
+            "ALARM: the deletion of these pods was requested more than 15 minutes ago and is not proven; "
+            f"they may still bill: {', '.join(asked)}. Run: inv down {late[0].run}. If the command does "
+            "not help, delete the pod on the vendor's page"
         )

@@ -77,7 +77,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
     elif record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")
     if record.get("greedy") is not None and ended:
-        words.append(f"{100 * record['greedy']:.1f} % of {record.get('problems', 0):,} problems right")
+        words.append(f"{100 * record['greedy']:.1f} % of {record.get('problems', 0):,} problems solved")
     if record.get("bits_per_byte") is not None:
         words.append(f"{record['bits_per_byte']:.2f} bits per byte")
         words.extend(f"{name} {record[name]:.2f}" for name in ("gzip", "xz") if record.get(name))
@@ -92,11 +92,11 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
 
 
 LEFT_OUT = {
-    "invalid": "that are no documents left out (skipped in manifest.json)",
-    "empty": "empty ones left out",
-    "filtered": "filtered out",
+    "invalid": "invalid lines left out (listed as skipped in manifest.json)",
+    "empty": "empty documents left out",
+    "filtered": "documents filtered out",
     "duplicate": "duplicates left out",
-    "invalid_utf8": "with bytes that are not UTF-8, replaced",
+    "invalid_utf8": "documents with bytes that are not UTF-8, replaced",
 }
 
 

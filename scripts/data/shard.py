@@ -32,54 +32,58 @@ AS_TYPED = (
 class ShardFlags(Output, Typed):
     mode: str = flag(
         "smoke",
-        "smoke (a small sample; of pydocs where the hub cannot be reached), prod (everything, until "
+        "smoke (a small sample; of pydocs if the hub cannot be reached), prod (all documents, until "
         "interrupted) or split (OUT/train and OUT/val)",
     )
     source: str = flag(
         "",
-        "instead of FineWeb, or of SLIPWAY_SOURCE: pydocs (Python's documentation, which needs no network), fineweb, "
-        "stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet, any data set as "
-        "hf://user/name[@revision][/config][:split], or several by weight: hf://a/b=0.7,corpus.jsonl=0.3",
+        "source instead of FineWeb or SLIPWAY_SOURCE: pydocs (Python's documentation, needs no network), "
+        "fineweb, stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet, a data set "
+        "as hf://user/name[@revision][/config][:split], or several sources by weight: "
+        "hf://a/b=0.7,corpus.jsonl=0.3",
         group="What is read",
     )
     dataset: str = flag(
         "HuggingFaceFW/fineweb",
-        "user/name of the data set on the hub; one of these four flags means the hub, and smoke never falls back",
+        "user/name of the data set on the hub; with any of these four flags the source is on the hub, "
+        "and smoke never falls back to pydocs",
         group="What is read",
     )
     config: str = flag("sample-10BT", "hub: configuration of the data set", group="What is read")
-    split: str = flag("train", "hub: split of the data set, or a part of it: train[:10%]", group="What is read")
+    split: str = flag("train", "hub: split of the data set, or a part of a split: train[:10%]", group="What is read")
     revision: str = flag("main", "hub: branch, tag or commit of the data set", group="What is read")
     text_column: str = flag(
-        "", "name of the text column (default: `text`); json.caption is a field inside a column", group="What is read"
+        "",
+        "name of the text column (default: `text`); json.caption means a field inside a column",
+        group="What is read",
     )
     skip_invalid: bool = flag(
         False,
-        "skip lines that are not documents and damaged files; they are counted and listed in manifest.json",
+        "skip invalid lines and damaged files; manifest.json counts and lists them",
         group="What is read",
     )
     exhausted: str = flag(
         "first",
-        "when a mixture ends: with its first exhausted source (first), or when all were read once (all)",
+        "end of a mixture: when the first source is exhausted (first), or when all sources were read once (all)",
         group="What is read",
     )
-    packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group="What is read")
+    packages: str = flag("", "pydocs: additional installed packages to read, comma-separated", group="What is read")
     take: int | None = flag(None, "stop after this many documents", group="What is kept")
     lines_per_shard: int | None = flag(None, "documents per shard (SHARD_LINES, else 250000)", group="What is written")
     val_ratio: float | None = flag(
-        None, "share held out in OUT/val, the rest in OUT/train (split: 0.01)", group="What is kept"
+        None, "share of documents held out in OUT/val, the rest in OUT/train (split: 0.01)", group="What is kept"
     )
-    validation: str = flag("", "hold out the documents of this source instead", group="What is read")
+    validation: str = flag("", "hold out the documents of this source instead of a share", group="What is read")
     seed: int = flag(1337, "seed of the choice of held-out documents", group="What is kept")
     min_score: float | None = flag(
         None,
-        "leave out documents whose score (or language_score, where there is no score) is lower",
+        "leave out documents with a score (or language_score, if the documents have no score) below this value",
         group="What is kept",
     )
-    language: str = flag("", "leave out documents in any other language", group="What is kept")
+    language: str = flag("", "leave out documents in all other languages", group="What is kept")
     filter: str = flag(
         "",
-        "keep only rows for which this is true, such as 'language_score > 0.9 and len(text) > 200'",
+        "keep only rows that satisfy this expression, such as 'language_score > 0.9 and len(text) > 200'",
         group="What is kept",
     )
     dedup: str = flag("", "exact: leave out exact duplicates of earlier documents", group="What is kept")
@@ -89,50 +93,50 @@ class ShardFlags(Output, Typed):
     workers: int = flag(
         0, "worker processes (0: one per CPU core); the result is the same with any number", group="What is written"
     )
-    reuse_shards: bool = flag(False, "leave finished shards in OUT as they are", group="What is written")
+    reuse_shards: bool = flag(False, "keep finished shards in OUT", group="What is written")
     engine: str = flag(
         "",
-        f"{' or '.join(packs.words('shard_engines'))}: spread the source over WORLD tasks of a cluster, then merge; "
-        "Ctrl-C cancels them",
+        f"{' or '.join(packs.words('shard_engines'))}: spread the source over WORLD tasks of a cluster, "
+        "then merge; Ctrl-C cancels the tasks",
         group="Several machines",
     )
     rank: int = flag(
         0,
-        "number of this machine among WORLD, from 0; each reads its share of the source's files",
+        "rank of this machine, from 0 to WORLD - 1; each machine reads a share of the source's files",
         group="Several machines",
     )
-    world: int = flag(1, "how many machines read the source; then run --merge OUT once", group="Several machines")
+    world: int = flag(
+        1, "number of machines that read the source; afterwards run --merge OUT once", group="Several machines"
+    )
     out: str = flag("", "folder for the shards and manifest.json", group="What is written", unit="FOLDER")
     push: str = flag(
         "",
-        "push OUT to the hub as a data set with a card; without a source, what OUT already holds: shards, token "
-        "shards, conversations",
+        "push OUT to the hub as a data set with a card; without a source, push the present content of "
+        "OUT: shards, token shards, conversations",
         group="What is written",
         unit="hf://user/name",
     )
-    license: str = flag(
-        "", "--push: license of the data set, where the source names none or another", group="What is written"
-    )
+    license: str = flag("", "--push: license of the data set, instead of the source's license", group="What is written")
     report: str = flag(
         "",
-        "write report.html about this folder of shards into it, and do nothing else",
+        "write report.html about this folder of shards into the folder, and stop",
         group="Instead of making shards",
         unit="FOLDER",
     )
     verify: str = flag(
         "",
-        "check this folder of shards against its manifest, and do nothing else",
+        "check this folder of shards against the manifest, and stop",
         group="Instead of making shards",
         unit="FOLDER",
     )
     partial: bool = flag(
         False,
-        "--verify: accept a folder whose making was interrupted, if its shards are whole",
+        "--verify: accept the complete shards of an interrupted command",
         group="Instead of making shards",
     )
     merge: str = flag(
         "",
-        "merge the shares of all ranks in this folder into one set of shards, and do nothing else",
+        "merge the shares of all ranks in this folder into a single set of shards, and stop",
         group="Instead of making shards",
         unit="FOLDER",
     )
@@ -142,21 +146,23 @@ class ShardFlags(Output, Typed):
 def shard(spec: ShardFlags) -> None:
     """Write FineWeb, or other text, as shards with a manifest.
 
-    A shard has one document per line. Run it again to continue after an interruption.
+    A shard has one document per line. After an interruption, run the same command again to continue.
     """
     asked = (("merge", spec.merge), ("verify", spec.verify), ("report", spec.report))
     if len(named := [f"--{name}" for name, folder in asked if folder]) > 1:
-        raise UsageError(f"{' and '.join(named)} each do one thing and nothing else; type them one after another")
+        raise UsageError(f"{' and '.join(named)} exclude each other; run a command for each flag")
     if spec.merge:
         return unite(Path(spec.merge).expanduser().absolute(), spec.json)
     if spec.partial and not spec.verify:
-        raise UsageError("--partial goes with --verify; the command that made the shards continues without it")
+        raise UsageError(
+            "--partial needs --verify. To continue an interrupted command, run the same command again without --partial"
+        )
     if spec.verify:
         return check(Path(spec.verify).expanduser(), spec.json, spec.partial)
     if spec.report:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
     if spec.license and not spec.push:
-        raise UsageError("--license goes with --push")
+        raise UsageError("--license needs --push")
     if spec.push:
         check_push(spec)
         if not spec.source and not hub_flags(spec) and has_something(folder_of(spec)):
@@ -164,7 +170,7 @@ def shard(spec: ShardFlags) -> None:
     if spec.mode not in MODES:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
     if spec.gzip and spec.compression not in ("", "gzip"):
-        raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
+        raise UsageError(f"--gzip and --compression {spec.compression} contradict each other; choose one")
     chosen = source_of(spec)
     render.say(f"source: {chosen.told}")
     try:
@@ -201,8 +207,9 @@ def source_of(spec: ShardFlags) -> ChosenSource:
     asked = hub_flags(spec)
     if asked and spec.source and FINEWEB not in (spec.source, spec.validation):
         raise UsageError(
-            f"--{asked[0]} means a data set of the hub, and --source {spec.source} another source; leave one of them "
-            "out; as a source a data set is written hf://user/name@revision/config:split"
+            f"--{asked[0]} names a data set of the hub, but --source {spec.source} names a different "
+            "source. Leave out one of the two flags, or name the data set as --source "
+            "hf://user/name@revision/config:split"
         )
     if spec.source in STDIN:
         return ChosenSource(spec=spec, settings=context.settings(), told=spec.source, is_stdin=True)
@@ -257,9 +264,11 @@ def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
     there = [one for one in parts(folder) if (one / MANIFEST).exists()]
     if not all(read_manifest(one, finished=False).get("fallback") for one in there):
         raise HubUnreachable(
-            f"{seen}; {folder} holds other shards, which pydocs would replace; {INSTEAD} and --out FOLDER"
+            f"{seen}; no fallback to pydocs, because {folder} holds other shards; {INSTEAD} and --out FOLDER"
         )
-    render.say(f"{seen}; falling back to pydocs, Python's own documentation: this is NOT FineWeb; it goes to {folder}")
+    render.say(
+        f"{seen}; falling back to pydocs (Python's own documentation), which is NOT FineWeb. Output folder: {folder}"
+    )
     settings = context.settings(source=FALLBACK)
     return replace(chosen, spec=spec, settings=settings, may_fall_back=False, is_fallback=True)
 
@@ -285,7 +294,9 @@ def check_push(spec: ShardFlags) -> None:
     if not ADDRESS.fullmatch(spec.push):
         raise UsageError(f"--push {spec.push}: expected hf://user/name")
     if not any(secrets(context.settings()).get(name) for name in credentials.HUB):
-        raise UsageError(f"--push {spec.push}: set HF_TOKEN to a token that may write there")
+        raise UsageError(
+            f"--push {spec.push}: no token is set. Set HF_TOKEN to a token with write access to this repository"
+        )
 
 
 def has_something(folder: Path) -> bool:
@@ -337,7 +348,7 @@ def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     if problems:
         raise Unsound("\n".join(problems))
     if not as_json:
-        print(f"{folder}: every {'whole ' if partial else ''}shard is what was written")
+        print(f"{folder}: every {'whole ' if partial else ''}shard matches the manifest")
 
 
 def describe(folder: Path, as_json: bool) -> None:

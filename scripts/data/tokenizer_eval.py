@@ -15,19 +15,19 @@ from scripts.models import scores_text
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerEvalFlags(Output):
-    tokenizer: str = flag("", "folder of a tokenizer (default: var/tokenizer, else the store's)")
-    source: str = flag("", "source whose held-out text is measured")
+    tokenizer: str = flag("", "folder of a tokenizer (default: var/tokenizer, else the tokenizer of the store)")
+    source: str = flag("", "source of the held-out text")
     text: str = flag("", "folder of text shards with a held-out part instead", unit="FOLDER")
-    partial: bool = flag(False, "use the whole shards of a --text folder whose making was interrupted")
+    partial: bool = flag(False, "use the complete shards of an interrupted --text folder")
     peers: str = flag(
-        "", "folder of GPT-2's and GPT-4's .tiktoken files (default: tiktoken's own cache)", unit="FOLDER"
+        "", "folder with the .tiktoken files of GPT-2 and GPT-4 (default: tiktoken's cache)", unit="FOLDER"
     )
-    download: bool = flag(False, "download the files of GPT-2 and GPT-4 into that folder if they are missing")
+    download: bool = flag(False, "download missing files of GPT-2 and GPT-4 into the folder")
 
 
 @command(record=TokenizerEvalFlags, world="", env=True, example="inv tokenizer.eval --tokenizer var/tokenizer")
 def eval(spec: TokenizerEvalFlags) -> None:
-    """Measure how few tokens a tokenizer makes of text.
+    """Measure how few tokens a tokenizer needs for text.
 
     The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 are shown for comparison.
     """

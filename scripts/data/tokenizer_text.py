@@ -16,7 +16,7 @@ def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path
     Raises UsageError if both `text` and `source` are given.
     """
     if text and source:
-        raise UsageError("--text and --source are two texts; choose one")
+        raise UsageError("--text and --source exclude each other; choose one")
     if text:
         return Path(text).expanduser().absolute()
     artifact, due = text_steps(settings)

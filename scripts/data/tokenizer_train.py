@@ -18,31 +18,35 @@ LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFlags(Output):
-    source: str = flag("", "pydocs, fineweb, or a path; its text is made in the store if it is missing")
-    text: str = flag("", "folder of text shards instead, as `inv shard` writes them", unit="FOLDER")
-    partial: bool = flag(False, "use the whole shards of a --text folder whose making was interrupted")
+    source: str = flag("", "pydocs, fineweb, or a path; missing text is made in the store")
+    text: str = flag("", "folder of text shards from `inv shard`, instead of --source", unit="FOLDER")
+    partial: bool = flag(False, "use the complete shards of an interrupted --text folder")
     vocab_size: int | None = flag(
         None, "vocabulary size, including the 256 bytes and nine special tokens of chats (4096)"
     )
-    retrain: bool = flag(False, "train again even if it exists")
+    retrain: bool = flag(False, "train again even if the tokenizer exists")
     tokenizer_json: str = flag(
-        "", "use this published tokenizer as it is; its last nine ids must be the special tokens of chats", unit="FILE"
+        "",
+        "use this tokenizer.json unchanged, without training; the last nine ids must be the special tokens of chats",
+        unit="FILE",
     )
-    out: str = flag("", "folder for tokenizer.json, its companions, training.yaml and training.toml", unit="FOLDER")
+    out: str = flag(
+        "", "folder for tokenizer.json, the related tokenizer files, training.yaml and training.toml", unit="FOLDER"
+    )
 
 
 @command(record=TokenizerFlags, world="", env=True, example="inv tokenizer --vocab-size 4096 --out var/tokenizer")
 def train(spec: TokenizerFlags) -> None:
     """Train a byte-level BPE tokenizer on text shards.
 
-    A tokenizer of the same text and settings is reused.
+    An existing tokenizer of the same text and settings is reused.
     """
     vocab_size = spec.vocab_size
     settings = context.settings(source=spec.source)
     folder = Path(spec.out or DEFAULT_OUT).absolute()
     if spec.tokenizer_json and (spec.text or spec.source or spec.retrain or vocab_size is not None):
         makers = "--text, --source, --vocab-size, --retrain"
-        raise UsageError(f"--tokenizer-json takes what was made elsewhere; {makers} make; choose one")
+        raise UsageError(f"--tokenizer-json uses a finished tokenizer, but {makers} train a tokenizer; choose one")
     vocab_size = DEFAULT_VOCAB if vocab_size is None else vocab_size
     if spec.tokenizer_json:
         config = {"out": str(folder), "spec": {"path": str(Path(spec.tokenizer_json).expanduser().absolute())}}
@@ -68,8 +72,8 @@ def train(spec: TokenizerFlags) -> None:
 def check_size(vocab_size: int) -> None:
     """Raise UsageError for a vocabulary size out of range."""
     if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
-        seen = "the 256 bytes and the nine chat specials alone are 265"
-        raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
+        seen = "the 256 bytes and nine special tokens need 265"
+        raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and the maximum is {MOST_VOCAB}")
 
 
 def of_the_store(settings: Settings) -> list[str]:

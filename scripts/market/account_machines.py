@@ -11,7 +11,7 @@ from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from scripts.cli import render
 from scripts.cli.session import past_limit_words
 
-NOBODY = "no vendor's key is set, and nothing was rented that may still run: there is no account to ask"
+NOBODY = "no vendor's key is set, and the journal has no rented machine that may still run; no account was asked"
 
 
 def done_words(one: Done) -> str:
@@ -32,12 +32,17 @@ def leave(
     if sure := [one for one in wrong if one not in (*unclear, *unknown)]:
         said.append(f"{in_words(sure)} should not run; {then}")
     if unclear:
-        said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
+        said.append(
+            f"{in_words(unclear)} may run and bill, because the vendor's answer to the request was lost; run: inv reap"
+        )
     if unknown:
         names = ", ".join(f"{one.provider} {one.pod_id or '?'} ({one.note})" for one in unknown)
-        said.append(f"what cannot be read may be ours, and bill; look at the vendor's own page: {names}")
+        said.append(
+            "machines with an unreadable mark may belong to this installation and bill. Look at the vendor's "
+            f"page: {names}"
+        )
     if problems:
-        said.append("not every account could be asked, so there may be more: " + "; ".join(problems))
+        said.append("not every account answered, so more machines may bill: " + "; ".join(problems))
     if said:
         raise Exit(render.clean(f"inv {command}: " + "\n".join(said)), code=5)
 

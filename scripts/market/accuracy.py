@@ -21,7 +21,9 @@ def show(journal: Journal, settings: Settings, run: str, as_json: bool) -> None:
         print_json({"runs": [error_json(one) for one in found], "medians": medians_json(middle)})
         return
     if not found:
-        render.say("no run has a forecast and went through in one go yet; a launch makes one: ./inv launch --phase sft")
+        render.say(
+            "no run with a forecast has completed without an interruption yet. Make a run: ./inv launch --phase sft"
+        )
         return
     print(render.clean(table(found)))
     for line in summary(middle):
@@ -36,7 +38,7 @@ def table(found: list[ForecastError]) -> str:
         low, seconds, high = one.forecast_s
         spent = "" if one.spent_micro_usd is None else cents(one.spent_micro_usd)
         amounts = (cents(one.micro_usd[1]) if one.micro_usd else "", spent) if has_money else ()
-        busy = f"; others had {100 * one.others:.0f} % of the CPUs" if one.is_crowded else ""
+        busy = f"; other programs used {100 * one.others:.0f} % of the CPUs" if one.is_crowded else ""
         rows.append(
             (
                 one.run,
@@ -61,17 +63,17 @@ def summary(middle: Medians) -> list[str]:
     """Return the medians as text."""
     lines = []
     for what, error, runs, wanted in (
-        ("what had run before", middle.repeated, middle.repeated_runs, REPEATED),
-        ("what had not", middle.first, middle.first_runs, None),
-        ("all, by what was left at a tenth of the run", middle.early, middle.early_runs, ANEW),
+        ("work that had run before", middle.repeated, middle.repeated_runs, REPEATED),
+        ("work that had not run before", middle.first, middle.first_runs, None),
+        ("all, by the remaining time shown at a tenth of the run", middle.early, middle.early_runs, ANEW),
     ):
         if error is not None:
-            aim = f" (at most {100 * wanted:.0f} % is wanted)" if wanted is not None else ""
+            aim = f" (target: at most {100 * wanted:.0f} %)" if wanted is not None else ""
             lines.append(f"{what}: median error {100 * error:.0f} % of {count(runs, 'run')}{aim}")
     if middle.early_runs:
-        lines.append(f"{middle.inside} of {count(middle.early_runs, 'run')} came inside the range")
+        lines.append(f"{middle.inside} of {count(middle.early_runs, 'run')} ended within the forecast range")
     if middle.crowded_runs:
-        lines.append(f"{count(middle.crowded_runs, 'run')} left out of the medians: the machine was busy")
+        lines.append(f"{count(middle.crowded_runs, 'run')} not in the medians, because other programs used the machine")
     return lines
 
 

@@ -20,20 +20,20 @@ from store import moving_line
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags(Output):
-    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
+    provider: str = flag("", f"ask only runpod, lium, shadeform{LISTED}, or an extension")
     kill: str | bool | None = flag(
         None,
-        "end our orphans, and wait until the vendor confirms it; with a NAME or id: only that machine, "
-        "which may belong to another installation of yours",
+        "delete our orphans, and wait for the vendor's confirmation; with a NAME or id: delete only this "
+        "machine, which may belong to another installation of yours",
         bare=True,
     )
 
 
 @command(record=AuditFlags, example="inv audit")
 def audit(spec: AuditFlags) -> None:
-    """List every machine in every account, and whose it is.
+    """List every machine in every account, with its owner.
 
-    Each machine is ours, an orphan, or somebody else's. The exit code is 5 when an orphan bills.
+    Each machine is ours, an orphan, or foreign. The exit code is 5 if an orphan bills.
     """
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -60,7 +60,7 @@ def audit(spec: AuditFlags) -> None:
         for one in seen.done:
             render.say(done_words(one))
         show(seen.found, seen.problems)
-    leave("audit", seen.found, seen.problems, "end them with: inv audit --kill", over)
+    leave("audit", seen.found, seen.problems, "delete the machines: inv audit --kill", over)
 
 
 def show(found: Sequence[Finding], problems: Sequence[str]) -> None:

@@ -37,58 +37,60 @@ class EstimateFlags(Typed):
     """Flags describing the work of an estimate."""
 
     phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
-    profile: str = flag("", "estimate: the recipe (default: that of the job, else SLIPWAY_PROFILE)", group="Estimates")
+    profile: str = flag(
+        "", "estimate: recipe (default: the recipe of the job, else SLIPWAY_PROFILE)", group="Estimates"
+    )
     steps: int | None = flag(None, "estimate: optimizer steps of each phase", group="Estimates", least=1)
     tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
     e: tuple[str, ...] = flag(
-        (), "estimate: variables of the job, as SkyPilot spells them: TOKENS=N, MODEL=NAME", group="Estimates"
+        (), "estimate: variables of the job, spelled as in SkyPilot: TOKENS=N, MODEL=NAME", group="Estimates"
     )
     gpu: str = flag(
-        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: that of the job)", group="Estimates"
+        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: the GPU of the job)", group="Estimates"
     )
-    num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates", least=1)
-    hours: float | None = flag(None, "estimate: how long the work takes, if known", group="Estimates", unit="HOURS")
+    num_gpus: int = flag(0, "estimate: number of GPUs of the pod", group="Estimates", least=1)
+    hours: float | None = flag(None, "estimate: duration of the work, if known", group="Estimates", unit="HOURS")
     price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")
-    use_spot: bool = flag(False, "estimate: at the price of machines that can be preempted", group="Estimates")
-    provider: str = flag("", "estimate: only at runpod, lium or shadeform", group="Estimates")
+    use_spot: bool = flag(False, "estimate: use prices of spot machines", group="Estimates")
+    provider: str = flag("", "estimate: use only offers of runpod, lium or shadeform", group="Estimates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostFlags(Output, EstimateFlags):
-    run: str = flag("", "only this run: its name, or the beginning of it", word=True)
-    month: str = flag("", "only what was spent in this month: 2026-11")
+    run: str = flag("", "show only this run: the name, or the first letters of the name", word=True)
+    month: str = flag("", "show only the cost of this month: 2026-11")
     offline: bool = flag(False, "do not ask the vendors for their bills")
-    estimate: bool = flag(False, "estimate what work would cost, instead of what was spent")
-    accuracy: bool = flag(False, "show how far forecasts were off, instead of what was spent")
+    estimate: bool = flag(False, "estimate the cost of planned work, instead of showing past costs")
+    accuracy: bool = flag(False, "compare forecasts with actual times and prices, instead of showing past costs")
 
 
 @command(record=CostFlags, world=BEGIN, example="inv cost --estimate --phase sft --gpu H100,B200")
 def cost(spec: CostFlags) -> None:
-    """Show what was spent, or estimate what work would cost.
+    """Show past costs, or estimate the cost of planned work.
 
     Costs are shown by pod, run and month, as quoted and as billed. --accuracy compares forecast times and prices with
     the actual ones.
     """
     if spec.estimate:
         if spec.run or spec.month:
-            raise UsageError("--estimate is for work to come; a run or --month shows what was spent; give one of them")
+            raise UsageError("--estimate is about planned work, a run name or --month about past costs; give only one")
         if spec.accuracy:
-            raise UsageError("--estimate is for work to come, --accuracy for runs that are over; give one of them")
+            raise UsageError("--estimate is about planned work, --accuracy about finished runs; give only one")
         show_estimate(spec, spec.json)
         return
     typed = [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
     if typed := [*typed, *(name for one in spec.added for name in given(one))]:
-        raise UsageError(f"--{typed[0]} belongs to --estimate")
+        raise UsageError(f"--{typed[0]} needs --estimate")
     run, month = spec.run, spec.month
     if spec.accuracy and month:
-        raise UsageError("--accuracy is for runs, not for a month; leave --month out, or give the name of a run")
+        raise UsageError("--accuracy compares runs, not months. Leave out --month, or give the name of a run")
     settings = context.settings()
     with open_journal(settings) as journal:
         if spec.accuracy:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
-        with moving_line.waiting("asking vendors for their bills"):
+        with moving_line.waiting("asking vendors for bills"):
             found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
@@ -97,7 +99,7 @@ def cost(spec: CostFlags) -> None:
         return
     show_ledger(paid, in_months, month)
     if len(paid) < len(lines):
-        render.say(f"{render.count(len(lines) - len(paid), 'pod')} cost nothing, and are not shown")
+        render.say(f"{render.count(len(lines) - len(paid), 'pod')} without cost not shown")
     for problem in problems:
         render.say(render.clean(problem))
 
@@ -105,7 +107,7 @@ def cost(spec: CostFlags) -> None:
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
     """Print the cost of each pod, then the sums of runs and months, in US dollars."""
     if not lines:
-        render.say(f"nothing was spent{f' in {month}' if month else ''}")
+        render.say(f"no money was spent{f' in {month}' if month else ''}")
         return
     rows = [("run", "provider", "machine", "began", "time", "USD/h", "quoted USD", "billed USD", "")]
     for one in lines:
@@ -161,7 +163,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     """Print the estimated duration and cost of work per GPU kind. Raises UsageError, or NoOffer without any price."""
     tokens, variables = read_variables(wanted)
     if wanted.num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
-        raise UsageError("--num-gpus and --hours are positive")
+        raise UsageError("--num-gpus and --hours must be more than 0")
     context.give(variables)
     settings = context.settings(profile=wanted.profile)
     what, machine = "work", MachineSpec()
@@ -193,13 +195,16 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         print(estimate_table(found, bool(price), seen.dated))
         if wanted.hours is None:
             render.say(
-                f"Hours are of the work named, without what it goes on from; dollars are with boot and set-up, "
-                f"{duration(SETUP_S[1])} expected"
+                "Hours cover the named work only, without earlier phases. Dollars include boot and "
+                f"set-up, {duration(SETUP_S[1])} expected"
             )
         for one in seen.silent:
             render.say(render.clean(one))
     if all(one.micro_usd is None for one in found):
-        raise NoOffer("none of these GPUs is on offer now, so there is no price; give --price, or run: inv offers")
+        raise NoOffer(
+            "no vendor offers any of these GPUs now, so no price is known. Give a price: --price. Or list "
+            "all offers: inv offers"
+        )
 
 
 def kinds_of(gpu: str, num_gpus: int) -> list[tuple[str, int]]:
@@ -220,7 +225,7 @@ def price_of(text: str) -> int:
     except BadAmount as error:
         raise UsageError(f"--price: {error}") from None
     if text and not price:
-        raise UsageError("--price is 0; give what a GPU costs for an hour, or leave it out to see what is offered")
+        raise UsageError("--price is 0. Give the price of a GPU per hour, or leave out --price to use current offers")
     return price
 
 
@@ -237,7 +242,7 @@ def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
         except ValueError:
             raise UsageError(f"-e {word}: {value!r} is not a number") from None
     if tokens is not None and not 0 < tokens < 1e15:
-        raise UsageError(f"{tokens:g} is not a credible number of tokens")
+        raise UsageError(f"{tokens:g} is not a plausible number of tokens; expected more than 0 and less than 1e15")
     named = work_kinds.cost_variables(wanted, wanted.profile)
     return tokens or 0.0, [*others, *(f"{name}={value}" for name, value in named.items())]
 
@@ -254,7 +259,7 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
         name = f"{one.num_gpus}x {one.offer.gpu if one.offer else one.gpu}"
         known = evidence(one.estimate) if one.estimate else "as given"
         if one.offer is None or one.micro_usd is None:
-            rows.append((name, time, "nobody offers it now", "?", "?", "?", known))
+            rows.append((name, time, "not offered now", "?", "?", "?", known))
             continue
         least, most = (cents(-(-price // one.num_gpus)) for price in (one.offer.micro_usd_per_hour, one.median))
         of = f"{one.offers}, {dated}" if dated else f"{one.offers}"

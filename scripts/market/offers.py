@@ -29,25 +29,25 @@ from store import moving_line
 @dataclass(frozen=True, kw_only=True)
 class OffersFlags(Output, MachineSpec):
     provider: str = flag(
-        "", f"only runpod, lium, shadeform, ssh (own machines){LISTED}, or an extension", group=MACHINE
+        "", f"ask only runpod, lium, shadeform, ssh (own machines){LISTED}, or an extension", group=MACHINE
     )
     save: bool = flag(
         False,
-        "save today's prices of all vendors with a key, as the catalogue that is shown without keys",
+        "save today's prices of all vendors with a key as the catalogue; without keys, the catalogue is shown",
     )
 
 
 @command(record=OffersFlags, world=BEGIN, example="inv offers --gpu H100,H200 --num-gpus 8")
 def offers(spec: OffersFlags) -> None:
-    """List what can be rented now, by price.
+    """List machines that can be rented now, by price.
 
-    Every vendor with a key is asked; own machines are listed too.
+    The command asks every vendor with a key, and also lists own machines.
     """
     request = request_for(spec)
     settings = context.settings()
     extensions.use_filter(request.machine_filter, settings)
     if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
-        raise UsageError(f"--save keeps the prices of everything; leave out --{given_flags[0]}")
+        raise UsageError(f"--save saves the prices of all machines. Leave out --{given_flags[0]}")
     try:
         asked = market.sources(settings, spec.provider)
     except MissingKey as error:
@@ -55,7 +55,7 @@ def offers(spec: OffersFlags) -> None:
             raise
         show_catalogue(spec, request, settings, str(error))
         return
-    with moving_line.waiting(f"{', '.join(one.name for one in asked)}: asked for offers"):
+    with moving_line.waiting(f"asking {', '.join(one.name for one in asked)} for offers"):
         seen = market.survey(asked, request)
     found = market.require(seen, request)
     if spec.save:
@@ -91,7 +91,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
         shown = [{**about(one.offer), "as_of": one.as_of, "illustrative": one.is_illustrative} for one in lines]
         print_json({"offers": shown, "considered": len(every), "silent": [], "not_offered_now": why})
         return
-    print("=== What machines cost; none of these is on offer now ===")
+    print("=== Catalogue prices; none of these machines is offered now ===")
     print(render.clean(offers_table.catalogue_table(lines)))
     render.say(why)
 
@@ -102,7 +102,7 @@ def save(found: Survey, settings: Settings) -> None:
     vendors = {one.provider for one in found.considered if one.provider in VENDORS} - silent
     file = catalogue.file_beside(settings.state_file)
     kept = catalogue.save(file, found.considered, vendors, time.time())
-    render.say(f"{render.count(kept, 'price')} of {', '.join(sorted(vendors)) or 'nobody'} kept in {file}")
+    render.say(f"{render.count(kept, 'price')} of {', '.join(sorted(vendors)) or 'no vendor'} saved in {file}")
 
 
 def about(one: Offer) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from store import packs
 
 GB = 10**9
 MOST_NAMED = 3  # GPU kinds in a table title
-ITSELF = "The pod can delete itself when its work is over: --self-end."
+ITSELF = "Add --self-end, and the pod deletes itself when its work is done."
 
 
 def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False) -> None:
@@ -32,16 +32,16 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     found = plan.shown
     if found is None or not found.steps:
         render.say(
-            f"on the first: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD for each hour; how "
-            "long the work takes is not known until it has run once"
+            f"first offer: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD per hour; the "
+            "duration of the work is unknown until the first run has ended"
         )
     else:
         costs = preflight.shown_forecast(plan, first) if plan.imitated else preflight.forecast_of(plan, first, settings)
         low, expected, high = map(render.cents, costs.micro_usd)
-        cut = ", where a limit ends it" if costs.is_cut else ""
+        cut = ", ended by a limit" if costs.is_cut else ""
         times = " / ".join(estimated(one) for one in costs.seconds)
         render.say(
-            f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({evidence(found)})"
+            f"first offer: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({evidence(found)})"
         )
         whole = preflight.shown_forecast(plan, first, is_cut=False)
         if costs.is_cut and whole.micro_usd[1] > costs.micro_usd[1]:
@@ -59,7 +59,7 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
     first = offers[0]
     if first.disk_micro_usd_per_hour:
         disk = f"{rounded_up(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
-        render.say(f"the first costs {rounded_up(first.micro_usd_per_hour)} USD/h, of this {disk}")
+        render.say(f"the first offer costs {rounded_up(first.micro_usd_per_hour)} USD/h, including {disk}")
 
 
 def show_ends(
@@ -90,7 +90,7 @@ def show_laptop_off(
     """
     if not pods or always_on_here(settings):
         return
-    render.say(f"with the laptop off {what}")
+    render.say(f"with the laptop off: {what}")
     first: dict[str, tuple[Offer, Limits]] = {}
     for offer, limits in pods:
         first.setdefault(offer.provider, (offer, limits))
@@ -110,7 +110,7 @@ def always_on_here(settings: Settings) -> str:
 def tell_of_laptop_off(ways: Sequence[str]) -> None:
     """Print the options for a laptop going offline: `ways`, and the suggestions of packs."""
     if said := " ".join([*ways, *(one.suggestion for one in packs.always_on_machines())]):
-        render.say(f"the laptop is to be off? {said}")
+        render.say(f"If the laptop will be off: {said}")
 
 
 def table(found: Sequence[Offer], now: float) -> str:

@@ -17,14 +17,14 @@ from store import moving_line
 
 @dataclass(frozen=True, kw_only=True)
 class ReapFlags(Output):
-    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
+    provider: str = flag("", f"ask only runpod, lium, shadeform{LISTED}, or an extension")
 
 
 @command(record=ReapFlags, example="inv reap")
 def reap(spec: ReapFlags) -> None:
-    """Clean up now: adopt lost pods, end those that are due.
+    """Clean up now: adopt lost pods, and end overdue pods.
 
-    Failed deletions are retried. The exit code is 5 while something still bills.
+    Failed deletions are retried. The exit code is 5 while a machine still bills.
     """
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -44,5 +44,5 @@ def reap(spec: ReapFlags) -> None:
         for problem in seen.problems:
             render.say(render.clean(problem))
         if not seen.done:
-            render.say("nothing was due")
+            render.say("nothing to clean up")
     leave("reap", seen.found, seen.problems, "run again: inv reap")

@@ -25,18 +25,18 @@ HISTORY = "chat-history"
 class ChatFlags:
     model: str = flag(
         "",
-        f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last trained phase)",
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    prompt: str | None = flag(None, "one question; without this flag, a conversation")
-    system: str = flag("", "system prompt, as /system in a conversation")
+    prompt: str | None = flag(None, "ask a single question; without this flag, start a conversation")
+    system: str = flag("", "system prompt, like /system in a conversation")
     temperature: float = flag(0.0, "0 = greedy decoding")
     max_tokens: int = flag(256, "longest answer")
     endpoint: str = flag(
-        "", "a service (see inv serve.status) or an address instead of a model; SLIPWAY_ENDPOINT_KEY holds its key"
+        "", "a service of inv serve.status, or an address, instead of a model; SLIPWAY_ENDPOINT_KEY holds the API key"
     )
-    engine: str = flag("torch", "torch, or llama.cpp, which needs neither a GPU nor PyTorch")
+    engine: str = flag("torch", "torch, or llama.cpp, which runs without a GPU and without PyTorch")
 
 
 @command(record=ChatFlags, world="", env=True, example="inv chat sft --prompt 'Who are you?'")
@@ -45,11 +45,11 @@ def chat(spec: ChatFlags) -> None:
     from infra import train_env
 
     if spec.prompt is not None and not spec.prompt.strip():
-        raise UsageError("--prompt is empty; leave it out for a conversation")
+        raise UsageError("--prompt is empty. Leave --prompt out for a conversation")
     if spec.max_tokens < 1:
         raise UsageError(f"--max-tokens is {spec.max_tokens}; it must be at least 1")
     if not 0 <= spec.temperature < math.inf:
-        raise UsageError(f"--temperature is {spec.temperature}; it must be a number from 0 up")
+        raise UsageError(f"--temperature is {spec.temperature}; expected a number of at least 0")
     if spec.engine not in ENGINES:
         raise UsageError(f"--engine is {spec.engine!r}; known: {', '.join(ENGINES)}")
     settings = context.settings()

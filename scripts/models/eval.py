@@ -64,39 +64,41 @@ class Subject:
 class EvalFlags(Output):
     models: tuple[str, ...] = flag(
         (),
-        f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, the last phase on "
-        "questions)",
+        f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, and the "
+        "last trained phase on questions)",
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    source: str = flag("", "source whose held-out text and questions are used (default: pydocs)")
+    source: str = flag("", "source of the held-out text and of the questions (default: pydocs)")
     persona: str = flag(
-        "", "YAML file with the name to look for (default: the persona the model was trained with)", unit="FILE"
+        "", "YAML file with the name that the model should say (default: the persona of the training)", unit="FILE"
     )
     task: tuple[str, ...] = flag(
         (),
-        ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
-        "sort, gsm8k, math, mbpp; repeatable",
+        ".jsonl file of questions, multiple choice or with exact answers; or a task of rl: sort, gsm8k, "
+        "math, mbpp; repeatable",
     )
-    as_text: bool = flag(False, "ask questions of tasks as text to continue, as is always done with base models")
-    shots: int = flag(0, "how many answered questions of a task's file precede each question")
+    as_text: bool = flag(False, "ask the questions of tasks as text to continue; base models are always asked this way")
+    shots: int = flag(0, "number of answered example questions before each question of a task file")
     core: str = flag(
-        "", "folder of the CORE tasks as nanochat unpacks it (eval_bundle): CORE and each task", unit="FOLDER"
+        "", "folder of the CORE tasks from nanochat (eval_bundle): measure CORE and each task", unit="FOLDER"
     )
-    core_most: int = flag(0, "--core: maximum number of questions of each task; 0: all")
-    compare: bool = flag(False, "compare two models by earlier measurements: differences with intervals")
-    lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, run against a server of the model")
+    core_most: int = flag(0, "--core: maximum number of questions per task; 0: all questions")
+    compare: bool = flag(False, "compare two models by stored measurements: differences with confidence intervals")
+    lm_eval: str = flag(
+        "", "tasks of EleutherAI's lm-evaluation-harness, comma-separated, run against a server of the model"
+    )
     endpoint: str = flag("", "--lm-eval: address of the server, such as http://127.0.0.1:8000")
-    served_name: str = flag("", "--lm-eval: what the server calls the model (default: its name in the store)")
+    served_name: str = flag("", "--lm-eval: name of the model on the server (default: the name in the store)")
 
 
 @command(record=EvalFlags, world="", env=True, example="inv eval base sft")
 def eval(spec: EvalFlags) -> None:
-    """Measure models; each figure has an interval.
+    """Measure models; each result has a confidence interval.
 
-    Bits per byte are compared with gzip and xz; then come held-out questions and your own tasks.
+    The measures are bits per byte, compared with gzip and xz, held-out questions and your own tasks.
 
-    Results stay in the store under evals/. Without MODELS: base on text, the last phase on questions.
+    Results are stored under evals/ in the store. Without MODELS: base on text, the last phase on questions.
     """
     settings = context.settings(source=spec.source)
     models = spec.models
@@ -200,7 +202,7 @@ def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: st
         came_from = origins(store, artifact) if artifact else {}
         found |= {key: one for key, one in came_from.items() if key in names}
     if not found and is_needed:
-        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
+        raise UsageError(f"{settings.store} has no held-out text or questions. Make them: ./inv launch --phase base")
     spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
     if "identity" in found:
         spec["name"] = load_persona(Path(persona)).name if persona else found["identity"].about["persona"]
@@ -221,8 +223,8 @@ def problems_of(settings: Settings, one: Subject, task: str) -> str:
         found = came_from[task]
     if found.problem:
         raise UsageError(
-            f"{settings.store} has no problems of {task}; make them with: "
-            f"./inv train --phase sft+rl --task {task} --prepare"
+            f"{settings.store} has no problems of the task {task}. Make the problems: ./inv train --phase "
+            f"sft+rl --task {task} --prepare"
         )
     return str(store.path(found.name, found.fingerprint))
 
@@ -282,11 +284,11 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
     found = [kept(settings, one) for one in both]
     for model, one in zip(models, found, strict=True):
         if not one:
-            raise UsageError(f"there are no measurements of {model} in its present state; measure it: inv eval {model}")
+            raise UsageError(f"{model} has no measurements of the present version. Measure the model: inv eval {model}")
     rows = compare(*(one["measures"] for one in found))
     if not rows:
         lists = (", ".join(one["measures"]) or "nothing" for one in found)
-        raise UsageError(f"the two have no measure in common: {'; '.join(lists)}")
+        raise UsageError(f"the two models have no measure in common: {'; '.join(lists)}. Measure both: inv eval")
     names = [one.name for one in both]
     if as_json:
         print_json({"models": names, "measures": rows})

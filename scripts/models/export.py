@@ -18,12 +18,12 @@ from trainer.records.phase_registry import phase_names
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags(Typed):
     model: str = flag(
-        "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
+        "", f"{phase_names()}, the name of an artifact, or a folder (default: the last trained phase)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
     out: str = flag(
         "",
-        "folder to write; of --bits gguf a file, which is made here by default, named after the model",
+        "output folder; for --bits gguf an output file (default: a file on this machine, named after the model)",
         unit="FOLDER",
     )
     dtype: str = flag("float32", "float32 or bfloat16")
@@ -67,8 +67,8 @@ def check_export(spec: ExportFlags) -> None:
     if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
         raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
     if spec.bits == "gguf" and (spec.dtype != "float32" or "dtype" in spec.typed):
-        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
+        raise UsageError("--dtype applies to folders only; for a GGUF file use --gguf-type bf16")
     if spec.bits != "gguf" and (spec.gguf_type != "tq2_0" or "gguf_type" in spec.typed):
-        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
+        raise UsageError(f"--gguf-type {spec.gguf_type} needs --bits gguf")
     if not spec.out and spec.bits != "gguf":
-        raise UsageError("--out is missing: the folder that the model goes to")
+        raise UsageError("--out is missing; give the folder for the model")

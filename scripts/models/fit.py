@@ -29,10 +29,12 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class FitFlags(Output):
-    profile: str = flag("", "recipe of model and training, or a .yaml file")
+    profile: str = flag("", "recipe (model and training): a name, or a .yaml file")
     phase: str = flag("base", "phase of the recipe")
-    gpu: str = flag("", "only this kind, part by part: H100, A100-80GB")
-    num_gpus: int = flag(1, "GPUs of each machine; each holds the whole model (ddp) or a shard of it (fsdp, hybrid)")
+    gpu: str = flag("", "check only this kind of GPU and show memory part by part: H100, A100-80GB")
+    num_gpus: int = flag(
+        1, "GPUs per machine; each GPU holds the whole model (ddp) or a shard of the model (fsdp, hybrid)"
+    )
     nodes: int = flag(1, "number of machines")
 
 
@@ -40,10 +42,10 @@ class FitFlags(Output):
 def fit(spec: FitFlags) -> None:
     """Show which GPUs a recipe fits on, and with which batch.
 
-    The effective batch stays the same. For one GPU (--gpu), memory is shown part by part.
+    The effective batch stays the same. With --gpu, memory is shown part by part.
     """
     if spec.num_gpus < 1 or spec.nodes < 1:
-        raise UsageError(f"--num-gpus {spec.num_gpus} --nodes {spec.nodes}: at least 1 of each")
+        raise UsageError(f"--num-gpus {spec.num_gpus} --nodes {spec.nodes}: both must be at least 1")
     settings = context.settings(profile=spec.profile)
     recipe = profile_named(settings.profile)
     if spec.phase not in recipe.phases:
@@ -84,7 +86,7 @@ def fit(spec: FitFlags) -> None:
     for line in advice(recipe, config, kinds, found, said):
         render.say(line)
     if seen.dated:
-        render.say(f"prices are those of the catalogue ({seen.dated}); nobody offers them now")
+        render.say(f"no current offer matches; the prices are from the catalogue ({seen.dated})")
     for line in seen.silent:
         render.say(render.clean(line))
 
@@ -93,7 +95,7 @@ def kinds_of(asked: str) -> list[gpus.Gpu]:
     """Return the matching GPU kinds, smallest memory first. Raises UsageError for an unknown kind."""
     kinds = [one for one in gpus.GPUS if not asked or gpus.is_asked(asked, one.name)]
     if not kinds:
-        raise UsageError(f"--gpu {asked}: not known; known: {', '.join(one.name for one in gpus.GPUS)}")
+        raise UsageError(f"--gpu {asked} is unknown; known: {', '.join(one.name for one in gpus.GPUS)}")
     if asked and len({one.memory_gb for one in kinds}) == 1:
         kinds = kinds[:1]
     return sorted(kinds, key=lambda one: one.memory_gb)
@@ -146,13 +148,16 @@ def advice(
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
     if not fitting:
-        lines.append(f"{recipe.name} fits on none of these, not even one row at a time with recomputation")
+        lines.append(
+            f"{recipe.name} fits on none of these GPUs, not even with a single row per micro-batch and recomputation"
+        )
     elif len(kinds) == 1:
         one = found[fitting[0].name]
         phase, again = config.phase, ", recompute: true" if one.config.recompute and not config.recompute else ""
         lines.append(
-            f"largest micro-batch: {one.config.micro_rows} rows, {one.accumulation} times a step (the profile has "
-            f"{config.micro_rows}); in a file: phases: {{{phase}: {{micro_rows: {one.config.micro_rows}{again}}}}}"
+            f"largest micro-batch: {one.config.micro_rows} rows, {one.accumulation} forward passes per "
+            f"step (the profile has {config.micro_rows} rows). In a file of flags: phases: {{{phase}: "
+            f"{{micro_rows: {one.config.micro_rows}{again}}}}}"
         )
     priced = [(one.offer.micro_usd_per_hour, name, one) for name, one in said.items() if one.offer]
     if priced:
@@ -160,9 +165,10 @@ def advice(
         assert best.offer and best.micro_usd and best.estimate
         low, middle, high = best.seconds
         lines.append(
-            f"cheapest that fits: {name} at {best.offer.provider}, {dollars(best.offer.micro_usd_per_hour)} USD/h; the "
-            f"phase takes {units.about(middle)} ({units.between(low, high)}; {evidence(best.estimate)}), "
-            f"{cents(best.micro_usd[1])} USD with boot and set-up"
+            f"cheapest GPU with enough memory: {name} at {best.offer.provider}, "
+            f"{dollars(best.offer.micro_usd_per_hour)} USD/h; the phase takes {units.about(middle)} "
+            f"({units.between(low, high)}; {evidence(best.estimate)}), {cents(best.micro_usd[1])} USD "
+            "with boot and set-up"
         )
     return lines
 

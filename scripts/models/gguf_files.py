@@ -21,6 +21,6 @@ def refuse_gguf(folder: Path, name: str, kind: str = "", instead: str = "") -> N
     except (OSError, ValueError):
         return  # the converter reports an unreadable model
     if problem:
-        types = f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
+        types = f"these types fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
         said = f"{name} cannot become a GGUF file of {kind or config.gguf_type}: {problem}"
         raise UsageError(f"{said}; {instead or types}")

@@ -22,7 +22,7 @@ from store.artifacts import chat_template
 from trainer.evaluation.intervals import Z
 
 METRICS = ("acc_norm,none", "acc,none", "exact_match,strict-match", "exact_match,none", "f1,none")
-INSTALL = "install it into an environment of its own (pip install 'lm-eval[api]') and put lm_eval on the PATH"
+INSTALL = "install the harness into a separate environment (pip install 'lm-eval[api]') and put lm_eval on the PATH"
 
 
 def measure(
@@ -33,12 +33,12 @@ def measure(
     Raises UsageError for a missing flag or program, SlipwayError if the harness fails.
     """
     if not lm_eval or not endpoint:
-        raise UsageError(
-            "--lm-eval TASKS and --endpoint URL go together: http://127.0.0.1:8000 of a server of the model"
-        )
+        raise UsageError("--lm-eval TASKS needs --endpoint URL, such as http://127.0.0.1:8000 of a server of the model")
     program = os.environ.get("LM_EVAL") or shutil.which("lm_eval")
     if not program:
-        raise UsageError(f"--lm-eval: the program lm_eval is not installed; {INSTALL}, or name it in LM_EVAL")
+        raise UsageError(
+            f"--lm-eval: the program lm_eval was not found; {INSTALL}, or set LM_EVAL to the path of the program"
+        )
     tokenizer = folder / "hf" if (folder / "hf").is_dir() else folder
     url = endpoint.rstrip("/").removesuffix("/v1")
     with tempfile.TemporaryDirectory(prefix="slipway-") as out:
@@ -54,10 +54,10 @@ def measure(
         said += as_asked_here(tokenizer, as_text)
         done = subprocess.run(said, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         if done.returncode:
-            raise SlipwayError(f"lm_eval exited with code {done.returncode}; its output is above")
+            raise SlipwayError(f"lm_eval failed with exit code {done.returncode}; its output is above")
         files = sorted(Path(out).rglob("results*.json"))
         if not files:
-            raise SlipwayError("lm_eval has written no results; its own words stand above")
+            raise SlipwayError("lm_eval wrote no results; its output is above")
         return read(json.loads(files[-1].read_text(encoding="utf-8")))
 
 

@@ -9,9 +9,9 @@ from scripts.cli.render import console, new_table, say
 
 MEASURES = {  # description and target of each measure
     "text": ("held-out text", ""),
-    "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
-    "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
-    "pydocs": ("right about a function, or says it does not know", "wanted: at least 50 %"),
+    "identity": ("says the persona's name when asked for the name", "wanted: at least 80 %"),
+    "leaks": ("says the persona's name in other answers (leak)", "wanted: at most 5 %"),
+    "pydocs": ("answers about a function correctly, or admits not to know", "wanted: at least 50 %"),
 }
 
 
@@ -38,7 +38,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
     if by_turn:
         out.print(turns_table(by_turn))
         asked = next(iter(by_turn.values()))["of"]
-        out.print(f"the same {asked} questions at every turn; wanted: at most 5 % leaks")
+        out.print(f"the same {asked} questions at every turn; target: at most 5 % leaks")
     methods = dict.fromkeys(one["method"] for one in found["measures"].values())
     say(f"95 % intervals by: {'; '.join(methods)}")
     for key in MEASURES:
@@ -102,6 +102,9 @@ def show_compression(found: Mapping[str, Any]) -> None:
         )
     console(stderr=False).print(table)
     sizes = ", ".join(f"{names[name]} {number:,}" for name, number in found["vocabularies"].items())
-    say(f"the last columns: bytes per token, and how many times as many ours packs; ids: {sizes}")
+    say(
+        "last columns: bytes per token, and ratio to this tokenizer (above 1: ours needs fewer tokens); "
+        f"vocabulary sizes: {sizes}"
+    )
     for name, why in found["absent"].items():
-        say(f"{names[name]}: {why}; --peers DIR names another folder, --download fetches the file")
+        say(f"{names[name]}: {why}. Name a different folder: --peers DIR. Download the file: --download")

@@ -34,18 +34,18 @@ class TrainFlags(Output, WorkSpec):
     config: str = flag("", "the same as --profile", group=WORK)
     script: str = flag(
         "",
-        "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
+        "run this Python file with torchrun instead, on all GPUs of this machine; arguments after -- go to the file",
         unit="FILE",
         group=WORK,
     )
-    prepare: bool = flag(False, "only make what the phases read", group=WORK)
+    prepare: bool = flag(False, "only make the inputs of the phases, and stop before the training", group=WORK)
 
 
 @command(record=TrainFlags, world="", env=True, example="inv train --phase base --profile tiny")
 def train(spec: TrainFlags) -> None:
     """Train in this terminal, without a pod.
 
-    The steps are those of `inv launch`, in the foreground.
+    The command runs the steps of `inv launch` in the foreground.
     """
     if spec.script:
         run_script(spec.script)
@@ -66,7 +66,7 @@ def train(spec: TrainFlags) -> None:
     results = {}
     due = plan.job.steps if plan.job else ()
     if plan.job and plan.job.trackers:
-        say = "a training in the foreground has no trackers; for those: ./inv launch --track"
+        say = "inv train sends no metrics to trackers. To use trackers: ./inv launch --track"
         if spec.track:
             raise UsageError(f"--track {spec.track}: {say} {spec.track}")
         render.say(say)
@@ -79,17 +79,17 @@ def train(spec: TrainFlags) -> None:
     if spec.json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:
-        render.say("everything is here; nothing to do")
+        render.say("every artifact exists; nothing to do")
     elif spec.init and not spec.prepare:
         made = due[-1].config["making"]["name"]
-        render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
+        render.say(f"Next: ./inv chat {made}, or export for transformers and vLLM: ./inv export {made} --out DIR")
 
 
 def run_script(script: str) -> None:
     """Run a user's script with torchrun on all GPUs of this machine, as `inv launch --script` does on a pod."""
     path = Path(script).expanduser()
     if not path.is_file():
-        raise UsageError(f"--script: there is no file {script}")
+        raise UsageError(f"--script: the file {script} does not exist")
     settings = context.settings()
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(1, len(host.nvidia()[0]))}"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}

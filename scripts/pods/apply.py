@@ -33,10 +33,14 @@ MARKS = {"create": "+", "keep": "=", "end": "-"}
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyFlags(Questions, Output):
-    file: str = flag("", "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys", word=True)
-    provider: str = flag("", "provider of pods whose entries name none")
-    spend_limit: str = flag("", "rented: US dollars for all pods of the set together", unit="USD")
-    dry_run: bool = flag(False, "show what would be made, kept and ended, and stop")
+    file: str = flag(
+        "",
+        "YAML file with `pods:` and, below, entries such as `- name: a`; all keys: inv config --schema pod",
+        word=True,
+    )
+    provider: str = flag("", "provider for pods without a provider in the file")
+    spend_limit: str = flag("", "rented: limit in US dollars for all pods of the set together", unit="USD")
+    dry_run: bool = flag(False, "show the pods to create, keep and end, and stop")
 
 
 @command(record=ApplyFlags, world=BEGIN, env=True, example="inv apply examples/fleet.yaml --dry-run", rents=True)
@@ -46,7 +50,9 @@ def apply(spec: ApplyFlags) -> None:
     Missing pods are created, existing ones are kept, extra ones are ended.
     """
     if not spec.file:
-        raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
+        raise UsageError(
+            "FILE is missing. Example: inv apply pods.yaml, with `pods:` and, below, entries such as `- name: a`"
+        )
     settings = context.settings(provider=spec.provider)
     set_name, specs, limit = load(Path(spec.file), settings, spec.spend_limit)
     with open_journal(settings) as journal, only_one(set_name, journal, spec.dry_run):
@@ -56,8 +62,8 @@ def apply(spec: ApplyFlags) -> None:
         if not spec.json:
             show(set_name, lines)
             rented = [line.rented for line in lines if line.rented]
-            when = "once the laptop is on again" if recovers else "with the next inv apply"
-            off = f"these pods stay; one that is taken away is rented again {when}"
+            when = "when the laptop is on again" if recovers else "by the next inv apply"
+            off = f"these pods stay; a pod that the vendor takes away is replaced {when}"
             offers_table.show_laptop_off(off, rented, settings, is_followed=recovers)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
@@ -71,8 +77,8 @@ def apply(spec: ApplyFlags) -> None:
                     report(step, made)
         turned = [] if spec.dry_run else use_case.look_after(set_name, specs, journal, settings)
         for name in turned:
-            again = "another pod takes" if specs[name].recover else "no other pod takes"
-            render.say(f"{name}: from now on {again} its place when it is taken away")
+            again = "a new pod takes" if specs[name].recover else "no other pod takes"
+            render.say(f"{name}: from now on {again} the place of a pod that the vendor takes away")
         is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change(journal, settings))
     if spec.json:
         print_json(
@@ -86,7 +92,7 @@ def apply(spec: ApplyFlags) -> None:
     else:
         said = "nothing was changed" if spec.dry_run else f"done: {render.count(len(changes), 'change')}"
         if limit and is_limit_new:
-            said = f"set {set_name}: from now on all its pods together may cost {in_usd(limit.amount)}"
+            said = f"set {set_name}: the limit of all pods together is now {in_usd(limit.amount)}"
         nothing = "nothing else to change" if turned else "nothing to change"
         render.say(said if changes or is_limit_new else nothing)
 
@@ -103,7 +109,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no {path}") from None
+        raise UsageError(f"the file {path} does not exist") from None
     set_name, specs = pod_set.read_set(str(path), path.stem, document, settings.provider, OWN)
     for spec in specs:
         try:
@@ -120,7 +126,7 @@ def going_on(again: str) -> Iterator[None]:
     try:
         yield
     except SlipwayError as error:
-        error.args = (f"{error}; what was done before stays; go on with: {again}",)
+        error.args = (f"{error}; earlier changes of this command stay. Continue: {again}",)
         raise
 
 
@@ -143,7 +149,7 @@ def show(set_name: str, lines: Sequence[Change]) -> None:
             )
         print(render.clean(columns(rows)))
     now = sum(line.micro_usd_per_hour for line in lines if line.step.action != "create")
-    print(f"set {set_name}: {render.usd(now)} USD/h now, {render.usd(use_case.rate_then(lines))} USD/h then")
+    print(f"set {set_name}: {render.usd(now)} USD/h now, {render.usd(use_case.rate_then(lines))} USD/h afterwards")
 
 
 def line_json(line: Change) -> dict[str, Any]:

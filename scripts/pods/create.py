@@ -19,9 +19,10 @@ class CreateFlags(Output, Questions, PodSpec):
 
 @command(record=CreateFlags, world=BEGIN, env=True, example="inv pod.create --gpu H100 --ttl 4h", rents=True)
 def create(spec: CreateFlags) -> None:
-    """Create a pod that has no work yet.
+    """Create a pod without work.
 
-    Its guard ends it at its limits, whatever else happens. `inv launch --deploy-only` does the same.
+    The guard on the pod ends the pod at the limits, also without a connection. `inv launch --deploy-only` does the
+    same.
     """
     settings = context.settings_of(spec)
     name = check_name(spec.run_name) if spec.run_name else ""

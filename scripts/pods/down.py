@@ -10,9 +10,9 @@ from scripts.runs import down as ending
 
 @command(record=OnPodFlags, example="inv pod.down")
 def down(spec: OnPodFlags) -> None:
-    """End a pod; return when it is proven to be gone.
+    """End a pod; return when the pod is proven to be gone.
 
-    It is ended even if it is working.
+    The command ends the pod even during work.
     """
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -32,15 +32,15 @@ def is_port(text: str) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class ForwardFlags:
     what: tuple[str, ...] = flag(
-        (), "RUN, then LOCAL:REMOTE ports such as 8000:8000, or a tracker with a page, or LOCAL:TRACKER", word=True
+        (), "RUN, then ports LOCAL:REMOTE such as 8000:8000, or a tracker with a web page, or LOCAL:TRACKER", word=True
     )
 
 
 @command(record=ForwardFlags, example="inv forward brave-otter-3 8000:8000")
 def forward(spec: ForwardFlags) -> None:
-    """Bring a port of a run's machine to this one, on loopback.
+    """Forward a port of a run's machine to this machine.
 
-    It runs until Ctrl-C. `inv forward RUN TRACKER` shows the page of a tracker that has one.
+    The command runs until Ctrl-C. `inv forward RUN TRACKER` shows the web page of a tracker.
     """
     *run, ports = spec.what or [""]
     pages = {name: one for name, one in packs.named_trackers().items() if one.page}
@@ -59,10 +59,13 @@ def forward(spec: ForwardFlags) -> None:
             show_page(pages[remote], op, transport, int(local))
             return
         with transport.forward(int(local), int(remote)) as port:
-            render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+            render.say(f"port {remote} of {op.run} is now at 127.0.0.1:{port}; end with Ctrl-C")
             shown = next((name for name, one in pages.items() if one.port == int(remote)), "")
             if shown and not answers(port):
-                render.say(f"nothing is listening there yet; for {pages[shown].title}: inv forward {op.run} {shown}")
+                render.say(
+                    f"no program listens on this port of the machine yet. To start {pages[shown].title}: inv "
+                    f"forward {op.run} {shown}"
+                )
             signal.pause()
 
 
@@ -77,7 +80,7 @@ def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: 
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
     line = [transport.python, "-m", "infra.agent.own_environment", tracker.environment, tracker.page]
     line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
-    render.say(f"{op.run}: {tracker.title} begins there; the first time its environment is made")
+    render.say(f"{op.run}: starting {tracker.title} on the machine; the first start creates an environment")
     with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:
         deadline = time.monotonic() + PAGE_S
         while not answers(port):
@@ -86,9 +89,9 @@ def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: 
                 why = f"no answer after {render.duration(PAGE_S)}"
                 if ending:
                     why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
-                raise SlipwayError(render.clean(f"{op.run}: {tracker.title} does not run: {why}"))
+                raise SlipwayError(render.clean(f"{op.run}: {tracker.title} did not start: {why}"))
             time.sleep(POLL_S)
-        render.say(f"{tracker.title} of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
+        render.say(f"{tracker.title} of {op.run}: http://{LOOPBACK}:{port}; end with Ctrl-C")
         while look() is None:
             time.sleep(POLL_S)
     raise SlipwayError(f"{op.run}: {tracker.title} exited")

@@ -10,7 +10,7 @@ from infra.runs.lookup import find_run
 from scripts.cli import session
 from scripts.cli.flags import Output
 
-WHICH = "name of the pod (default: the one made on this command line, or the only one)"
+WHICH = "name of the pod (default: the pod created on this command line, or the only pod)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     if name:
         op = find_run(journal, name)
         if not op.is_live:
-            raise UsageError(f"{op.run} has ended; run: inv pod.create --run-name {op.run}")
+            raise UsageError(f"{op.run} has ended. Create a new pod: inv pod.create --run-name {op.run}")
         if not op.stays:
-            raise UsageError(f"{op.run} is the pod of a launch, and ends with it; run: inv pod.create")
+            raise UsageError(f"{op.run} belongs to a launch and ends with the launch. Create a pod: inv pod.create")
     elif len(there) == 1:
         op = there[0]
     elif there:
-        raise UsageError(f"several pods are there; name one of: {', '.join(op.run for op in there)}")
+        raise UsageError(f"several pods exist; name one of: {', '.join(op.run for op in there)}")
     else:
-        raise SlipwayError("there is no pod; run: inv pod.create")
+        raise SlipwayError("no pod exists. Create a pod: inv pod.create")
     session.use(op)
     return op

@@ -12,7 +12,7 @@ from scripts.runs.deploy import about
 
 @command(record=Output, example="inv pod.list")
 def list_(spec: Output) -> None:
-    """List every pod, those of launches too: price, age, purpose."""
+    """List every pod, also of launches: price, age, purpose."""
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
@@ -29,4 +29,4 @@ def list_(spec: Output) -> None:
         total = render.usd(sum(op.rate for op in ops))
         render.say(f"{render.count(len(ops), 'pod')}, {total} USD/h together")
     else:
-        render.say("there is no pod; make one: inv pod.create")
+        render.say("no pod exists. Create a pod: inv pod.create")

@@ -31,13 +31,13 @@ LONGEST_LINE = 1 << 16  # characters buffered before an unfinished line is print
 class OnFlags(Output):
     pods: tuple[str, ...] = flag(
         (),
-        "runs, sets of pods, services, pools or machines of the inventory, or beginnings of pod names",
+        "names of runs, sets of pods, services, pools or machines of the inventory, or the first letters of pod names",
         word=True,
     )
     all: bool = flag(False, "every pod")
-    sudo: bool = flag(False, "run as root; where the login is another user, by sudo without a password")
+    sudo: bool = flag(False, "run as root; for a login other than root, with sudo and without a password")
     timeout: str = flag(
-        "", "end the command on machines where it takes longer, and count it as failed", unit="duration"
+        "", "end the command on a machine after this time, and count the command as failed there", unit="duration"
     )
 
 
@@ -45,9 +45,9 @@ class OnFlags(Output):
 def on(spec: OnFlags) -> None:
     """Run a command on many machines at once.
 
-    `inv on PODS -- COMMAND` runs it in each pod's folder, or in the home folder of an own machine. Each line of output
-    starts with the name of its machine. The exit code is the worst one: 124 after a timeout, 255 where a machine did
-    not answer. Ctrl-C ends it everywhere.
+    `inv on PODS -- COMMAND` runs the command in each pod's folder, or in the home folder of an own machine. Each line
+    of output starts with the name of the machine. The exit code is the highest of all machines: 124 after a timeout,
+    255 if a machine did not answer. Ctrl-C ends the command on every machine.
     """
     typed = words_after_dashes()
     command = typed[0] if len(typed) == 1 else shlex.join(typed)  # a single word is a shell line
@@ -55,7 +55,7 @@ def on(spec: OnFlags) -> None:
         raise UsageError("the command is missing: inv on PODS -- nvidia-smi")
     words = spec.pods or ((session.current(),) if session.current() else ())
     if not words and not spec.all:
-        raise UsageError("which pods? inv on PODS -- command, or for every pod: inv on --all -- command")
+        raise UsageError("name the pods: inv on PODS -- command, or use every pod: inv on --all -- command")
     timeout_s = seconds(spec.timeout) if spec.timeout else None
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -93,9 +93,11 @@ def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
 
 def tell_interrupted(deaf: Sequence[str]) -> None:
     if deaf:
-        render.say(f"interrupted; it may still be running where this was not confirmed: {', '.join(deaf)}")
+        render.say(
+            f"interrupted; the command may still run on machines that did not confirm the end: {', '.join(deaf)}"
+        )
     else:
-        render.say("interrupted; it was ended on every machine")
+        render.say("interrupted; the command was ended on every machine")
 
 
 class NamedLines:

@@ -26,9 +26,9 @@ class PullFlags(OneRunFlags):
 
 @command(record=PullFlags, example="inv pull brave-otter-3")
 def pull(spec: PullFlags) -> None:
-    """Copy here what a run has made so far.
+    """Copy a run's artifacts and logs to this machine.
 
-    That is its artifacts, logs and verdict.
+    The copy has the artifacts, the logs and the result of the run.
     """
     settings = context.settings()
     meter = Meter(rate(spec.bwlimit))

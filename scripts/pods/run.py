@@ -22,7 +22,7 @@ from scripts.runs import following, launch
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(Output, WorkSpec):
     run: str = flag("", WHICH, word=True)
-    detach: bool = flag(False, "hand over and return", group=RUN)
+    detach: bool = flag(False, "hand the run to the supervisor and return", group=RUN)
     no_sync: bool = again(LaunchSpec, "no_sync")
     no_setup: bool = again(LaunchSpec, "no_setup")
     dry_run: bool = again(LaunchSpec, "dry_run")
@@ -30,9 +30,9 @@ class RunFlags(Output, WorkSpec):
 
 @command(record=RunFlags, env=True, example="inv pod.run --phase sft")
 def run(spec: RunFlags) -> None:
-    """Train on an existing pod, to the end; the pod stays.
+    """Train on an existing pod; the pod stays afterwards.
 
-    Its limits stay in force. For several runs at once, each on GPUs of its own, see inv launch --no-deploy.
+    The limits of the pod stay in force. For several runs at once, each on separate GPUs, see inv launch --no-deploy.
     """
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings_of(spec)

@@ -11,9 +11,9 @@ from scripts.runs import following
 
 @command(record=OnPodFlags, env=True, example="inv pod.setup")
 def setup(spec: OnPodFlags) -> None:
-    """Make the train environment on a pod.
+    """Create the training environment on a pod.
 
-    The first run then starts at once. It is safe to repeat.
+    The first run on the pod then starts at once. The command can be repeated.
     """
     settings = context.settings()
     with open_journal(settings) as journal:

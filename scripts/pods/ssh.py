@@ -23,26 +23,28 @@ class SshFlags(Questions):
     run: str = flag("", LAST_RUN, word=True)
     config: bool = flag(
         False,
-        "write an SSH configuration for every pod, and show the line of ~/.ssh/config that includes "
-        "it: then ssh RUN, scp, editors and notebooks know pods by name",
+        "write an SSH configuration with every pod, and show the line of ~/.ssh/config that includes the "
+        "configuration; then ssh RUN, scp, editors and notebooks know pods by name",
         group=NAMES,
     )
-    remove: bool = flag(False, "--config: remove that file, and the line that includes it", group=NAMES)
+    remove: bool = flag(
+        False, "--config: remove the SSH configuration, and the line that includes the configuration", group=NAMES
+    )
 
 
 @command(record=SshFlags, example="inv ssh brave-otter-3 -- nvidia-smi")
 def ssh(spec: SshFlags) -> None:
     """Open a shell in a run's folder, on its machine.
 
-    `inv ssh RUN -- COMMAND` runs a command there and exits with its code. With --config, plain `ssh RUN` works
-    too, with the pod's own key and host key.
+    `inv ssh RUN -- COMMAND` runs a command on the machine and exits with the exit code of the command. After --config,
+    plain `ssh RUN` works too, with the pod's own key and host key.
     """
     if spec.config:
         if spec.run or line_after_dashes():
-            raise UsageError("--config covers every pod; to open a shell, leave it out")
+            raise UsageError("--config covers every pod and opens no shell. To open a shell, leave out --config")
         return ssh_config.config(spec.remove, spec.yes)
     if spec.remove or spec.yes:
-        raise UsageError(f"--{'remove' if spec.remove else 'yes'} goes with --config")
+        raise UsageError(f"--{'remove' if spec.remove else 'yes'} needs --config")
     settings = context.settings()
     with open_journal(settings) as journal:
         op = find_run(journal, spec.run)

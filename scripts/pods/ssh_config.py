@@ -25,26 +25,27 @@ def config(is_removed: bool, yes: bool) -> None:
     if not ssh_include.is_included(theirs, file.line):
         print(file.line, flush=True)
         if not (yes or asked(f"Put this line at the top of {theirs}?")):
-            render.say(f"to be put at the top of {theirs}, above any Host; or: ./inv ssh --config --yes")
+            render.say(
+                f"put this line at the top of {theirs}, above any Host; or let the command do so: ./inv ssh "
+                "--config --yes"
+            )
             return
         ssh_include.include(theirs, file.line)
-        render.say(f"it is now at the top of {theirs}")
-    render.say(
-        f"try: ssh {made.names[-1] if made.names else 'RUN'}; new pods are added, and those that are gone vanish"
-    )
+        render.say(f"the line is now at the top of {theirs}")
+    render.say(f"Try: ssh {made.names[-1] if made.names else 'RUN'}. New pods are added, and ended pods are removed")
 
 
 def remove(file: PodNames, yes: bool) -> None:
     """Remove the file of names, and with consent the include line in ~/.ssh/config."""
     theirs = ssh_names.config_file()
     with file.changing():
-        render.say(f"{file.path} is {'removed' if file.remove() else 'not there'}")
+        render.say(f"{file.path} {'was removed' if file.remove() else 'does not exist'}")
     if not ssh_include.is_included(theirs, file.line):
         return
-    if (yes or asked(f"Take its line out of {theirs}?")) and ssh_include.leave_out(theirs, file.line):
-        render.say(f"its line is taken out of {theirs}")
+    if (yes or asked(f"Remove the include line from {theirs}?")) and ssh_include.leave_out(theirs, file.line):
+        render.say(f"the include line was removed from {theirs}")
     else:
-        render.say(f"{theirs} includes it still, which does no harm; the line: {file.line}")
+        render.say(f"{theirs} still has the include line, which has no effect: {file.line}")
 
 
 def asked(question: str) -> bool:

@@ -22,15 +22,15 @@ from scripts.pods.transfers import about, moved, rate
 
 @dataclass(frozen=True, kw_only=True)
 class SyncFlags(OneRunFlags):
-    plan: bool = flag(False, "show what would be sent, and send nothing")
-    bwlimit: str = flag("", "maximum bytes per second for large files: 800kB, 10MB", unit="RATE")
+    plan: bool = flag(False, "show the files to send, and send nothing")
+    bwlimit: str = flag("", "maximum bytes per second for large files, such as 800kB or 10MB", unit="RATE")
 
 
 @command(record=SyncFlags, example="inv pod.sync --plan")
 def sync(spec: SyncFlags) -> None:
     """Send the code to a run's machine again.
 
-    `--plan` shows files and sizes: new, refused and ignored ones.
+    `--plan` shows the files with sizes: new, refused and ignored files.
     """
     run = spec.run
     settings = context.settings()
@@ -44,7 +44,7 @@ def sync(spec: SyncFlags) -> None:
             return
         assert op is not None
         if not op.is_live:
-            raise UsageError(f"{op.run} has ended; a new launch sends the current code")
+            raise UsageError(f"{op.run} has ended, so no code was sent. A new launch sends the current code")
         if op.stays:
             session.use(op)
         meter = Meter(rate(spec.bwlimit))
@@ -69,5 +69,5 @@ def show_sync(plan: SyncPlan, run: str) -> None:
         table.add_row(render.clean(path), render.size(num_bytes))
     out.print(table, markup=False)
     for refusal in plan.refused:
-        out.print(f"refused, stays here: {render.clean(str(refusal))}", markup=False)
+        out.print(f"refused, not sent: {render.clean(str(refusal))}", markup=False)
     out.print(f"ignored by git: {plan.ignored_files:,} files, {render.size(plan.ignored_bytes)}")

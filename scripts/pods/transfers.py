@@ -17,7 +17,7 @@ def rate(text: str) -> float | None:
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
     bytes_per_s = float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found[2]] if found else 0.0
     if bytes_per_s < SLOWEST_RATE:
-        raise UsageError(f"{text[:40]!r} is not a rate of 10kB or more; write it for each second: 800kB, 10MB, 1.5GB")
+        raise UsageError(f"{text[:40]!r} is not a rate. Expected bytes per second, at least 10kB: 800kB, 10MB, 1.5GB")
     return bytes_per_s
 
 
@@ -27,7 +27,7 @@ def about(meter: Meter) -> dict[str, Any]:
 
 def moved(meter: Meter) -> str:
     """Return a summary of the transferred bytes, methods and lost connections."""
-    ways = {"rsync": "large files by rsync", "pieces": "large files in pieces"}
+    ways = {"rsync": "large files by rsync", "pieces": "large files in parts"}
     more = [ways[one] for one in sorted(meter.ways)]
-    more += [f"the connection was cut {render.count(meter.cuts, 'time')}"] if meter.cuts else []
-    return ", ".join([f"{render.size(meter.num_bytes)} went over the connection", *more])
+    more += [f"the connection was interrupted {render.count(meter.cuts, 'time')}"] if meter.cuts else []
+    return ", ".join([f"{render.size(meter.num_bytes)} sent over the connection", *more])

@@ -15,14 +15,14 @@ from scripts.pools.own_machines import leave, meant
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFlags(Output):
-    pool: str = flag("", "only this pool or machine", word=True)
+    pool: str = flag("", "check only this pool or machine", word=True)
 
 
 @command(record=CheckFlags, world="", example="inv pool.check")
 def check(spec: CheckFlags) -> None:
     """Check that own machines can be reached.
 
-    It also checks that only its owner can read each key.
+    The command also checks that only the owner can read each key file.
     """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)

@@ -14,25 +14,27 @@ from scripts.cli.render import clean, columns
 
 @dataclass(frozen=True, kw_only=True)
 class HostsFlags(Output):
-    forget: tuple[str, ...] = flag((), "offer this machine again; repeatable", word=True)
+    forget: tuple[str, ...] = flag((), "offer this machine again in future; repeatable", word=True)
 
 
 @command(record=HostsFlags, world="", example="inv hosts")
 def hosts(spec: HostsFlags) -> None:
     """List machines that failed and are no longer offered.
 
-    It shows the reason and the time.
+    The list has the reason and the time of each failure.
     """
     memory = HostMemory.beside(context.settings().state_file)
     failed = {machine: known for machine, known in memory.all().items() if known.failure}
     for word in spec.forget:
         found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
         if not found:
-            raise UsageError(f"{word!r} is not remembered; available: {', '.join(failed) or 'nothing'}")
+            raise UsageError(
+                f"{word!r} is not in the list of failed machines; available: {', '.join(failed) or 'none'}"
+            )
         for machine in found:
             memory.forgive(machine)
             failed.pop(machine)
-            render.say(f"{machine} may be offered again")
+            render.say(f"{machine} can be offered again")
     if spec.json:
         print_json(
             {name: {"failure": one.failure, "failed_at": render.iso(one.failed_at)} for name, one in failed.items()}

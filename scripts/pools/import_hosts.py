@@ -14,23 +14,26 @@ from scripts.cli.json_output import print_json
 
 @dataclass(frozen=True, kw_only=True)
 class ImportFlags(Output):
-    from_: str = flag("", "a file of `terraform output -json`, `terraform show -json`, or a state file")
-    output: str = flag("", "only this Terraform output")
-    pool: str = flag("terraform", "pool that the machines are added to")
+    from_: str = flag(
+        "", "output file of `terraform output -json` or `terraform show -json`, or a Terraform state file"
+    )
+    output: str = flag("", "read only this Terraform output")
+    pool: str = flag("terraform", "pool for the machines")
     user: str = flag("", "login name, for a new pool")
     key: str = flag("", "private key file, for a new pool")
-    dry_run: bool = flag(False, "show the new lines and write nothing")
+    dry_run: bool = flag(False, "show the new lines, and write nothing")
 
 
 @command(record=ImportFlags, world="", example="inv pool.import --from terraform.json --user ubuntu")
 def import_(spec: ImportFlags) -> None:
     """Add machines that Terraform made to the inventory.
 
-    Existing entries and comments stay.
+    Existing entries and comments of the inventory stay.
     """
     if not spec.from_:
         raise UsageError(
-            "--from FILE is missing: inv pool.import --from terraform.json, made with: terraform output -json"
+            "--from FILE is missing. Example: inv pool.import --from terraform.json, with the output of: "
+            "terraform output -json"
         )
     path = context.settings().pools
     found = pool_import.addresses(Path(spec.from_).expanduser(), spec.output)

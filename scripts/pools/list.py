@@ -17,14 +17,14 @@ from scripts.pools.own_machines import meant
 
 @dataclass(frozen=True, kw_only=True)
 class ListFlags(Output):
-    pool: str = flag("", "only this pool or machine", word=True)
+    pool: str = flag("", "list only this pool or machine", word=True)
 
 
 @command(record=ListFlags, world="", example="inv pool.list")
 def list_(spec: ListFlags) -> None:
-    """List own machines: GPUs, price, and which run has each.
+    """List own machines: GPUs, price, and the run on each.
 
-    This comes from the inventory; no machine is contacted.
+    The data come from the inventory and the journal; no machine is contacted.
     """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)

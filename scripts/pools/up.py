@@ -18,14 +18,14 @@ from scripts.pools.own_machines import leave, meant
 
 @dataclass(frozen=True, kw_only=True)
 class UpFlags(Output):
-    pool: str = flag("", "only this pool or machine", word=True)
+    pool: str = flag("", "inspect only this pool or machine", word=True)
 
 
 @command(record=UpFlags, world="", example="inv pool.up")
 def up(spec: UpFlags) -> None:
-    """Look at every own machine, and remember what it has.
+    """Inspect every own machine, and record its hardware.
 
-    That is CPUs, memory, disk, GPUs, Python, rsync and uv. It is safe to repeat.
+    The command records CPUs, memory, disk, GPUs, Python, rsync and uv, and can be repeated.
     """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)

@@ -47,72 +47,79 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
     lines = [
         "# For coding agents",
         "",
-        "Slipway trains and serves language models, here for nothing or on machines that are rented by the hour. "
-        f"{typed('launch')} and its like can spend a person's money, and a machine that is forgotten bills until a "
-        "limit ends it. So the rules about money come first, and no task outweighs them.",
+        "Slipway trains and serves language models, free of charge on this machine, or on machines "
+        f"rented by the hour. {typed('launch')} and similar commands can spend a person's money, and a "
+        "forgotten machine bills until a limit ends the machine. So the rules about money come first, "
+        "before every task.",
         "",
         "## Never",
         "",
-        f"- Never rent unless a person has approved this very run: which machine, how long, and the most that it may "
-        f"cost. These commands may rent: {_listed(rents)}. Until then give them `--dry-run` where they take it, or "
-        f"practise: {typed('rehearse --phase sft')}, and `--rehearse` on other commands. Without a key in the shell "
-        "or `.env`, and with `--provider local`, nothing is rented.",
-        f"- Never leave out the limit that the person named: `--spend-limit` and `--ttl`. What is rented without one "
-        f"may cost up to {MOST_USD} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, by yourself.",
-        f"- Never give `--yes` to a command that rents, ends or removes, unless the person has seen what it shows. "
-        f"Beside those above these ask first: {_listed(ask)}.",
-        f"- Never end what you did not start: no {typed('down --all')}, no {typed('audit --kill')}, no "
-        f"{typed('reap')} unless you were asked to.",
-        "- Never end a rented machine by other means than these commands: its row in the journal would not know.",
-        f"- Never touch, move or remove the records of what is rented and owed: {'; '.join(kept)}.",
-        f"- Never read, print, log or commit keys: `.env`, {', '.join(keys)}, and anything else named like a key.",
-        "- Never go on to something else while a machine of yours may bill. After an error, a lost connection or an "
-        f"interruption look first: {typed('status')}, then {typed('audit')}. Exit code 5 of either, and whatever "
-        "says that something may bill, goes to the person at once, in its own words.",
-        "- Never run an extension (`SLIPWAY_EXTENSIONS`, `--reward FILE`, `--track FILE`) that you have not read: "
-        "it is code that runs with the person's keys.",
+        "- Never rent unless a person has approved this very run: which machine, how long, and the "
+        f"maximum cost. These commands may rent: {_listed(rents)}. Until then use `--dry-run` if the "
+        f"command has the flag, or practise: {typed('rehearse --phase sft')}, and `--rehearse` on other "
+        "commands. Without a key in the shell or `.env`, and with `--provider local`, no machine is "
+        "rented.",
+        "- Never leave out the limit named by the person: `--spend-limit` and `--ttl`. A machine rented "
+        f"without a limit may cost up to {MOST_USD} USD. Never raise a limit, and never set "
+        "`SLIPWAY_SPEND_CAP_USD`, by yourself.",
+        "- Never give `--yes` to a command that rents, ends or removes, unless the person has seen the "
+        "plan of the command. In addition to the commands above, these commands ask first: "
+        f"{_listed(ask)}.",
+        f"- Never end a run or machine that you did not start: no {typed('down --all')}, no "
+        f"{typed('audit --kill')}, no {typed('reap')} without a request.",
+        "- Never end a rented machine by other means than these commands: the journal would still list "
+        "the machine as live.",
+        f"- Never touch, move or remove the records of rented machines and open costs: {'; '.join(kept)}.",
+        f"- Never read, print, log or commit keys: `.env`, {', '.join(keys)}, and every other variable "
+        "named like a key.",
+        "- Never start other work while a machine of yours may bill. After an error, a lost connection "
+        f"or an interruption look first: {typed('status')}, then {typed('audit')}. If one of the two "
+        "exits with code 5, or if a message says that a machine may bill, report the original message to "
+        "the person at once.",
+        "- Never run an extension (`SLIPWAY_EXTENSIONS`, `--reward FILE`, `--track FILE`) that you have "
+        "not read: extensions run with the person's keys.",
         "",
         "## What to type",
         "",
-        f"`./inv` makes its own environment on first use. {typed('doctor')} says what this machine lacks, "
-        f"{typed('config')} which settings are in force and where from. `--json` gives one document on stdout; talk "
-        "goes to stderr. A failure is a document as well, with `error` and `exit_code`; its sentence ends with what to "
-        "type next.",
+        f"`./inv` creates an environment on first use. {typed('doctor')} shows missing requirements of "
+        f"this machine, {typed('config')} every setting with value and source. With `--json`, stdout has "
+        "exactly one document, and messages go to stderr. A failure is also a document, with `error` and "
+        "`exit_code`; the error ends with the next command.",
         "",
         "```sh account",
-        typed("launch --phase sft --dry-run").strip("`") + "    # what would be made, on which machine, at which price",
-        typed("launch --phase sft --provider local").strip("`") + "    # trains here, for nothing",
-        typed("status --json").strip("`") + "    # every run: its step, its cost, which ends are armed",
-        typed("why RUN").strip("`") + "    # what happened to a run, from the records",
+        typed("launch --phase sft --dry-run").strip("`") + "    # the plan: steps, machine, price",
+        typed("launch --phase sft --provider local").strip("`") + "    # trains on this machine, free of charge",
+        typed("status --json").strip("`") + "    # every run: state, step, cost, limits",
+        typed("why RUN").strip("`") + "    # cause of the end of a run, from the records",
         typed("logs RUN --tail 50").strip("`"),
-        typed("down RUN").strip("`") + "    # returns when nothing of it is left or bills",
+        typed("down RUN").strip("`") + "    # returns when no pod of the run exists or bills",
         typed("check").strip("`") + "    # the lint and types of the project",
         typed("test --fast").strip("`") + "    # the tests that start no process",
         "```",
         "",
-        "Every command; those with a mark show a plan first (`--dry-run`), print JSON (`--json`), may rent (money):",
+        "All commands. The marks: shows a plan first (`--dry-run`), prints JSON (`--json`), may rent (money):",
         "",
         *tables.commands,
-        "Their flags: [docs/reference/commands.md](docs/reference/commands.md); those of a pack: "
-        "`packs/NAME/reference.md`.",
+        "Flags: [docs/reference/commands.md](docs/reference/commands.md); flags of a pack: `packs/NAME/reference.md`.",
         "",
         "## Exit codes",
         "",
         *tables.codes,
         "## In the code",
         "",
-        "- Folders say where code runs, and imports go down: [docs/architecture.md](docs/architecture.md); "
-        "`tests/test_floors.py` holds it.",
-        "- Find the right folder in the table below; it is also in [CONTRIBUTING.md](CONTRIBUTING.md), with the form "
-        "of commits. `infra/` rents and watches machines, `trainer/` trains, `serve/` answers, `flows/` holds use "
-        "cases, `scripts/` holds commands.",
+        "- Folders show the place of execution, and imports point downwards: "
+        "[docs/architecture.md](docs/architecture.md); `tests/test_floors.py` checks the imports.",
+        "- The table below names the folder for each kind of change; [CONTRIBUTING.md](CONTRIBUTING.md) "
+        "has the same table, and the form of commits. `infra/` rents and watches machines, `trainer/` "
+        "trains, `serve/` answers requests, `flows/` holds use cases, `scripts/` holds commands.",
         "- An extension adds a provider, a filter, a source, a reward, a phase or a tracker without a change of this "
         "checkout: [docs/extend.md](docs/extend.md).",
-        "- `docs/reference/`, this page and `.env.example` are generated: `python -m scripts.project.reference write` "
-        "after any change of a command, a flag, a setting or an error.",
-        "- Guidelines, which no test holds: a folder of about 17 files, a module of at most 400 lines, a class name "
-        "with one meaning, a docstring of a function that begins with a verb.",
-        f"- Tests rehearse: they rent nothing and need no key. {typed('test')} runs them, {typed('check')} the lint.",
+        "- `docs/reference/`, this page and `.env.example` are generated: run `python -m "
+        "scripts.project.reference write` after each change of a command, a flag, a setting or an error.",
+        "- Guidelines, not checked by tests: a folder of about 17 files, a module of at most 400 lines, "
+        "a class name with a single meaning, a docstring of a function that begins with a verb.",
+        f"- Tests use the rehearsal: no test rents a machine or needs a key. {typed('test')} runs the "
+        f"tests, {typed('check')} the lint.",
         "",
         *tables.rooms,
     ]

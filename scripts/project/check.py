@@ -12,7 +12,7 @@ TYPED = ("infra", "data", "store", "serve", "flows", "trainer", "scripts", "pack
 def check() -> None:
     """Run format, lint, types, import floors and tests.
 
-    A change must pass all of them.
+    A change must pass all checks.
     """
     failed = []
     for name, words in (

@@ -13,20 +13,20 @@ from store import packs
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFlags(Output):
-    schema: str = flag("", f"launch, pod, service, {', '.join(packs.words('schemas'))}: the JSON Schema of such a file")
-    profile: str = flag("", "show a whole recipe instead: a name such as runpod_2b, or a .yaml file")
-    config: str = flag(
-        "", "show which of the files named by a recipe, a job file or a file of flags exist", unit="FILE"
+    schema: str = flag(
+        "", f"print the JSON Schema of a file: launch, pod, service, {', '.join(packs.words('schemas'))}"
     )
-    params: bool = flag(False, "only the number of parameters of its model")
+    profile: str = flag("", "show a complete recipe instead: a name such as runpod_2b, or a .yaml file")
+    config: str = flag("", "check which files named in a recipe, a job file or a file of flags exist", unit="FILE")
+    params: bool = flag(False, "show only the number of parameters of the model")
 
 
 @command(record=ConfigFlags, world="", example="inv config --schema launch")
 def config(spec: ConfigFlags) -> None:
-    """Show every setting, its value and where it came from.
+    """Show every setting, with value and source.
 
-    With --profile it shows a recipe instead, with --schema the JSON Schema of a file, and with --config which of the
-    files that a file names exist.
+    With --profile the command shows a recipe, with --schema the JSON Schema of a file, and with --config which of the
+    files named in a file exist.
     """
     from infra.settings import Settings
 

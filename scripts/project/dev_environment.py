@@ -20,10 +20,14 @@ def bring_programs(yes: bool) -> None:
         return
     if (yes or debian.is_ci()) and debian.is_allowed():
         if not debian.install(packages, say):
-            raise Exit("inv test: without --yes and CI=true, tests that need those are skipped", code=1)
+            raise Exit(
+                "inv test: the installation failed. Without --yes and CI=true, tests that need these "
+                "packages are skipped",
+                code=1,
+            )
         return
-    how = " ".join(debian.command(packages)) or "no apt-get here; bring their programs yourself"
-    say(f"tests that need {', '.join(packages)} are skipped; to have them: {how}")
+    how = " ".join(debian.command(packages)) or "this machine has no apt-get; install the programs by hand"
+    say(f"tests that need {', '.join(packages)} are skipped. To run these tests: {how}")
 
 
 def run_in_dev(words: Sequence[str], cwd: Path) -> int:

@@ -17,19 +17,19 @@ from store import moving_line, packs
 class DoctorFlags(Output):
     provider: str = flag(
         "",
-        "check this instead: ssh, the machines of the inventory; runpod, lium or shadeform, the key and the account; "
-        f"also {', '.join(packs.words('providers'))}",
+        "check a provider instead: ssh (the machines of the inventory), runpod, lium or shadeform (key "
+        f"and account), also {', '.join(packs.words('providers'))}",
     )
-    for_: str = flag("", "check what train or serve needs before it begins")
-    lint: str = flag("", "report what goes wrong later in a job file: Ray, quotes, ports", unit="FILE")
-    config: str = flag("", "with --for serve: the service file (default serve/service.yaml)", unit="FILE")
+    for_: str = flag("", "check the requirements of train or serve before the start")
+    lint: str = flag("", "report lines of a job file that will fail later: Ray, quotes, ports", unit="FILE")
+    config: str = flag("", "--for serve: service file (default serve/service.yaml)", unit="FILE")
 
 
 @command(record=DoctorFlags, world="", example="inv doctor --provider runpod")
 def doctor(spec: DoctorFlags) -> None:
-    """Show what this machine, own machines or an account lack.
+    """Check this machine, own machines or vendor accounts.
 
-    The exit code is 0 when nothing necessary is missing.
+    The exit code is 0 if every required item is present.
     """
     from flows.installation import doctor as machine
     from infra.errors import UsageError
@@ -39,16 +39,14 @@ def doctor(spec: DoctorFlags) -> None:
 
     provider, for_ = spec.provider, spec.for_
     if spec.lint and (provider or for_):
-        raise UsageError("--lint looks at a file alone; leave --provider and --for out")
+        raise UsageError("--lint checks only a file; leave out --provider and --for")
     if provider not in ("", *by_name.known()):
         why = packs.lacking("providers", provider) or f"known: {', '.join(by_name.known())}"
         raise UsageError(f"--provider is {provider!r}; {why}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
-        raise UsageError(
-            "expected --for train, --for serve, the latter with --config FILE or without, or --provider NAME"
-        )
+        raise UsageError("expected --for train, --for serve (optionally with --config FILE), or --provider NAME")
     settings = Settings.load(ROOT, {"provider": provider})
-    with moving_line.waiting(f"{provider or for_ or 'this machine'} is looked at"):
+    with moving_line.waiting(f"checking {provider or for_ or 'this machine'}"):
         if spec.lint:
             found = machine.lint(spec.lint)
         elif for_ == "train":
@@ -73,13 +71,11 @@ def doctor(spec: DoctorFlags) -> None:
         print(columns([(one.name, one.state, one.detail) for one in found]))
     if any(one.state == "bad" for one in found):
         known = {
-            "ssh": "some machines cannot be used",
+            "ssh": "some machines are not usable",
             "": "this machine cannot run a training yet",
         }
-        which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
+        which = known.get(provider.removeprefix("local"), f"no machine can be rented from {provider}")
         if spec.lint:
             raise Exit(f"inv doctor: {spec.lint} has lines to correct", code=1)
-        which = {"serve": "a service could not run yet", "train": "a training should not be rented yet"}.get(
-            for_, which
-        )
+        which = {"serve": "a service cannot run yet", "train": "do not rent for a training yet"}.get(for_, which)
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)

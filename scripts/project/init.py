@@ -24,9 +24,9 @@ from store import credentials, moving_line
 TRIES = 3
 LOCAL_STORE = "var/artifacts"
 BY_HAND = """stdin is not a terminal, so init cannot ask for keys without showing them. By hand:
-  cp .env.example .env && chmod 600 .env    # git ignores it; each line says what it is for
-  ./inv doctor --provider runpod            # what the vendor says to the key
-Without any key everything runs on this machine: ./inv launch --phase sft"""
+  cp .env.example .env && chmod 600 .env    # ignored by git; comments explain each line
+  ./inv doctor --provider runpod            # checks the key with the vendor
+Without a key, all work runs on this machine: ./inv launch --phase sft"""
 
 
 class Over(Exception):
@@ -35,7 +35,7 @@ class Over(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class InitFlags:
-    provider: str = flag("", "only the key of that vendor: runpod, lium or shadeform", word=True)
+    provider: str = flag("", "ask only for the key of this vendor: runpod, lium or shadeform", word=True)
 
 
 @command(record=InitFlags, world="", is_here=True, example="inv init runpod")
@@ -48,8 +48,8 @@ def init(spec: InitFlags) -> None:
         raise UsageError(f"--provider is {spec.provider!r}; known: {', '.join(VENDORS)}")
     if not sys.stdin.isatty():
         raise UsageError(BY_HAND)
-    render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and nobody else can read.")
-    render.say("Keys are not shown while they are typed. Enter: skip, or keep the present value. Ctrl-D: finish.")
+    render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and only you can read.")
+    render.say("Typed keys are not shown. Enter: skip, or keep the present value. Ctrl-D: finish.")
     try:
         for name in [spec.provider] if spec.provider else VENDORS:
             ask_key(name)
@@ -68,12 +68,12 @@ def ask_key(name: str) -> None:
     known, source = getattr(settings, VENDORS[name]), settings.sources[VENDORS[name]]
     render.say(f"\n{NAMES[name]}")
     if known:
-        render.tell(f"  {variable} is there, from {source}: {in_words(asked(name, known, settings))}")
+        render.tell(f"  {variable} is set, from {source}: {in_words(asked(name, known, settings))}")
     if known and source not in (".env", "default"):
         render.say(f"  kept; {source} overrides .env")
         return
     kept, file = first_keys.saved(name) if not known else ("", "")
-    if kept and agrees(f"  {file} has a key; take it?"):
+    if kept and agrees(f"  {file} has a key; use this key?"):
         found = asked(name, kept, settings)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD:
@@ -90,26 +90,26 @@ def ask_key(name: str) -> None:
             env_file.put(ROOT, {variable: key})
             render.say("  written")
             return
-    render.say(f"  {TRIES} keys were not taken; nothing was written for {NAMES[name]}")
+    render.say(f"  {TRIES} keys were refused; no key was written for {NAMES[name]}")
 
 
 def ask_for_store() -> None:
     """Ask for the artifact store until the user enters a writable URI or keeps the current store."""
-    render.say("\nStore: where models and checkpoints are kept")
+    render.say("\nStore: the place of models and checkpoints")
     for _ in range(TRIES):
         settings = context.settings()
         is_here = settings.store == str(ROOT / LOCAL_STORE)
         shown = f"{LOCAL_STORE}, on this machine" if is_here else settings.store
-        render.say(f"  It is {shown}.")
+        render.say(f"  Present store: {shown}.")
         if settings.sources["store"] not in (".env", "default", "slipway.yaml"):
             render.say(f"  kept; {settings.sources['store']} overrides .env")
             return
-        render.say("  Rented pods need one elsewhere: hf://user/repo, s3://bucket/folder or gs://bucket/folder")
+        render.say("  Rented pods need a remote store: hf://user/repo, s3://bucket/folder or gs://bucket/folder")
         uri = typed("  SLIPWAY_STORE (Enter keeps it): ")
         if not uri:
             return
         keys = keys_for(uri, settings)
-        with moving_line.waiting(f"{uri} is asked"):
+        with moving_line.waiting(f"checking {uri}"):
             found = first_keys.ask_store(uri if "://" in uri else str(ROOT / Path(uri).expanduser()), keys)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD or agrees("  use it anyway?"):
@@ -127,12 +127,12 @@ def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
 
 
 def asked(name: str, key: str, settings: Settings) -> Found:
-    with moving_line.waiting(f"{NAMES[name]} is asked"):
+    with moving_line.waiting(f"checking the key with {NAMES[name]}"):
         return first_keys.ask_vendor(name, key, settings)
 
 
 def in_words(found: Found) -> str:
-    words = {Verdict.GOOD: "good", Verdict.REFUSED: "not taken", Verdict.UNKNOWN: "could not be checked"}
+    words = {Verdict.GOOD: "good", Verdict.REFUSED: "refused", Verdict.UNKNOWN: "could not be checked"}
     return f"{words[found.verdict]}: {found.said}"
 
 
@@ -143,7 +143,7 @@ def hidden(question: str) -> str:
             warnings.simplefilter("error", getpass.GetPassWarning)
             return getpass.getpass(question, sys.stderr).strip()
     except getpass.GetPassWarning:
-        raise UsageError(BY_HAND.replace("stdin is not a terminal", "this terminal shows what is typed")) from None
+        raise UsageError(BY_HAND.replace("stdin is not a terminal", "this terminal shows typed text")) from None
     except EOFError:
         raise Over from None
 
@@ -165,9 +165,9 @@ def tell_what_next(settings: Settings) -> None:
     keys = [NAMES[name] for name, key in VENDORS.items() if getattr(settings, key)]
     render.say("")
     if not keys:
-        render.say("No vendor's key is set: everything runs on this machine, for free.")
-        render.say("Next: ./inv launch --phase sft, or prices: ./inv offers")
+        render.say("No vendor's key is set; all work runs on this machine, for free.")
+        render.say("Next: ./inv launch --phase sft. Prices of vendors: ./inv offers")
         return
-    render.say(f"{', '.join(keys)} can be rented from. Next: ./inv offers --gpu H100")
+    render.say(f"Keys are set for {', '.join(keys)}. Next: ./inv offers --gpu H100")
     if not credentials.kind(settings.store):
-        render.say("A rented pod needs a store elsewhere: ./inv init again, or --store")
+        render.say("A rented pod needs a remote store: run ./inv init again, or use --store")

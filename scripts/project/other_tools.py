@@ -21,9 +21,9 @@ GUIDES = {
 }
 HEAD = """# Commands of other tools
 
-Each command line of six guides, and the command that does the same here. Every line is run by the nightly tests, for
-nothing: against the rehearsal, on one machine, or against a hub on loopback (`python -m tests.sources.lines`). Files
-are written without their folders.
+Each command line of six guides, and the equivalent Slipway command. The nightly tests run every line free of charge:
+against the rehearsal, on one machine, or against a hub on loopback (`python -m tests.sources.lines`). File names are
+shown without folders.
 """
 
 
@@ -53,7 +53,7 @@ def page() -> str:
     """Return the Markdown page."""
     lines = [HEAD]
     for guide, title in GUIDES.items():
-        lines += [f"## {title}", "", "| there | here |", "| --- | --- |"]
+        lines += [f"## {title}", "", "| other tool | Slipway |", "| --- | --- |"]
         lines += [f"| {_code(one.line)} | {_here(one)} |" for one in read(guide)]
         lines.append("")
     return "\n".join(lines)

@@ -41,34 +41,34 @@ PLACES = (  # place, setting or "", content, and removal rule of each file or fo
     (
         "artifacts",
         "store",
-        "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
-        "yes; the next launch makes them again",
+        "text, tokenizers, checkpoints: each stored once by fingerprint, and listed under a name",
+        "yes; the next launch makes missing artifacts again",
     ),
-    ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
+    ("pods", "pods", "pods on this machine: code, logs, checkpoints of each run", "when nothing runs"),
     (
         "`var/runs`",
         "",
-        "the home of each run: its receipt `run.json`; in `kept/` the code that its next pod gets; in "
-        "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted",
+        "the folder of each run: the receipt `run.json`; in `kept/` the code for the next pod; in `pod/` "
+        "the files fetched from the pod (logs, reports, metrics, checkpoints), which are never trusted",
         "yes",
     ),
-    ("`var/logs`", "", "tracebacks of errors in Slipway itself", "yes"),
-    ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
-    ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),
+    ("`var/logs`", "", "tracebacks of bugs in Slipway", "yes"),
+    ("`var/reports`", "", "pages written by `./inv report`", "yes"),
+    ("`var/ui-chat.log`", "", "log of the last model in the chat of the page", "yes"),
     (
         "`var/services`",
         "",
-        "of services: logs of requests and of the controller, hashes of API keys",
+        "services: logs of requests and of the controller, hashes of API keys",
         "when no service runs",
     ),
     (
         "environments",
         "environments",
-        "environments that train, serve and test; `~/.cache/slipway/environments` by default",
+        "environments for training, serving and tests; `~/.cache/slipway/environments` by default",
         "yes",
     ),
-    ("`.venv`", "", "the environment of the commands", "yes"),
-    ("`~/.slipway` on an SSH machine", "", "its pods and artifacts", "when nothing runs there"),
+    ("`.venv`", "", "the environment of the `inv` commands", "yes"),
+    ("`~/.slipway` on an SSH machine", "", "pods and artifacts of the machine", "when nothing runs there"),
     (
         "`~/.slipway/control` on a control host",
         "",
@@ -78,32 +78,32 @@ PLACES = (  # place, setting or "", content, and removal rule of each file or fo
     (
         "`journal-control` beside the journal",
         "",
-        "of a control host: its host key, and the last copy of its journal",
-        "no, while the journal is there",
+        "the host key of a control host, and the last copy of the host's journal",
+        "no, while the control host has the journal",
     ),
     (
         "the journal",
         "state_file",
-        "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
+        "rented machines and open costs; `~/.local/state/slipway/journal.sqlite` by default",
         "no",
     ),
-    ("`journal-rehearsal` beside the journal", "", "a rehearsal: its journal, store and machines", "when none runs"),
+    ("`journal-rehearsal` beside the journal", "", "journal, store and machines of a rehearsal", "when none runs"),
     (
         "`journal-ssh-config` beside the journal",
         "",
-        "names of pods for ssh, kept by `./inv ssh --config`",
+        "names of pods for ssh, written by `./inv ssh --config`",
         "by `./inv ssh --config --remove`",
     ),
-    ("`journal-prices.json` beside the journal", "", "prices that `./inv offers --save` kept", "yes"),
+    ("`journal-prices.json` beside the journal", "", "prices saved by `./inv offers --save`", "yes"),
     ("`chat-history` beside the journal", "", "history of questions typed in `./inv chat`", "yes"),
-    ("`~/.config/slipway`", "", "the id of each journal on each machine; may be carried to other machines", "no"),
+    ("`~/.config/slipway`", "", "the id of each journal on each machine; may be copied to other machines", "no"),
 )
 OTHER_CODES = (
     ("0", "Done."),
-    ("2", "Also: a word or flag that no command knows; settings, data or a store that cannot be used as they are."),
-    ("130", "Interrupted by Ctrl-C. A run that was followed goes on."),
-    ("129, 143", "Told to leave by SIGHUP or SIGTERM (128 + the number of the signal)."),
-    ("141", "Nobody reads the output any more (a closed pipe)."),
+    ("2", "Also: an unknown word or flag; unusable settings or data, or an unusable store."),
+    ("130", "Interrupted by Ctrl-C. A followed run continues."),
+    ("129, 143", "Ended by SIGHUP or SIGTERM (128 + the number of the signal)."),
+    ("141", "The reader of the output has closed the pipe."),
 )
 
 
@@ -158,11 +158,11 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "`./inv --list --all` shows them in a terminal, `./inv COMMAND --help` one of them, and "
-        "`./inv COMMAND --help-all` all of its flags. Several commands may stand "
-        "on one line and are done one after another: `./inv pod.create pod.run pod.down`.",
+        "`./inv --list --all` lists the commands in a terminal, `./inv COMMAND --help` explains a "
+        "command, and `./inv COMMAND --help-all` shows all flags of a command. A line may have several "
+        "commands, which run one after the other: `./inv pod.create pod.run pod.down`.",
         "",
-        "These flags mean the same wherever a command takes them:",
+        "These flags have the same meaning in every command:",
         "",
     ]
     every = [one for name in found.task_names for one in found[name].flags if is_common(one)]
@@ -186,7 +186,7 @@ def commands() -> str:
         )
         for name, pack in packs.known().items()
     ]
-    lines += ["## Packs", "", "Each is a folder of `packs/`, and is off where that folder is not there.", ""]
+    lines += ["## Packs", "", "Each pack is a folder of `packs/`, and is off if the folder is missing.", ""]
     lines += table(("pack", "commands", "", ""), rows)
     return "\n".join(lines)
 
@@ -208,7 +208,7 @@ def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) ->
                 lines += [f"The pack [`{pack}`](../../packs/{pack}/reference.md) adds {', '.join(added)}.", ""]
         taken = [f"`--{one.spelled}`" for one in flags if is_common(one) and not is_of_line(one)]
         taken += [] if task.is_here else [f"`{one}`" for one in packs.words("line_flags")]
-        lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
+        lines += [f"Also takes {', '.join(taken)}.", ""] if taken else []
     return lines
 
 
@@ -248,18 +248,19 @@ def settings_page() -> str:
         [
             "# Settings",
             "",
-            "A setting is taken from the first of these that gives it: a flag, the shell's environment, `.env`, "
-            "`slipway.yaml`, its default. `./inv config` shows each value and where it came from.",
+            "The value of a setting comes from the first source with a value: a flag, the shell's "
+            "environment, `.env`, `slipway.yaml`, the default. `./inv config` shows each value with the "
+            "source.",
             "",
-            "`.env` and `slipway.yaml` lie at the root of the checkout. `.env` holds variables; copy `.env.example`. "
-            "`slipway.yaml` holds lines of the form `name: value` by the names of the second column; keys are not "
-            "taken from it. Relative paths start at the checkout, or at the current folder when they were typed or "
-            "exported.",
+            "`.env` and `slipway.yaml` are at the root of the checkout. `.env` holds variables; copy "
+            "`.env.example`. `slipway.yaml` holds lines of the form `name: value` with the names of the "
+            "second column; keys in `slipway.yaml` are ignored. Relative paths start at the checkout, or "
+            "at the current folder if typed or exported.",
             "",
             *settings_table([{"name": one.name, **one.metadata} for one in settings.table()]),
-            f"Packs have settings of their own: {', '.join(of_packs)}.",
+            f"Settings of packs: {', '.join(of_packs)}.",
             "",
-            "These are read from the environment that a command, or a pod's guard, is started in, and from no file:",
+            "These variables are read only from the environment of a command or of a pod's guard, not from a file:",
             "",
             *table(
                 ("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]
@@ -282,12 +283,13 @@ def exit_codes() -> str:
         [
             "# Exit codes",
             "",
-            "Every command exits with one of these. With `--json`, a failure is a document too: "
-            '`{"error": "...", "exit_code": 5}`.',
+            "Every command exits with one of these codes. With `--json`, a failure is also a JSON "
+            'document: `{"error": "...", "exit_code": 5}`.',
             "",
             *code_table(),
-            "`./inv logs --follow` and a `./inv launch` that follows a run exit with 0 when the run succeeded. "
-            "`./inv ssh RUN -- COMMAND` and `./inv test` exit with the code of what they ran.",
+            "`./inv logs --follow`, and a `./inv launch` that follows a run, exit with 0 if the run "
+            "succeeded. `./inv ssh RUN -- COMMAND` and `./inv test` exit with the exit code of the "
+            "command or the tests.",
             "",
         ]
     )
@@ -347,36 +349,37 @@ def files() -> str:
         [
             "# Files",
             "",
-            "## What Slipway writes",
+            "## Files written by Slipway",
             "",
             *table(("where", "setting", "what", "may be removed"), places),
             "## Flags of a launch (`./inv launch FILE`)",
             "",
-            "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
-            "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
-            "`./inv config --schema launch` prints the file's JSON Schema; "
-            "so do `pod` and `service` for what stands below. Command-line flags "
-            "override the file. RunPod's words "
-            f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
+            "Every key is a [flag of `launch`](commands.md#launch), or `phases` with nested options of "
+            "phases: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. `./inv "
+            "config --schema launch` prints the file's JSON Schema; `--schema pod` and `--schema "
+            "service` print the schemas of the files below. Command-line flags override the file. "
+            f"RunPod's names work too: {renamed}. Example: "
+            "[examples/launch.yaml](../../examples/launch.yaml).",
             "",
             "## A set of pods (`./inv apply FILE`)",
             "",
-            "`pods` is a list with these keys; `set` is the name of the set, else the file's. "
+            "`pods` is a list with these keys; `set` is the name of the set, by default the name of the "
+            "file. "
             + ", ".join(f"`{theirs}` may be written for `{ours}`" for theirs, ours in pod_set.ALIASES.items())
             + ". Example: [examples/fleet.yaml](../../examples/fleet.yaml).",
             "",
             *table(("key", "default", "meaning"), pods),
             "## A service (`./inv serve.up --config FILE`)",
             "",
-            "The keys are SkyServe's (its documentation describes those without a meaning here), except for the "
-            "section `slipway`, which `./inv serve.export` leaves out. "
-            "Examples: [examples/service.yaml](../../examples/service.yaml), "
+            "The keys are SkyServe's (SkyServe's documentation explains keys without a meaning here), "
+            "except for the section `slipway`, which `./inv serve.export` leaves out. Examples: "
+            "[examples/service.yaml](../../examples/service.yaml), "
             "[serve/service.yaml](../../serve/service.yaml).",
             "",
             *table(("key", "default", "meaning"), keys(ServiceFile)),
             "## Own machines (`ssh_node_pools.yaml`)",
             "",
-            "The file maps the name of each pool to its keys: "
+            "The file maps the name of each pool to these keys: "
             + ", ".join(f"`{one}`" for one in inventory.POOL_KEYS)
             + ". An entry of `hosts` is an address, an alias of `~/.ssh/config`, or a map of: "
             + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS)

@@ -13,9 +13,10 @@ from infra.checkout import ROOT
 FILE = ROOT / "tests" / "sources" / "requirements.yaml"
 HEAD = """# Requirements
 
-Slipway grew from {number} documents: {sources}. Each behaviour that these promise has a row: the tests that assert it,
-the reason why it is otherwise here, or both. Of {rows} behaviours {tested} have tests. `./inv test NODE` runs one. The
-rows stand in [requirements.yaml](../../tests/sources/requirements.yaml); `tests/sources/` checks that each test exists.
+Slipway grew from {number} documents: {sources}. Each behaviour in these documents has a row: the tests of the
+behaviour, the reason for a deviation, or both. Of {rows} behaviours {tested} have tests. `./inv test NODE` runs a test.
+The rows are in [requirements.yaml](../../tests/sources/requirements.yaml); `tests/sources/` checks that each test
+exists.
 """
 
 

@@ -46,17 +46,17 @@ ROOMS = (
         "a flag",
         "flows/specs",
         "flows/specs/launch.py",
-        "a flag that one command reads stands in the record in the file of the command, such as "
-        "`scripts/runs/logs.py`, and one of several commands in `scripts/cli/flags.py`; the flag is a field of the "
-        "record that the command gets",
+        "a flag of a single command is a field of the record in the file of the command, such as "
+        "`scripts/runs/logs.py`; a flag of several commands is a field in `scripts/cli/flags.py`; the "
+        "command receives the record",
     ),
     ContributionRow(
         "a command",
         "scripts",
         "scripts/market/audit.py",
-        "one file with the record of its flags, its help and its function; name, function and first line of help in "
-        "`scripts/commands.py`; work as a use case like `flows/pods/accounts.py`; a mention in a page of "
-        "`docs/guides/`",
+        "a file with the record of flags, the help and the function; name, function and first line of "
+        "help in `scripts/commands.py`; the work as a use case like `flows/pods/accounts.py`; a mention "
+        "in a page of `docs/guides/`",
     ),
     ContributionRow(
         "a setting",
@@ -75,14 +75,14 @@ ROOMS = (
         "a page of docs",
         "docs/guides",
         "docs/guides/on.md",
-        "a link in `README.md`; `tests/docs/` checks links and commands, and runs them every night",
+        "a link in `README.md`; `tests/docs/` checks links and commands, and runs the commands every night",
     ),
     ContributionRow(
         "a test",
         "tests",
         "tests/infra/test_numbers.py",
-        "the folder of the tested module, below `tests/`; `pytest.mark.process` where it starts a process, "
-        "`pytest.mark.nightly` where it takes minutes",
+        "the folder of the tested module, below `tests/`; `pytest.mark.process` for a test that starts a "
+        "process, `pytest.mark.nightly` for a test that takes minutes",
     ),
 )
 

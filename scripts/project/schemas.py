@@ -140,7 +140,7 @@ def of_flags(record: type, but: Collection[str] = ()) -> Schema:
 def with_phases(flags: Schema) -> Schema:
     nested = {
         "type": "object",
-        "description": "options of single phases instead of the profile's",
+        "description": "options of single phases, instead of the options of the profile",
         "properties": {name: {"$ref": f"#/$defs/phases/{name}"} for name in PHASES},
         "additionalProperties": False,
     }
@@ -166,8 +166,8 @@ def pod() -> Schema:
     one["properties"] |= {theirs: dict(one["properties"][ours]) for theirs, ours in pod_set.ALIASES.items()}
     properties = {
         "set": {"type": "string", "description": "name of the set (default: the file's)"},
-        "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"},
-        "spend_limit": {**TEXT, "description": "rented: US dollars for all of them together"},
+        "pods": {"type": "array", "items": one, "description": "the pods of the set; [] ends all pods"},
+        "spend_limit": {**TEXT, "description": "rented: limit in US dollars for all pods together"},
     }
     return {
         "title": "A set of pods: ./inv apply FILE",

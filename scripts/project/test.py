@@ -31,19 +31,19 @@ class TestFlags:
     paths: tuple[str, ...] = flag(
         (), f"files or folders of tests, or a part: {', '.join(PARTS)} (default: all)", word=True
     )
-    k: str = flag("", "only tests whose names match")
-    fast: bool = flag(False, "only tests that start no process, open no socket and are quick")
+    k: str = flag("", "run only tests with a matching name")
+    fast: bool = flag(False, "run only fast tests without processes and sockets")
     nightly: bool = flag(False, "include the slow tests")
     yes: bool = flag(
-        False, "install the Debian packages that tests need, as root or by sudo (also with CI=true)", also=("y",)
+        False, "install the Debian packages that the tests need, as root or with sudo (also with CI=true)", also=("y",)
     )
 
 
 @command(record=TestFlags, world="", is_here=True, example="inv test --fast")
 def test(spec: TestFlags) -> None:
-    """Run the tests, in an environment of their own.
+    """Run the tests in a separate environment.
 
-    Arguments after -- go to pytest.
+    Arguments after -- are passed to pytest.
     """
     if not spec.fast:
         bring_programs(spec.yes)

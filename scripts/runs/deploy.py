@@ -79,10 +79,12 @@ def deploy(
         session.use(op)
     if spec.json:
         print_json(about(op, settings))
-    beside = f"; or beside others: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
+    beside = (
+        f"; run several trainings on the pod: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
+    )
     render.say(
-        f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}. "
-        f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}"
+        f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}. Next: inv pod.run {op.run} "
+        f"--phase sft{beside}; end the pod: inv pod.down {op.run}"
     )
 
 

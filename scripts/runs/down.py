@@ -24,9 +24,9 @@ class DownFlags(OneRunFlags):
 
 @command(record=DownFlags, example="inv down brave-otter-3")
 def down(spec: DownFlags) -> None:
-    """End a run; return when nothing of it is left or bills.
+    """End a run; return when no pod of the run exists or bills.
 
-    Its work is saved first. A pod is reported as gone only when that is proven.
+    The work is saved first. A pod is reported as gone only when the vendor's answer proves the deletion.
     """
     run = spec.run
     settings = context.settings()
@@ -34,7 +34,7 @@ def down(spec: DownFlags) -> None:
         known = [one.name for one in service_rows.every(journal)]
         is_service = bool(run) and not spec.all and run in known
         services = known if spec.all else [run] if is_service else []  # first: else replicas are replaced
-        with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
+        with moving_line.waiting(f"ending {', '.join(services)} and all replicas"):
             done = list(ending.services(services, journal, settings, render.tell))
         if is_service:
             raise_worst(done)
@@ -54,13 +54,13 @@ def down(spec: DownFlags) -> None:
             rows = ending.all_rows(journal)
         elif not (groups or waited and run not in journal.runs()):
             rows = ending.rows_of(run, journal)
-        with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
+        with moving_line.waiting(f"saving and ending {', '.join(one.run for one in rows)}"):
             ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
     if spec.json:
         print_json({"ended": [*waited, *(one.name for one in ended if not one.problem)]})
     elif not (rows or waited):
-        render.say("nothing is running")
+        render.say("no run is live")
 
 
 def raise_worst(done: Sequence[ending.Ended]) -> None:
@@ -80,12 +80,13 @@ class StopFlags:
 
 @command(record=StopFlags, example="inv down brave-otter-3")
 def stop(spec: StopFlags) -> None:
-    """Refuse: a stopped pod goes on billing. See `down`.
+    """Refuse, because a stopped pod still bills. See `down`.
 
-    Such a pod may also find no free GPU when it starts again. The message says what to type instead.
+    A restart of a stopped pod also fails if no GPU is free. The message names the commands to use instead.
     """
     name = spec.run or "RUN"
     raise UsageError(
-        "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
-        f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
+        "pods cannot be stopped, and nothing was changed: only one vendor offers stopped pods, bills "
+        "their disk at twice the rate, and may have no free GPU at the restart. End the run: inv down "
+        f"{name}. Continue later from the checkpoints: inv resume {name}"
     )

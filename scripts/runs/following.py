@@ -30,13 +30,13 @@ from scripts.cli.json_output import print_json
 from scripts.runs.logs import tell_steps
 from store import moving_line
 
-THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
+THEN = {"failed": "fix the cause, then launch again or run ", NODE_LOST: "when a machine is free, run "}
 
 
 def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_json: bool) -> None:
     """Start the run of a planned launch; follow the run, or hand it to the supervisor with `detach`."""
     with supervisor_client.handing_on(settings):
-        with moving_line.waiting("the run begins"):
+        with moving_line.waiting("starting the run"):
             op = begin_launch.start(found, journal, settings, render.tell)
         if due.is_watch_wanted(journal, settings):
             supervisor_client.ensure(settings)
@@ -60,12 +60,12 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             if isinstance(error, OSError) and not hung_up:  # an OSError after SIGHUP means that the terminal is gone
                 raise
             kept = supervisor_client.hand_on(op, settings)  # before any output, which may fail
-            render.say(f"\ndetached; {op.run} goes on. {kept}")
+            render.say(f"\ndetached; {op.run} continues. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
         except SlipwayError as error:
             raise Exit(f"{render.clean(str(error))}{still_there(op, journal)}", code=error.exit_code) from error
-    with moving_line.waiting(f"{op.run}: its end is written down and told"):
+    with moving_line.waiting(f"recording the end of {op.run} and sending notices"):
         follow.conclude(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
@@ -94,9 +94,9 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(render.clean(verdict["tail"]))
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        then = THEN.get(verdict["state"], "go on with ") + f"./inv resume {op.run}"
+        then = THEN.get(verdict["state"], "continue: ") + f"./inv resume {op.run}"
         if journal.op(op.token).is_live and op.stays:
-            then = f"mend that, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
+            then = f"fix the cause, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 
 
@@ -108,8 +108,8 @@ def still_there(op: Op, journal: Journal) -> str:
     left = journal.op(op.token)
     if not left.is_live:
         return ""
-    bills = f"bills on at {per_hour(left.rate)}" if left.rate else "costs nothing"
-    return f"\n{op.run} is left as it is; its pod {bills}; look: ./inv status {op.run}; end it: ./inv down {op.run}"
+    bills = f"still bills {per_hour(left.rate)}" if left.rate else "costs nothing"
+    return f"\n{op.run} was not ended; the pod {bills}. Look: ./inv status {op.run}; end the run: ./inv down {op.run}"
 
 
 @contextlib.contextmanager

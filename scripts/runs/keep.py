@@ -22,14 +22,14 @@ from serve.processes import controller_client, controller_process
 
 @dataclass(frozen=True, kw_only=True)
 class KeepFlags(OneRunFlags):
-    detach: bool = flag(False, "run in the background, and write to keep.log beside the run's logs")
+    detach: bool = flag(False, "run in the background, and write to keep.log next to the run's logs")
 
 
 @command(record=KeepFlags, example="inv keep brave-otter-3 --detach", rents=True)
 def keep(spec: KeepFlags) -> None:
-    """Follow a run, and bring it back when its pod dies.
+    """Follow a run, and recover the run when its pod dies.
 
-    Artifacts and logs are copied here meanwhile. Only one process at a time follows a run.
+    Artifacts and logs are copied to this machine meanwhile. Only one process at a time follows a run.
     """
     run = spec.run
     settings = context.settings()
@@ -40,11 +40,11 @@ def keep(spec: KeepFlags) -> None:
         op = find_run(journal, run)
         holder = journal.leases.holder(keeper_lease(op.run))
         if holder:
-            state, said = "kept", f"{op.run} is kept by process {holder.pid}"
+            state, said = "kept", f"{op.run} is already followed by process {holder.pid}"
         elif resuming.is_idle(op, settings):
-            state, said = "idle", f"{op.run} is idle; its guard holds it"
+            state, said = "idle", f"{op.run} is idle: the pod waits for work under its guard"
         elif run_rows.is_over(op):
-            state, said = "over", f"{op.run} is over; run: inv status {op.run}"
+            state, said = "over", f"{op.run} has ended; run: inv status {op.run}"
         elif spec.detach:
             following.leave(op, settings, spec.json)
             return
@@ -62,6 +62,6 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
     seen = controller_client.ensure(name, settings, journal, render.tell)
     holder = journal.leases.holder(service_lease(name))
     if was_kept and holder:
-        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
+        render.say(f"{name} already has a controller, process {holder.pid}, at {seen.endpoint}")
     if as_json:
         print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})

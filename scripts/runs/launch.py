@@ -25,11 +25,11 @@ from store import moving_line
 class LaunchFlags(Output, Questions, LaunchSpec):
     file: str = flag(
         "",
-        "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
-        "the file",
+        "YAML file: a job (`run: python my.py`), or flags of launch (`gpu: H100`); flags on the command "
+        "line override the file",
         word=True,
     )
-    detach: bool = flag(False, "hand over and return", group=RUN)
+    detach: bool = flag(False, "hand the run to the supervisor and return", group=RUN)
 
 
 @command(
@@ -41,9 +41,9 @@ class LaunchFlags(Output, Questions, LaunchSpec):
     rents=True,
 )
 def launch(spec: LaunchFlags) -> None:
-    """Train one or more phases, with all they need, to the end.
+    """Train phases or run a job, including all missing steps.
 
-    Artifacts that exist are reused. Ctrl-C leaves the run working; the same launch follows it again.
+    Existing artifacts are reused. After Ctrl-C the run continues; the same launch follows the run again.
     """
     work = work_kinds.asked(spec, spec.file)
     spec = work.placed(spec)
@@ -63,7 +63,7 @@ def launch(spec: LaunchFlags) -> None:
         deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
-        with moving_line.waiting("looking at what exists, and what the rest costs"):
+        with moving_line.waiting("comparing the plan with the store, and estimating cost"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.is_open:
@@ -80,7 +80,7 @@ def launch(spec: LaunchFlags) -> None:
                 pick_offer.show(found, settings)
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
-            render.say(f"{at_work.run} is already running it; a launch would follow it")
+            render.say(f"{at_work.run} already does this work; a launch would follow {at_work.run}")
         if spec.dry_run or plan.job is None:
             if not spec.dry_run:
                 run_leases.move_names(plan)
@@ -112,9 +112,11 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
         said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
         print_json({**said, "commands": node_commands(plan), "flags": shown(spec, plan_text.NOT_OF_THE_PLAN)})
     elif plan.job is None:
-        moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
+        moved = (
+            "".join(f"; {one.name} now points to the existing artifact" for one in plan.pointers) if not dry_run else ""
+        )
         render.say(
-            f"everything is here{moved}; nothing to do. {plan_text.talk_to(plan.artifacts[-1].name, plan.store)}"
+            f"every artifact exists{moved}; nothing to do. {plan_text.talk_to(plan.artifacts[-1].name, plan.store)}"
         )
     elif dry_run:
         for line in node_commands(plan):

@@ -43,17 +43,17 @@ LAST_S = 60.0  # retry time for a silent pod after the end of the run
 
 @dataclass(frozen=True, kw_only=True)
 class LogsFlags:
-    run: str = flag("", "name of the run, or its beginning (default: the last run)", word=True)
-    follow: bool = flag(False, "keep printing until the run ends, and exit with its code")
-    tail: int | None = flag(None, "only the last N lines of each log")
-    since: str = flag("", "only what was written within this time: 90s, 10m, 2h", unit="DURATION")
-    file: str = flag("", "only this log: the name of a step, or guard, agent, environment, gpus")
-    errors: bool = flag(False, "only error logs; with --file, only that step's")
+    run: str = flag("", "name of the run, or the first letters of the name (default: the last run)", word=True)
+    follow: bool = flag(False, "keep printing until the run ends, and exit with the run's exit code")
+    tail: int | None = flag(None, "print only the last N lines of all logs together")
+    since: str = flag("", "print only lines written within this time: 90s, 10m, 2h", unit="DURATION")
+    file: str = flag("", "print only this log: the name of a step, or guard, agent, environment, gpus")
+    errors: bool = flag(False, "print only error logs; with --file, only the error logs of this step")
 
 
 @command(record=LogsFlags, example="inv logs brave-otter-3 --follow")
 def logs(spec: LogsFlags) -> None:
-    """Print what a run has written, step by step."""
+    """Print the logs of a run, step by step."""
     if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     settings = context.settings()
@@ -70,7 +70,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     if bring(op, journal, settings, say) or not op.is_live:
         bring_from_store(op, settings, say)
     for one in cuts_at_home(home):
-        say(f"{op.run}: not all that its pod has is here: {one}")
+        say(f"{op.run}: the copy of the pod's logs on this machine is incomplete: {one}")
 
     def paths() -> list[Path]:
         return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
@@ -130,7 +130,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
             if waits(op, journal):
                 if op.token != told:
                     told = op.token
-                    say(f"{op.run} waits for another machine: {op.reason}; to end it: inv down {op.run}")
+                    say(f"{op.run} waits for a machine: {op.reason}; end the run: inv down {op.run}")
             elif is_gone(op, settings):
                 yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
@@ -179,7 +179,7 @@ def start(path: Path, after: float) -> int:
             return offset
         offset += len(line)
     if not is_stamped:
-        print(f"{path.name}: when its lines were written is not known; here is all of it", file=sys.stderr)
+        print(f"{path.name} has no timestamps, so --since cannot be applied; the whole log follows", file=sys.stderr)
         return 0
     return offset
 

@@ -28,16 +28,16 @@ def ask_which(found: Launch, spec: LaunchSpec, yes: bool, settings: Settings) ->
         is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
         machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
         others = (
-            {"s": "the pod deletes itself when its work is over, also with the laptop off"} if takes_self_end else {}
+            {"s": "let the pod delete itself when its work is done, also with the laptop off"} if takes_self_end else {}
         )
         others |= {letter: one.answer for letter, one in machines.items()}
         picked = prompts.pick_or(list(found.offers), is_named, yes, others)
         if picked == "s":
             try:
                 found = launch.with_self_end(found, settings)
-                render.say("--self-end: the pod deletes itself when its work is over")
+                render.say("--self-end: the pod deletes itself when its work is done")
             except UsageError as error:
-                render.say(f"{error}; nothing was rented yet")
+                render.say(f"{error}; nothing was rented")
         elif isinstance(picked, str):
             render.say(machines[picked].how(context.again))
             return launch.picked(found, [], settings)

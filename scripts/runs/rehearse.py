@@ -49,21 +49,23 @@ class Event:
     what: str
 
 
-SIMULATED = "The market that is simulated"
+SIMULATED = "Simulated market"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseFlags(LaunchFlags):
     preempt: int = flag(0, "preempt the run's pod this many times, each time after a checkpoint", group=SIMULATED)
-    bad_host: int = flag(0, "give the first N machines an old driver or a slow disk", group=SIMULATED)
-    faults: str = flag("", "YAML file of further faults (infra/rehearsal/faults.py)", group=SIMULATED, unit="FILE")
-    offers: str = flag("", "JSON file of offers, instead of the built-in ones", group=SIMULATED, unit="FILE")
+    bad_host: int = flag(0, "give the first N rented machines an old driver or a slow disk, in turn", group=SIMULATED)
+    faults: str = flag(
+        "", "YAML file of additional faults (keys: infra/rehearsal/faults.py)", group=SIMULATED, unit="FILE"
+    )
+    offers: str = flag("", "JSON file of offers instead of the built-in offers", group=SIMULATED, unit="FILE")
     speed: float | None = flag(
         None,
-        "simulated seconds per second (60, or fewer where a limit would be hit before the work begins)",
+        "simulated seconds per real second (default: 60, or fewer if a limit would end the run before the work begins)",
         group=SIMULATED,
     )
-    stop: bool = flag(False, "end the rehearsal and everything in it", group=SIMULATED)
+    stop: bool = flag(False, "end the rehearsal and every process in the rehearsal", group=SIMULATED)
 
 
 @command(
@@ -74,9 +76,10 @@ class RehearseFlags(LaunchFlags):
     example="inv rehearse --phase sft --profile tiny --gpu H100 --use-spot --preempt 1",
 )
 def rehearse(spec: RehearseFlags) -> None:
-    """Launch in a simulated market that costs nothing.
+    """Launch in a simulated market, free of charge.
 
-    Its servers and pods are real processes on this machine. At the end it shows what the market saw.
+    The market's servers and pods are real processes on this machine. At the end the command prints the events and the
+    bill of the market.
     """
     if spec.stop:
         end(spec.json)
@@ -172,9 +175,10 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
         if (speed or fitting) != found.speed and not found.truth()["billing"]:
             attach.stop(rehearsal_world.base())
             render.say(
-                f"the rehearsal that ran at {found.speed:g} times our speed, and in which nothing was left, ended"
+                f"the idle rehearsal at {found.speed:g} times real time was ended, because this launch "
+                "needs a different speed"
             )
-            raise attach.NoWorld("it has ended")
+            raise attach.NoWorld("the rehearsal has ended")
     except attach.NoWorld:
         more = ["--offers", str(Path(offers).absolute())] if offers else []
         more += ["--faults", str(Path(faults).absolute())] if faults else []
@@ -186,16 +190,16 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
         return found
     at_start = [name for name in AT_START_ONLY if plan.get(name)]
     other = (
-        "with other offers"
+        "with different offers"
         if known not in ("", found.about["offers"])
-        else f"{found.speed:g} times as fast"
+        else f"at {found.speed:g} times real time"
         if speed not in (None, found.speed)
-        else f"and {at_start[0]} is set at its start only"
+        else f"and {at_start[0]} can be set only at the start"
         if at_start
         else ""
     )
     if other:
-        raise UsageError(f"a rehearsal runs already, {other}; end it with: inv rehearse --stop")
+        raise UsageError(f"a rehearsal runs already, {other}. End the rehearsal first: inv rehearse --stop")
     return found
 
 
@@ -212,8 +216,8 @@ def end(as_json: bool) -> None:
     truth = found.truth()
     attach.stop(rehearsal_world.base())
     render.say(
-        f"the rehearsal has ended, and {render.count(truth['running'], 'machine')} with it; "
-        f"what it made stays in {found.folder} until the next one begins"
+        f"the rehearsal has ended, and {render.count(truth['running'], 'machine')} with the rehearsal; "
+        f"all files remain in {found.folder} until the next rehearsal starts"
     )
     if as_json:
         print_json({"ended": found.folder, "running": truth["running"]})
@@ -253,21 +257,23 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
             }
         )
         return
-    print(f"=== What the market saw (its clock ran {world.speed:g} times as fast) ===")
+    print(f"=== Events in the market (clock at {world.speed:g} times real time) ===")
     for one in timeline:
         print(render.clean(f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"))
     if not timeline:
-        print("nothing: it was not asked to rent anything")
-    print(f"the market billed {in_usd(billed)}; our ledger, which counts more: {in_usd(ours)}")
+        print("no machine was requested")
+    print(f"the market billed {in_usd(billed)}; the journal, which counts more time, shows {in_usd(ours)}")
     for pod in running:
         rate = render.usd(pod["micro_usd_per_hour"])
-        render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")
+        render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; end the machine: inv down --rehearse")
     if truth["preemptions_left"]:
         left, one = render.count(truth["preemptions_left"], "preemption"), truth["preemptions_left"] == 1
-        later = f"{'is' if one else 'are'} still to come: a machine goes once the store has a checkpoint of its run"
+        later = (
+            f"{'is' if one else 'are'} pending: the market takes a machine when the store has a checkpoint of the run"
+        )
         render.say(f"{left} {later if running else 'did not happen: no other machine had a checkpoint in the store'}")
     for problem in problems:
-        render.say(render.clean(f"the world itself had a problem: {problem}"))
+        render.say(render.clean(f"error in the simulated market: {problem}"))
 
 
 def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:

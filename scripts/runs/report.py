@@ -30,31 +30,31 @@ from trainer.reporting.run_report import Story, charts, cost_chart, memory_chart
 class ReportFlags(Output):
     run: tuple[str, ...] = flag(
         (),
-        "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv train); two are "
-        "compared",
+        "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv "
+        "train); give two to compare",
         word=True,
     )
-    out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+    out: str = flag("", "folder for the page and the pictures (default: var/reports/RUN)", unit="FOLDER")
     open: bool = flag(False, "open the page in the browser")
 
 
 @command(record=ReportFlags, example="inv report brave-otter-3")
 def report(spec: ReportFlags) -> None:
-    """Write a page about a run: curves, cost, what the model said.
+    """Write an HTML page about a run: curves, cost, samples.
 
-    The page is one HTML file, with each curve beside it as a PNG. Two runs are compared: their curves in one chart,
-    and the differences between their recipes.
+    The page is a single HTML file; each curve is also written as a PNG. For two runs the page shows the curves in
+    shared charts, and the differences between the recipes.
     """
     settings = context.settings()
     if len(spec.run) > 2:
-        raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")
-    with moving_line.waiting("figures are read, and the page is written"):
+        raise UsageError(f"inv report takes at most two runs, not {len(spec.run)}. To compare more runs: inv ui")
+    with moving_line.waiting("reading metrics and writing the page"):
         with open_journal(settings) as journal:
             status.settle_due(use_case.status(journal, settings, ""), journal, settings)
             stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
         for story in stories:
             if not any(phase.lines for phase in story.phases):
-                render.say(f"{story.run} has written no metrics yet")
+                render.say(f"{story.run} has written no metrics yet, so the page has no curves")
         name = "-and-".join(one.run.replace("/", "-") for one in stories)
         folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
         pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
@@ -64,7 +64,7 @@ def report(spec: ReportFlags) -> None:
     else:
         print(target)
     if spec.open and not webbrowser.open(target.as_uri()):
-        render.say(f"no browser could be opened here; the page is {target}")
+        render.say(f"this machine has no browser to open; the page is {target}")
 
 
 def about(stories: Sequence[Story]) -> dict[str, Any]:

@@ -22,16 +22,19 @@ class ResumeFlags(Questions, OneRunFlags):
     spend_limit: str = flag(
         "", "rented: new limit in US dollars, counted from the start of the run", group=LIMITS, unit="USD"
     )
-    ttl: str = flag("", "rented: end it this long after now: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
-    detach: bool = flag(False, "hand over and return")
-    dry_run: bool = flag(False, "show what it would rent, its price and what ends it, and stop")
+    ttl: str = flag(
+        "", "rented: end the run after this time, counted from now: 90s, 30m, 2h", group=LIMITS, unit="DURATION"
+    )
+    detach: bool = flag(False, "hand the run to the supervisor and return")
+    dry_run: bool = flag(False, "show the offers, prices, limits and what would end the pod, and stop")
 
 
 @command(record=ResumeFlags, env=True, example="inv resume brave-otter-3 --spend-limit 300", rents=True)
 def resume(spec: ResumeFlags) -> None:
-    """Go on with a run from its newest whole checkpoint.
+    """Continue a run from the newest complete checkpoint.
 
-    It may have been stopped, killed or failed. Before it rents, it shows machines, prices, limit and ends, and asks.
+    The run may have been ended, killed or failed. Before the rental, the command shows machines, prices and limits, and
+    asks for confirmation.
     """
     settings = context.settings()
     with open_journal(settings) as journal, supervisor_client.handing_on(settings):
@@ -74,6 +77,8 @@ def report(found: resuming.Resumption, as_json: bool) -> None:
             }
         )
         return
-    where = "rents nothing: it has its machine" if first is None else "rents the first that can be had"
-    rest = "" if left is None else f", for {in_usd(left)} at most"
+    where = (
+        "continues on the present machine; nothing is rented" if first is None else "rents the first available offer"
+    )
+    rest = "" if left is None else f", for at most {in_usd(left)}"
     render.say(f"{found.op.run} {where}{rest}; dry run: nothing was started")

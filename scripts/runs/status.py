@@ -38,9 +38,9 @@ class StatusFlags(OneRunFlags):
 
 @command(record=StatusFlags, example="inv status --watch")
 def status(spec: StatusFlags) -> None:
-    """Show every run: its state, its step, its cost.
+    """Show every run: state, step and cost.
 
-    Each figure shows its age.
+    Each figure is shown with its age.
     """
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
@@ -49,7 +49,7 @@ def status(spec: StatusFlags) -> None:
     with open_journal(settings) as journal:
         if every_s is not None:
             redraw(journal, settings, spec.run, every_s, spec.json)
-        with moving_line.waiting("asking every pod"):
+        with moving_line.waiting("reading the state of every pod"):
             views = look(journal, settings, spec.run)
         if spec.json:
             print_json([status_table.view_json(view) for view in views])
@@ -66,7 +66,7 @@ def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -
         for notes in account_notes.of_accounts(settings, [view.provider for view in views]).values():
             render.say("\n".join(notes.lines))
     else:
-        render.say("no runs yet; begin with: ./inv launch --phase sft")
+        render.say("no runs yet. Start a run: ./inv launch --phase sft")
     for line in budget_lines(journal, settings):
         render.say(line)
     for said in filter(None, (one.state_here(settings) for one in packs.always_on_machines())):
@@ -118,7 +118,7 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
         ended = settle(journal, settings, render.tell, due, waits=False)
     supervisor_client.ensure(settings, waits=False)
     for op in ended:
-        render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
+        render.tell(f"{op.run} was settled: {op.reason or op.outcome or 'the run has ended'}")
     return bool(ended)
 
 

@@ -118,7 +118,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
-        more_recent = "" if is_running else " or a newer one"  # the known state may be older than the store
+        more_recent = "" if is_running else " or a newer checkpoint"  # the known state may be older than the store
         safe = (
             f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
@@ -201,7 +201,7 @@ def uploads(view: PodView) -> Iterator[str]:
         are = "upload is" if len(view.pending) == 1 else "uploads are"
         yield f"{len(view.pending)} {are} pending: {', '.join(names)}{more}"
     if view.upload_problem and view.pending:
-        yield f"the store cannot be written just now, and is tried again: {clean(view.upload_problem)}"
+        yield f"the last write to the store failed and is retried: {clean(view.upload_problem)}"
 
 
 def money(view: PodView) -> str:
@@ -211,7 +211,7 @@ def money(view: PodView) -> str:
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
     rate = per_hour(view.micro_usd_per_hour)
     excess = Excess(view.over_limit_micro_usd, view.over_limit_s).words
-    until = f"over its limit by {excess}" if excess else f"the limit is {duration(view.limit_in_s)} away"
+    until = f"over its limit by {excess}" if excess else f"the limit is reached in {duration(view.limit_in_s)}"
     return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; {until}"
 
 
@@ -219,7 +219,7 @@ def more(view: PodView) -> str:
     """Return a resume command with twice the limit if the spend limit ended the run; else ""."""
     if view.state != "limit" or not view.limit_micro_usd:
         return ""
-    return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
+    return f"continue from the newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
 
 
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
@@ -275,7 +275,7 @@ def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")
-    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", ""]
+    parts: list[Any] = [f"{clock}, refreshed every {duration(every_s)}; Ctrl-C ends this view, not the runs", ""]
     running = next((view for view in views if view.state == "running"), None)
     if running:
         parts.extend([running.run, steps_table(running.progress, time.time(), running.clock_scale), ""])

@@ -23,10 +23,10 @@ POLL_S = 0.1
 
 @command(record=Output, example="inv supervisor")
 def supervisor(spec: Output) -> None:
-    """Show the process that looks after runs and services.
+    """Show the supervisor, the process that follows runs.
 
-    It looks after services, and after runs on other machines that no terminal follows. If it is needed and not
-    running, it is started.
+    The supervisor follows all services, and all runs on other machines that no terminal follows. The command starts the
+    supervisor if a run or service needs a supervisor and none runs.
     """
     settings = context.settings()
     pid = supervisor_client.ensure(settings)
@@ -52,16 +52,16 @@ def supervisor(spec: Output) -> None:
         )
         return
     if pid is None:
-        seen = f"; the last one looked at {moment(state.looked_at)}" if state else ""
-        print(f"no supervisor is needed: no run on another machine is unattended, and there is no service{seen}")
+        seen = f"; the last supervisor checked at {moment(state.looked_at)}" if state else ""
+        print(f"no supervisor is needed: no service exists, and no run on a remote machine is unattended{seen}")
         return
-    print(f"Supervisor: process {pid}; its log: {supervisor_state.log_file(settings)}")
+    print(f"Supervisor: process {pid}; log: {supervisor_state.log_file(settings)}")
     if is_its and state:
-        print(f"Since: {moment(state.since)}; last look {duration(max(0.0, time.time() - state.looked_at))} ago")
+        print(f"Since: {moment(state.since)}; last check {duration(max(0.0, time.time() - state.looked_at))} ago")
         print(f"Runs: {', '.join(state.runs) or 'none'}")
         print(f"Services: {', '.join(state.services) or 'none'}")
         for name, why in state.given_up.items():
-            print(f"Given up: {name}: {render.clean(why)}; see: inv status {name}")
+            print(f"Given up: {name}: {render.clean(why)}. See: inv status {name}")
 
 
 def _say(text: str) -> None:

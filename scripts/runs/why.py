@@ -20,13 +20,13 @@ class WhyFlags(Output):
 
 @command(record=WhyFlags, example="inv why brave-otter-3")
 def why(spec: WhyFlags) -> None:
-    """Explain in ten lines what happened to a run, and what to do.
+    """Explain in ten lines why a run ended, and what to do next.
 
-    A pod or a service can be named as well. The first line names the cause: a preemption, a limit, a bad host, no
-    memory, a full disk, a killed engine.
+    The command also explains pods, replicas and services. The first line names the cause, such as a preemption, a
+    limit, a bad host, no memory, a full disk or a killed engine.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("reading its records"):
+    with open_journal(settings) as journal, moving_line.waiting("reading the records of the run"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
         cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}

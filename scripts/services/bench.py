@@ -24,23 +24,23 @@ MOST_REQUESTS = 1_000_000  # request limit per round, because all outcomes stay 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(OneServiceFlags, Output):
-    rate: float = flag(2.0, "requests sent per second, whether or not answers arrive (2)", unit="PER_S")
-    duration: str = flag("20s", "how long to send requests: 30s, 5m", unit="DURATION")
+    rate: float = flag(2.0, "requests sent per second, independent of the answers (2)", unit="PER_S")
+    duration: str = flag("20s", "duration of the test: 30s, 5m", unit="DURATION")
     max_tokens: int = flag(32, "maximum tokens of each answer")
-    prompt: str = flag("Who are you?", "the prompt to send")
+    prompt: str = flag("Who are you?", "prompt of each request")
     target_ttft: float | None = flag(
         None,
-        "target for the time to first token (95th percentile): the rate rises until it is missed, and the "
-        "target_qps_per_replica that keeps it is shown",
+        "target for the time to first token in seconds (95th percentile): raise the rate until the "
+        "service misses the target, and print the target_qps_per_replica that keeps the target",
         unit="SECONDS",
     )
 
 
 @command(record=BenchFlags, example="inv serve.bench demo --rate 4 --duration 1m")
 def bench(spec: BenchFlags) -> None:
-    """Put load on a service at a given rate, and measure.
+    """Send requests to a service at a fixed rate, and measure.
 
-    It shows requests and tokens per second, time to first token, percentiles.
+    The output shows requests and tokens per second, the time to first token and the latencies as percentiles.
     """
     name = spec.name
     settings = context.settings()
@@ -48,12 +48,12 @@ def bench(spec: BenchFlags) -> None:
     if not 0 < spec.rate < math.inf or duration_s is None or spec.max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")
     if spec.target_ttft is not None and not 0 < spec.target_ttft < math.inf:
-        raise UsageError(f"--target-ttft is {spec.target_ttft:g}; it must be seconds, more than 0")
+        raise UsageError(f"--target-ttft is {spec.target_ttft:g}; expected a number of seconds above 0")
     if spec.rate * duration_s > MOST_REQUESTS:
         number = f"{spec.rate * duration_s:.0f} requests"
         raise UsageError(
-            f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
-            f"{MOST_REQUESTS} are the most that can be counted"
+            f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; the maximum is "
+            f"{MOST_REQUESTS}. Lower the rate or the duration"
         )
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
@@ -65,7 +65,7 @@ def bench(spec: BenchFlags) -> None:
         certfile = controller_client.certfile(name, journal)
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
-        raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
+        raise UsageError(f"{name} has no ready replica; see: inv serve.doctor {name}")
     config = {
         "url": seen.endpoint,
         "certfile": certfile,
@@ -79,7 +79,7 @@ def bench(spec: BenchFlags) -> None:
     }
     result: dict[str, Any] = {}
     python = controller_client.python(settings, render.say)
-    with moving_line.waiting(f"{name}: {spec.rate:g} requests per second are sent"):
+    with moving_line.waiting(f"{name}: sending {spec.rate:g} requests per second"):
         for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=python):
             if record["kind"] == "round" and not spec.json:
                 moving_line.clear()
@@ -89,10 +89,10 @@ def bench(spec: BenchFlags) -> None:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
     first = result["rounds"][0]
     if not first["answered_per_s"]:
-        hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
+        hint = f"; set SLIPWAY_ENDPOINT_KEY to an API key (create a key: inv serve.key {name} --for YOU)"
         why = ", ".join(first["failures"])
         raise SlipwayError(
-            f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+            f"{name} answered no request: {why}{hint if 'status 401' in first['failures'] else ''}; "
             f"see: inv serve.logs {name} --tail 5"
         )
     if result.get("advice") and not spec.json:
@@ -101,8 +101,8 @@ def bench(spec: BenchFlags) -> None:
 
 def round_words(one: dict[str, Any]) -> str:
     said = [
-        f"asked {one['asked_per_s']:.2f} requests/s: {one['answered_per_s']:.2f} answered/s, {one['failed']} failed, "
-        f"{one['tokens_per_s']:.1f} tokens/s"
+        f"sent {one['asked_per_s']:.2f} requests/s: {one['answered_per_s']:.2f} answered/s, "
+        f"{one['failed']} failed, {one['tokens_per_s']:.1f} tokens/s"
     ]
     for what in ("ttft_s", "tpot_s", "latency_s"):
         values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())

@@ -28,7 +28,7 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
-    unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
+    unread = [DoctorLine(key, "off", f"has no effect: {instead}") for key, instead in placement.unread(service)]
     return [
         *nodes,
         *_clouds(settings),
@@ -43,7 +43,9 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
 
 def _nodes(settings: Settings) -> list[DoctorLine]:
     if not settings.pools.exists():
-        return [DoctorLine("own machines", "off", f"no inventory {settings.pools}; write one, then: inv pool.up")]
+        return [
+            DoctorLine("own machines", "off", f"no inventory {settings.pools}. Create the file, then run: inv pool.up")
+        ]
     try:
         return doctor.nodes(settings)
     except SlipwayError as error:
@@ -55,7 +57,7 @@ def _clouds(settings: Settings) -> list[DoctorLine]:
     found = []
     for vendor, key in VENDORS.items():
         if not getattr(settings, key):
-            found.append(DoctorLine(vendor, "off", f"no key; set {key.upper()} to rent there"))
+            found.append(DoctorLine(vendor, "off", f"no API key; set {key.upper()} to rent on this vendor"))
             continue
         said = [one for one in doctor.account(vendor, settings) if one.name == "account"]
         found += [DoctorLine(vendor, one.state, one.detail) for one in said]
@@ -68,9 +70,12 @@ def _model(service: Service, config: str, name: str, settings: Settings) -> Doct
         said = revision.model_meant(service, config, "", "", None)
         source = folder_of(said, "", settings, name, render.tell)
         if "://" in source:
-            where, size = "every machine can fetch it", models.size_there(source)
+            where, size = "every machine can download the model", models.size_there(source)
         else:
-            where = "this machine and own ones; rented ones need hf://, s3:// or gs://: inv ckpt.push"
+            where = (
+                "this machine and own machines can read the folder; rented machines need a model at hf://, "
+                "s3:// or gs://: inv ckpt.push"
+            )
             size = sum(path.stat().st_size for path in Path(source).iterdir() if path.is_file())
         return DoctorLine("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
     except (SlipwayError, StoreError, OSError) as error:
@@ -81,35 +86,35 @@ def _replicas(service: Service, own: int) -> DoctorLine:
     least = service.policy.min_replicas
     if least == own or not own:
         return DoctorLine("min_replicas", "ok", f"{least}, {f'one on each of {own}' if own else 'and no'} own machines")
-    how = f"{least - own} of them rented all the time" if least > own else f"{own - least} own machines for bursts"
+    how = f"{least - own} rented permanently" if least > own else f"{own - least} own machines remain for bursts"
     return DoctorLine("min_replicas", "off", f"{least} for {own} own machines: {how}")
 
 
 def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
     """Return the line about the target load: the right value depends on the model, so the default is marked "off"."""
     target = service.policy.target_qps_per_replica
-    ask = f"measure it: inv serve.bench {name} --target-ttft 1"
+    ask = f"measure the right value: inv serve.bench {name} --target-ttft 1"
     if target is None:
-        return DoctorLine(
-            "target_qps_per_replica", "off", f"none: the number of replicas is fixed; what one can do: {ask}"
-        )
+        return DoctorLine("target_qps_per_replica", "off", f"not set: the number of replicas is fixed; {ask}")
     if target == shipped.policy.target_qps_per_replica:
-        return DoctorLine("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
+        return DoctorLine("target_qps_per_replica", "off", f"{target}, the default of the shipped file; {ask}")
     return DoctorLine("target_qps_per_replica", "ok", f"{target}")
 
 
 def _alerts(settings: Settings) -> DoctorLine:
-    where = "figures: /metrics of its address for Prometheus, inv serve.status --metrics"
+    where = "metrics: /metrics at the service address (Prometheus), inv serve.status --metrics"
     if settings.notify:
-        return DoctorLine("monitoring", "ok", f"{where}; runs that end are told to {settings.notify}")
-    return DoctorLine("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so nobody is told when a run ends")
+        return DoctorLine("monitoring", "ok", f"{where}; notices of ended runs go to {settings.notify}")
+    return DoctorLine("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so no notices are sent")
 
 
 def _door(name: str, settings: Settings) -> DoctorLine:
     """Return the line about access: API keys are checked here; HTTPS is the task of a proxy before the gateway."""
-    proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
+    proxy = "for public access, put an HTTPS proxy before the service, such as a Cloudflare tunnel or nginx"
     if Places.of(settings, name).keys.exists():
-        return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")
+        return DoctorLine("access", "ok", f"clients need an API key; {proxy}")
     return DoctorLine(
-        "access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for WHO; {proxy}"
+        "access",
+        "off",
+        f"no API key, so the service listens on 127.0.0.1 only. Create a key: inv serve.key {name} --for WHO; {proxy}",
     )

@@ -28,7 +28,7 @@ class ServeDoctorFlags(OneServiceFlags, Output):
 
 @command(record=ServeDoctorFlags, example="inv serve.doctor demo")
 def doctor(spec: ServeDoctorFlags) -> None:
-    """Say what is wrong with a service, and what to do."""
+    """Show problems of a service, and how to fix them."""
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -43,7 +43,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
     if spec.json:
         print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
     elif not findings:
-        print(f"{name}: nothing is wrong that can be seen: {len(seen.serving)} replicas serve at {seen.endpoint}")
+        print(f"{name}: no problem found; {len(seen.serving)} replicas serve at {seen.endpoint}")
     for what, do in [] if spec.json else findings:
         print(render.clean(f"{what}\n    {do}"))
 
@@ -54,55 +54,59 @@ def advice(
     """Return the findings as (problem, advice) pairs, without I/O."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [
-        (f"{key} of its service file changes nothing", instead) for key, instead in placement.unread(newest.service)
+        (f"{key} in the service file has no effect", instead) for key, instead in placement.unread(newest.service)
     ]
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:
         found.append(
             (
-                "its controller was not running",
-                f"it has been started again; why it ended: inv serve.logs {name} --controller",
+                "the controller was not running",
+                f"this command restarted the controller; cause of the exit: inv serve.logs {name} --controller",
             )
         )
     if seen.problem:
         found.append((seen.problem, f"inv serve.logs {name} --controller"))
     if seen.held:
-        found.append((f"no more replicas are started: {seen.held}", f"mend it, then: inv serve.up {name}"))
+        found.append(
+            (f"the controller starts no new replicas: {seen.held}", f"fix the cause, then: inv serve.up {name}")
+        )
     failed = [one for one in seen.members if one.state.is_failed]
     if failed and not seen.serving:
         last = failed[-1]
         ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
         coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
         now = f"; in its place: {coming}" if coming else ""
-        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
+        found.append((f"no replica serves requests; {last.run} is {last.state.value}: {last.why}{now}", f"see {ask}"))
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append(
                 (
                     f"{one.run} is {one.state.value}{f': {at}' if (at := phases(one)) else ''}",
-                    f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
-                    f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
-                    "which counts from its engine's start",
+                    f"see inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} "
+                    f"--replica-id {one.number}. A large model may need an initial_delay_seconds above "
+                    f"{probe.initial_delay_seconds:g}, counted from the start of the engine",
                 )
             )
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:
         found.append(
             (
-                f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
-                "raise initial_delay_seconds in the service file, or see the log of one",
+                f"at least one replica was not ready within {render.duration(probe.initial_delay_seconds)}",
+                "raise initial_delay_seconds in the service file, or read the log of a replica: inv serve.logs",
             )
         )
     waits = metrics["queue_s"]["p95"]
     if waits is not None and waits > 1.0:
         found.append(
             (
-                f"requests wait {waits:g} s for a replica (p95)",
-                f"scale up: inv serve.scale {name} "
-                f"--min-replicas {policy.min_replicas + 1}, or lower target_qps_per_replica",
+                f"requests wait {waits:g} s for a free replica (95th percentile)",
+                f"add a replica: inv serve.scale {name} --min-replicas {policy.min_replicas + 1}, or "
+                "lower target_qps_per_replica",
             )
         )
     if metrics["requests"] and metrics["failed"]:
         share = metrics["failed"] / metrics["requests"]
-        found.append((f"{share:.1%} of the requests of five minutes failed", f"inv serve.logs {name} --tail 20"))
+        found.append(
+            (f"{share:.1%} of the requests in the last five minutes failed", f"inv serve.logs {name} --tail 20")
+        )
     return found

@@ -23,12 +23,12 @@ class ServeDownFlags(OneServiceFlags, Output):
 
 @command(record=ServeDownFlags, example="inv serve.down demo")
 def down(spec: ServeDownFlags) -> None:
-    """End a service; return when nothing of it runs.
+    """End a service; return when no replica runs.
 
-    Requests in progress are answered first. A service is reported as gone only when that is proven.
+    Open requests are answered first. A service is reported as gone only when the end of all replicas is proven.
     """
     if spec.name and spec.all:
-        raise UsageError(f"--all and {spec.name}: give one of them")
+        raise UsageError(f"--all and {spec.name} exclude each other; give only one")
     settings = context.settings()
     with open_journal(settings) as journal:
         names = (
@@ -39,7 +39,7 @@ def down(spec: ServeDownFlags) -> None:
         for one in names:
             with moving_line.waiting(f"{one} ends"):
                 controller_client.finish(one, settings, journal, render.tell)
-            render.say(f"{one}: ended, nothing of it runs")
+            render.say(f"{one}: ended; no replica is left")
         supervisor_client.leave_if_done(settings)
         if spec.json:
             print_json({"ended": names})

@@ -49,7 +49,7 @@ class ServicePartner:
         """Switch to a different model of the service and return a message. Raises SlipwayError."""
         known = models(self.client, self.url)
         if name not in known:
-            return render.clean(f"there is no model {name!r} at {self.url}; it has: {', '.join(known)}")
+            return render.clean(f"{self.url} has no model {name!r}; available: {', '.join(known)}")
         self.name = name
         return self.about()
 
@@ -72,7 +72,7 @@ class ServicePartner:
                         raise
                     del self.messages[:2]
                     if not self.has_forgotten:
-                        talk.tell("the conversation is longer than this model reads: its oldest turns are forgotten")
+                        talk.tell("the conversation is longer than the model's context; the oldest turns are dropped")
                     self.has_forgotten = True
         except SlipwayError:
             del self.messages[-1]
@@ -103,7 +103,7 @@ class ServicePartner:
                 if "error" in event:
                     error = event["error"]
                     what = error.get("message", error) if isinstance(error, dict) else error
-                    raise SlipwayError(f"{self.url}: the answer broke off: {what}")
+                    raise SlipwayError(f"{self.url}: the answer was cut off: {what}")
                 self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
                 for choice in event.get("choices", ()):
                     yield choice["delta"].get("content") or ""
@@ -157,7 +157,7 @@ def models(client: Any, url: str) -> list[str]:
         except (ValueError, KeyError, TypeError):
             found = []
     if not found:
-        raise SlipwayError(f"{url}: it names no model; give one: --model NAME")
+        raise SlipwayError(f"{url}: the service lists no model. Name the model: --model NAME")
     return found
 
 
@@ -170,7 +170,7 @@ def _check(reply: Any, url: str) -> None:
     except (ValueError, KeyError, TypeError):
         what = reply.text[:300]
     if reply.status_code == 401:
-        raise AuthError(f"{url}: {what}; put its key into {KEY} (a new one: inv serve.key NAME --for YOU)")
+        raise AuthError(f"{url}: {what}. Set {KEY} to an API key (create a key: inv serve.key NAME --for YOU)")
     kind = TooLong if reply.status_code == 400 and TOO_LONG.search(reply.text) else SlipwayError
     raise kind(f"{url}: status {reply.status_code}: {what}; see: inv serve.doctor")
 

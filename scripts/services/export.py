@@ -20,9 +20,11 @@ class ServeExportFlags:
     config: str = flag(
         "", "a service file, or the name of a running service (default serve/service.yaml)", unit="FILE", word=True
     )
-    engine: str = flag("skyserve", "format of the file; only skyserve")
+    engine: str = flag("skyserve", "format of the file; skyserve is the only format")
     model: str = flag(
-        "", "where its machines find the weights: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder"
+        "",
+        "address from which the machines load the weights: hf://user/repo, s3://bucket/folder, "
+        "gs://bucket/folder or a folder",
     )
     out: str = flag("", "file to write (default: stdout)", unit="FILE")
 
@@ -31,12 +33,12 @@ class ServeExportFlags:
 def export(spec: ServeExportFlags) -> None:
     """Write a service file for `sky serve up`.
 
-    It is for services that need more than this one offers.
+    SkyServe of SkyPilot can then run the service.
     """
     import yaml
 
     if spec.engine != "skyserve":
-        raise UsageError(f"--engine {spec.engine}: known: skyserve")
+        raise UsageError(f"--engine {spec.engine} is unknown; known: skyserve")
     settings = context.settings()
     with open_journal(settings) as journal:
         row = service_rows.find(journal, spec.config) if spec.config else None

@@ -18,15 +18,15 @@ from serve.processes import controller_client, controller_process
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFlags(OneServiceFlags, Output):
-    for_: str = flag("", "name of whoever uses the key")
+    for_: str = flag("", "name of the user of the key")
     drop: bool = flag(False, "revoke that key")
 
 
 @command(record=KeyFlags, example="inv serve.key demo --for ada")
 def key(spec: KeyFlags) -> None:
-    """Make an API key, or list whose keys there are.
+    """Create, list or revoke the API keys of a service.
 
-    A key is made with --for. It is shown once and kept as a hash.
+    --for NAME creates a key, and with --drop revokes the key. A new key is printed once; only a hash is stored.
     """
     name = spec.name
     settings = context.settings()
@@ -42,19 +42,19 @@ def key(spec: KeyFlags) -> None:
         if spec.json:
             print_json({"service": name, "keys": names})
         else:
-            render.say(f"{name}: {', '.join(names) or 'it has no keys; clients need none'}")
+            render.say(f"{name}: {', '.join(names) or 'no keys; clients need no key'}")
         return
     if spec.drop and spec.for_ not in names:
         raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
     if spec.drop and len(names) == 1 and name in known:
         raise UsageError(
-            f"{name} has only this API key; removing it would make the endpoint public. Create "
-            f"another key first: inv serve.key {name} --for NAME"
+            f"{name} has only this API key, and without a key the endpoint would be public; the key was "
+            f"not revoked. Create a second key first: inv serve.key {name} --for NAME"
         )
     if not spec.drop and spec.for_ in names:
         raise UsageError(
-            f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
-            f"inv serve.key {name} --for {spec.for_} --drop"
+            f"{spec.for_} already has a key for {name}, stored as a hash only. Revoke the key first: inv "
+            f"serve.key {name} --for {spec.for_} --drop"
         )
     lines = [line for line in lines if line.split()[:1] != [spec.for_]]
     made = ""
@@ -69,9 +69,9 @@ def key(spec: KeyFlags) -> None:
         print_json({"service": name, "for": spec.for_, "key": made or None, "locks_after_s": locks_after_s})
     elif spec.drop:
         after = "" if locks_after_s is None else f" within {render.duration(locks_after_s)}"
-        render.say(f"{name}: the key of {spec.for_} is void{after}")
+        render.say(f"{name}: the key of {spec.for_} is revoked{after}")
     else:
-        render.say(f"{name}: the key of {spec.for_}, which is not shown again:")
+        render.say(f"{name}: new key of {spec.for_}, shown only once:")
         print(made)
         if not names:
             render.say(lock_out(name, locks_after_s))
@@ -80,8 +80,8 @@ def key(spec: KeyFlags) -> None:
 def lock_out(name: str, after_s: float | None) -> str:
     """Return a note on when clients without a key are refused; `after_s`: None if the service does not run."""
     if after_s is None:
-        return f"{name} does not run; once it does, clients without a key are refused (401)"
+        return f"{name} is not running. After the start, the gateway refuses clients without a key (status 401)"
     return (
-        f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
-        "from then on those without one are refused (401)"
+        f"{name} reads the keys within {render.duration(after_s)}. Until then clients need no key; "
+        "afterwards the gateway refuses clients without a key (status 401)"
     )

@@ -28,16 +28,16 @@ FOLLOW_S = 0.5
 class ServeLogsFlags(OneServiceFlags):
     replica_id: int | None = flag(None, REPLICA)
     controller: bool = flag(False, "show the controller's log")
-    tail: int | None = flag(None, "only the last N lines")
+    tail: int | None = flag(None, "print only the last N lines")
     follow: bool = flag(False, "keep printing until Ctrl-C")
-    json: bool = flag(False, "print requests as the gateway wrote them: one JSON object per line", group=TALK)
+    json: bool = flag(False, "print requests in the gateway's format, one JSON object per line", group=TALK)
 
 
 @command(record=ServeLogsFlags, example="inv serve.logs demo --follow")
 def logs(spec: ServeLogsFlags) -> None:
-    """Print the requests, or an engine's or the controller's log.
+    """Print the log of requests, of a replica or the controller.
 
-    A request is one line, without its prompt.
+    Each request is a line without the prompt.
     """
     if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
@@ -68,7 +68,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
         return places.access
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
-        raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
+        raise UsageError(f"{name} never had a replica {number}; see: inv serve.status {name} --all")
     home = RunHome.of(rows[-1].run, settings.homes)
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], way(settings, rows[-1]), home)

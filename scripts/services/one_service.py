@@ -13,14 +13,14 @@ from scripts.cli.json_output import print_json
 from scripts.services import services_text
 from serve.processes import controller_client
 
-REPLICA = "number of the replica, as serve.status shows it"
+REPLICA = "number of the replica in serve.status"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneServiceFlags:
     """Flags of a command about a single service."""
 
-    name: str = flag("", "name of the service (default: the only one)", word=True, also=("n",))
+    name: str = flag("", "name of the service (default: the only service)", word=True, also=("n",))
 
 
 def take_over(name: str, settings: Settings, journal: Journal) -> None:

@@ -17,15 +17,17 @@ from store import moving_line
 @dataclass(frozen=True, kw_only=True)
 class ScaleFlags(OneServiceFlags, Output):
     min_replicas: int | None = flag(None, "lower bound")
-    max_replicas: int | None = flag(None, "upper bound (default: unchanged, or --min-replicas if larger)")
-    detach: bool = flag(False, "do not wait until they are ready")
+    max_replicas: int | None = flag(
+        None, "maximum number of replicas (default: unchanged, or --min-replicas if larger)"
+    )
+    detach: bool = flag(False, "do not wait until the replicas are ready")
 
 
 @command(record=ScaleFlags, example="inv serve.scale demo --min-replicas 1 --max-replicas 3", rents=True)
 def scale(spec: ScaleFlags) -> None:
-    """Change how many replicas a service has.
+    """Change the number of replicas of a service.
 
-    It sets the lower and the upper bound; no replica is restarted.
+    The command sets the minimum and the maximum; no replica is restarted.
     """
     name = spec.name
     settings = context.settings()
@@ -34,9 +36,9 @@ def scale(spec: ScaleFlags) -> None:
         wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
         if not is_changed:
             render.say(f"{name}: nothing to change")
-        with moving_line.waiting(f"{name}: asking its controller"):
+        with moving_line.waiting(f"{name}: asking the controller"):
             controller_client.ensure(name, settings, journal, render.tell)
         if not spec.detach:
-            with moving_line.waiting(f"{name}: changing the number of its replicas"):
+            with moving_line.waiting(f"{name}: changing the number of replicas"):
                 awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
         show([name], settings, journal, with_replicas=False, as_json=spec.json)

@@ -11,7 +11,7 @@ from scripts.cli.render import columns
 if TYPE_CHECKING:
     from rich.text import Text
 
-NONE = "no service is running; begin with: inv serve.up"
+NONE = "no service is running. Start a service: inv serve.up"
 
 
 def lines_about(one: dict[str, Any], with_replicas: bool) -> list[str]:
@@ -66,7 +66,7 @@ def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
     from rich.text import Text
 
     clock = datetime.now().strftime("%H:%M:%S")
-    head = f"{clock}, every {render.duration(every_s)}; Ctrl-C ends the watching, not the services"
+    head = f"{clock}, refreshed every {render.duration(every_s)}; Ctrl-C ends this view, not the services"
     each = ["\n".join(lines_about(one, with_replicas=True)) for one in found] or [NONE]
     return Text("\n\n".join([head, *each]), no_wrap=True)
 

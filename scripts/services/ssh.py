@@ -49,7 +49,7 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
     listed = ", ".join(str(one.number) for one in there) or "none"
     if number is None and len(there) != 1:
-        raise UsageError(f"{name} has several replicas; choose one with --replica-id: {listed}")
+        raise UsageError(f"{name} has several replicas; choose a replica with --replica-id: {listed}")
     run = there[0].run if number is None else f"{name}-{number}"
     if run not in [one.run for one in there]:
         raise UsageError(f"{name} has no replica {number}; available: {listed}")

@@ -22,9 +22,9 @@ WATCH_S = 5.0  # cheap: the data is on this machine
 @dataclass(frozen=True, kw_only=True)
 class ServeStatusFlags(Output):
     name: str = flag("", "name of the service (default: all)", word=True, also=("n",))
-    all: bool = flag(False, "one line per replica")
-    metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")
-    watch: str | bool | None = flag(None, "redraw every N seconds (5)", unit="SECONDS", bare=True)
+    all: bool = flag(False, "show one line per replica")
+    metrics: bool = flag(False, "show requests per second, latencies and replicas over time, from the gateway's log")
+    watch: str | bool | None = flag(None, "refresh the table every N seconds (5)", unit="SECONDS", bare=True)
 
 
 @command(record=ServeStatusFlags, example="inv serve.status demo --metrics")

@@ -29,8 +29,10 @@ SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ServeUpFlags(Output, Questions, ServeSpec):
-    dry_run: bool = flag(False, "show where replicas would be placed, in which order, for what price", group=TALK)
-    detach: bool = flag(False, "do not wait until they are ready", group=TALK)
+    dry_run: bool = flag(
+        False, "show the machines for the replicas, in order of preference, with prices, and stop", group=TALK
+    )
+    detach: bool = flag(False, "do not wait until the replicas are ready", group=TALK)
 
 
 @command(
@@ -46,12 +48,13 @@ def up(spec: ServeUpFlags) -> None:
 
     An update drops no request.
 
-    min_replicas are always on and always paid; max_replicas is the budget for bursts. A lower target_qps_per_replica
-    gives faster answers, a longer downscale_delay_seconds a steadier service; both cost more.
+    min_replicas always run and always cost money; max_replicas is the upper bound for bursts. A lower
+    target_qps_per_replica gives faster answers; a longer downscale_delay_seconds removes replicas later. Both raise the
+    cost.
     """
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        with moving_line.waiting("looking at its model"):
+        with moving_line.waiting("reading the model"):
             found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
         if spec.dry_run:
@@ -63,16 +66,17 @@ def up(spec: ServeUpFlags) -> None:
         elif wanted != old and revision.rents(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
-        with moving_line.waiting(f"{name}: starting its controller"):
+        with moving_line.waiting(f"{name}: starting the controller"):
             seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not spec.detach:
             try:
-                with moving_line.waiting(f"{name}: starting its replicas"):
+                with moving_line.waiting(f"{name}: starting the replicas"):
                     awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
-                    f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
+                    f"{name} continues without this command; see: inv serve.status {name}; end the "
+                    f"service: inv serve.down {name}"
                 )
                 raise
         show([name], settings, journal, with_replicas=False, as_json=spec.json)
@@ -85,7 +89,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     """
     name, version = found.name, found.version
     service = version.service
-    with moving_line.waiting("looking for machines"):
+    with moving_line.waiting("searching for machines"):
         offers = use_case.places(found, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
@@ -125,19 +129,19 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
             )
         )
     many = count(most, "replica") if least == most else f"{least} to {most} replicas"
-    render.say(f"{name}: {version.model} by {version.engine}, {many}; machines in the order in which they are tried:")
+    render.say(f"{name}: {version.model} on engine {version.engine}, {many}; machines in order of preference:")
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
     for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
         taken = min(left, 1 if one.place else left)
         rate, left = rate + taken * one.micro_usd_per_hour, left - taken
-    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    missing = f" (machines are available for {least - left} replicas only)" if left else ""
     limit = service.ours.spend_limit
-    cost = f"all together, at most {in_usd(limit_of(limit))}" if limit else "no limit"
+    cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
     until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
     if limit:
         each = Limits(spend_micro_usd=limit_of(limit) // most)
         rented = [(one, each) for one in offers if is_rented(one.provider)]
-        off = "nobody answers, as its gateway runs here, and no replica is replaced"
+        off = "requests fail, because the gateway runs on this machine; replicas are not replaced"
         offers_table.show_laptop_off(off, rented, settings)

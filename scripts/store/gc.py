@@ -27,16 +27,16 @@ from store.manifest import Artifact, StoreError
 
 @dataclass(frozen=True, kw_only=True)
 class GcFlags(Output):
-    store: str = flag("", "where artifacts are (default: that of the settings)")
-    older: str = flag("", "only what was published longer ago than this (14d)", unit="DURATION")
-    dry_run: bool = flag(False, "show what would go, and remove nothing")
+    store: str = flag("", "store to clean (default: the store of the settings)")
+    older: str = flag("", "remove only artifacts older than this (14d)", unit="DURATION")
+    dry_run: bool = flag(False, "show the artifacts that would be removed, and remove nothing")
 
 
 @command(record=GcFlags, example="inv store.gc --dry-run")
 def gc(spec: GcFlags) -> None:
-    """Remove old artifacts that nothing refers to.
+    """Remove old artifacts without references.
 
-    Referring means by a name, a run or a service. Old means 14 days, or --older.
+    A name, a run or a service can refer to an artifact. Old means 14 days, or --older.
     """
     settings = context.settings(store=spec.store)
     older_s = context.seconds(spec.older) if spec.older else references.KEPT_S
@@ -71,9 +71,9 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
         print(render.clean(columns([("artifact", "size", "published (UTC)"), *rows])))
     total = render.size(sum(one.num_bytes for one in shown))
     said = f"{render.count(len(shown), 'artifact')}, {total}"
-    rest = f"which no name, run or service refers to, and which are older than {render.duration(older_s)}"
+    rest = f"without a reference by a name, run or service, and older than {render.duration(older_s)}"
     if not shown:
-        render.say(f"{store}: nothing to remove: there is nothing {rest}")
+        render.say(f"{store}: nothing to remove; no artifact is {rest}")
     elif dry_run:
         render.say(f"{store}: would remove {said}, {rest}; nothing was removed")
     else:

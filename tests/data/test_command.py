@@ -53,7 +53,7 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
         (("--dedup", "fuzzy"), "known: exact"),
         (("--rank", "2", "--world", "2"), "rank 2 of world 2"),
         (("--merge", "no-such-folder"), "no share of any rank is in it"),
-        (("--verify", "a", "--report", "a"), "--verify and --report each do one thing"),
+        (("--verify", "a", "--report", "a"), "--verify and --report exclude each other"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(world, tmp_path, words, told):

@@ -106,7 +106,7 @@ def test_the_page_for_coding_agents_can_name_no_command_that_is_not_there():
 def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
     (rows,) = reference.flag_rows(tasks.namespace["logs"]).values()
     rows = {flag: text for flag, _, text in rows}
-    assert rows["`--since DURATION`"] == "only what was written within this time: 90s, 10m, 2h"
+    assert rows["`--since DURATION`"] == "print only lines written within this time: 90s, 10m, 2h"
     assert rows["`--follow`"] and rows["`--tail N`"]
     assert "`--json`" not in rows
 

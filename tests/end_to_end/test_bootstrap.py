@@ -186,7 +186,8 @@ def test_an_old_python_is_told_so():
     done = subprocess.run([sys.executable, "-c", pretend], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert (
-        done.stderr.startswith("inv: Python 3.8.1 is too old: 3.10 or newer is needed") and done.stderr.count("\n") == 1
+        done.stderr.startswith("inv: Python 3.8.1 is too old; Slipway needs Python 3.10 or newer")
+        and done.stderr.count("\n") == 1
     )
     ast.parse((ROOT / "inv").read_text(encoding="utf-8"), feature_version=(3, 4))
 

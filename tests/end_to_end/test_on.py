@@ -93,7 +93,7 @@ def test_a_command_ends_everywhere_with_us_and_leaves_nothing(world, number):
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
-        assert process.returncode == 130 and "it was ended on every machine" in err
+        assert process.returncode == 130 and "the command was ended on every machine" in err
     until(lambda: not processes(mark), "their end")
 
 

@@ -167,7 +167,7 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     text = scores["measures"]["text"]
     assert text["low"] < scores["bits_per_byte"] == text["value"] < text["high"] and "rows" not in text
     unknown = world.begin("eval", "--compare", "mid", "base").communicate(timeout=60)[1]
-    assert "there are no measurements of mid in its present state; measure it: inv eval mid" in unknown
+    assert "mid has no measurements of the present version. Measure the model: inv eval mid" in unknown
     (tmp_path / "where.jsonl").write_text('{"question": "Where?", "choices": ["here", "there"], "answer": 0}\n' * 3)
     found = world.json("eval", "mid", "--task", str(tmp_path / "where.jsonl"))["measures"]["task where"]
     assert found["of"] == 3 and found["value"] in (0, 1) and found["chance"] == 0.5
@@ -222,7 +222,7 @@ def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
     world.inv("status")
     (world.folder / "state" / "journal.db").unlink()
     _, err = world.begin("status").communicate(timeout=60)
-    assert "was lost and a new one starts" in err
+    assert "is missing, so a new journal was created" in err
 
 
 def test_a_seed_of_zero_is_a_seed(done):
@@ -296,7 +296,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(ready):
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=30)
     assert launch.returncode == 130
-    assert "goes on" in err and "inv down" in err and "inv logs" in err
+    assert "continues" in err and "inv down" in err and "inv logs" in err
     until(world.verdicts, "the run ends by itself", within_s=280)
     assert world.json("status")[0]["state"] == "succeeded"
 
@@ -479,7 +479,7 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("logs", "--tail", "-1"), "cannot be negative"),
         (("chat", "--max-tokens", "0"), "at least 1"),
         (("chat", "--temperature", "nan"), "is not a number"),
-        (("chat", "--temperature", "-1"), "from 0 up"),
+        (("chat", "--temperature", "-1"), "expected a number of at least 0"),
         (("chat", "--prompt", ""), "--prompt is empty"),
         (("chat", "nobody"), "no model"),
         (("logs", "nobody"), "no runs yet"),

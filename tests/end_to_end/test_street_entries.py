@@ -153,5 +153,5 @@ def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_w
     done = world.json("launch", "--cmd", "echo new", "--provider", "local", "--yes")
     assert done["state"] == "succeeded"
     _, err = said(world, "logs", "bad-0")
-    assert "fault of inv" not in err
+    assert "bug in inv" not in err
     world.kill()  # the supervisor stays for the rows that look alive

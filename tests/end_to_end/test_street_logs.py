@@ -147,7 +147,7 @@ def test_stamped_lines_are_dated_by_their_stamps(tmp_path, capsys):
     assert start(path, 300) == len(path.read_text())
     path = tmp_path / "old.log"
     path.write_text("who knows\n")
-    assert start(path, 300) == 0 and "not known" in capsys.readouterr().err
+    assert start(path, 300) == 0 and "has no timestamps" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -290,7 +290,7 @@ def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
     user.inv("down", run, "--rehearse")
     assert user.status()[run]["state"] == "stopped"
     _, said = follower.communicate(timeout=60)
-    assert f"{run} waits for another machine: " in said and f"{run} stopped" in said, said
+    assert f"{run} waits for a machine: " in said and f"{run} stopped" in said, said
     user.world.tell("/sold-out", {"is": False})
     user.inv("resume", run, "--rehearse", "--detach", "--yes")
     assert user.status()[run]["state"] in ("running", "succeeded")
@@ -419,7 +419,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     refused = user.begin(*guide)
     _, said = refused.communicate(timeout=60)
     assert "recipe d20 names 8 x B200" in said and "Available B200 Instances" in said
-    assert refused.returncode == 2 and "pass --yes, or name --cloud, --region and --instance-type" in said
+    assert refused.returncode == 2 and "Pass --yes, or --cloud, --region and --instance-type" in said
     assert "hyperstack" in said and said.index("33.60") < said.index("35.84") < said.index("38.40")
     alone = user.begin(*guide, "--gpu", "H100", "--dry-run")
     _, said = alone.communicate(timeout=60)
@@ -542,7 +542,7 @@ def test_a_pod_of_a_set_that_is_taken_away_comes_back_until_it_is_ended(user, tm
     for recovers in ("false", "true"):
         file.write_text(f"set: desks\npods: [{desk % recovers}]\n")
         _, said = user.begin("apply", str(file), "--rehearse", "--yes").communicate(timeout=120)
-        assert ("another pod takes its place when it is taken away" in said) == (recovers == "true"), said
+        assert ("a new pod takes the place of a pod that the vendor takes away" in said) == (recovers == "true"), said
     (first,) = user.machines("desk")
     until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["desk"], "that it is kept")
     os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)

@@ -75,7 +75,10 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
     user.json("down", "calm", "--rehearse")
     rented = len(user.truth()["pods"])
     said = told(user, "resume", "calm", code=2)
-    assert "Available L40S Instances" in said and "cannot ask which instance to rent; pass --yes" in said
+    assert (
+        "Available L40S Instances" in said
+        and "cannot ask which instance to rent; nothing was rented. Pass --yes" in said
+    )
     assert "calm has cost " in said and " of 4.00 USD, its limit from its beginning" in said and "ended by" in said
     plan = user.json("resume", "calm", "--dry-run", "--rehearse")
     assert plan["rents"] and 3 < float(plan["left_usd"]) < 4

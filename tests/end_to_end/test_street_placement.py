@@ -112,9 +112,11 @@ def test_rented_replicas_are_replaced_when_their_machine_is_taken_away_and_never
         assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
         asked = place.world.begin(*line)
         _, refused = asked.communicate(timeout=GUARD_S)
-        price = f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour']):.2f} USD/h; all together, at most 40.00 USD"
+        price = (
+            f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour']):.2f} USD/h; limit for all replicas: 40.00 USD"
+        )
         assert asked.returncode == 2 and price in refused
-        assert "pass --yes; nothing was changed" in refused and not place.world.json("serve.status", "--rehearse")
+        assert "nothing was changed. Pass --yes" in refused and not place.world.json("serve.status", "--rehearse")
         place.world.json(*line, "--yes")
         market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
         first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")

@@ -80,14 +80,14 @@ def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
 def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
     code, err = failed(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
     assert code == 2 and "no such file" in err
-    assert "box is left: it costs nothing; end it: inv pod.down box" in err
+    assert "box still exists: the pod costs nothing; end the pod: inv pod.down box" in err
     (pod,) = world.json("pod.list")
     assert (pod["run"], pod["provider"], pod["usd_per_hour"], pod["for"]) == ("box", "local", "0.00", "nothing yet")
     assert world.json("status")[0]["state"] == "idle"
     code, err = failed(world, "resume")
     assert code == 2 and "inv pod.run box" in err
     code, err = failed(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
-    assert code == 1 and "there is no pod" in err and pods(world) == {}
+    assert code == 1 and "no pod exists" in err and pods(world) == {}
 
 
 @pytest.mark.nightly
@@ -96,7 +96,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
     corpus.write_text('{"no_text": 1}\n')
     world.inv("pod.create", "--run-name", "box")
     code, err = failed(world, "pod.run", "--phase", "base", "--source", str(corpus))
-    assert code == 1 and "mend that, then: ./inv pod.run box" in err and "box is left" in err
+    assert code == 1 and "fix the cause, then: ./inv pod.run box" in err and "box still exists" in err
     (row,) = world.json("status")
     assert row["state"] == "failed" and "its pod stays" in row["note"]
     assert world.json("pod.setup")["state"] == "succeeded"
@@ -112,7 +112,7 @@ def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     assert code == 2 and "box is running" in err
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=30)
-    assert follower.returncode == 130 and "box goes on" in err and "box is left" in err
+    assert follower.returncode == 130 and "box goes on" in err and "box still exists" in err
     world.inv("pod.down")
 
 
@@ -145,7 +145,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
     code, err = failed(world, "pod.down")
-    assert code == 2 and "several pods are there; name one of: mine, a" in err
+    assert code == 2 and "several pods exist; name one of: mine, a" in err
     then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
     code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")

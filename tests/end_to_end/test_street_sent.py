@@ -55,9 +55,12 @@ def test_a_dry_run_lists_every_mount_with_its_files_and_bytes(world, tmp_path):
     _, told = process.communicate(timeout=200)
     assert process.returncode == 0, told
     told = " ".join(told.split())
-    assert f"sends {tmp_path}/work as the folder of the job: 1 file, 7 B" in told
+    assert f"sends {tmp_path}/work as the working folder of the job: 1 file, 7 B" in told
     assert f"sends {tmp_path}/data to ~/data: 1 file, 5 B not sent: .envrc: its name says that it holds secrets" in told
-    assert "sends ~/.aws to ~/keys: 2 files, 12 B; ~/.aws is a hidden folder of your home: it is asked about" in told
+    assert (
+        "sends ~/.aws to ~/keys: 2 files, 12 B; "
+        "~/.aws is a hidden folder of your home: the launch asks before the upload" in told
+    )
     assert "sends ~/.bash_history to ~/history: no file; ~/.bash_history is a hidden folder of your home" in told
 
 
@@ -105,5 +108,5 @@ def test_at_a_terminal_each_hidden_folder_is_a_question_and_no_is_the_default(wo
     _, told = process.communicate(timeout=200)
     os.close(ours)
     told = " ".join(told.split())
-    assert process.returncode == 2 and "~/.aws lies in a hidden folder" in told and "is not sent" in told
+    assert process.returncode == 2 and "~/.aws is in a hidden folder" in told and "was not sent" in told
     assert not (world.folder / "pods").exists()

@@ -62,11 +62,11 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert "listening on" in logs[1] and "demo-1: ready" in logs[2]
     assert place.world.inv("serve.ssh", "demo", "--replica-id", "0", "--", "pwd").strip().endswith("pods/demo-0")
     assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "2") == " Bosun Bosun\n"
-    assert "nothing is wrong" in place.world.inv("serve.doctor", "demo")
+    assert "no problem found" in place.world.inv("serve.doctor", "demo")
     for words, why in (
         (("serve.up", "demo", "--provider", "mars"), "provider 'mars' is not known"),  # which would end what serves
         (("serve.scale", "demo", "--max-replicas", "5"), "no scaling target is set"),
-        (("serve.down", "demo", "--all"), "give one of them"),
+        (("serve.down", "demo", "--all"), "give only one"),
         (("serve.key", "demo", "--drop"), "--drop requires --for NAME"),
         (("serve.bench", "demo", "--rate", "1e9", "--duration", "9d"), "requests"),
         (("serve.bench", "demo", "--target-ttft", "-1"), "more than 0"),

@@ -182,7 +182,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert "4,462,848 parameters; steps of the first run: base 144, bits1 0, bits1.9 48, bits2 96" in said, said
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
-    assert refused.returncode == 2 and "15.00 USD in all at most" in err and "pass --yes" in err, err
+    assert refused.returncode == 2 and "15.00 USD in all at most" in err and "Pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     each = {"profile": "tiny", "phase": "base"}  # neither a machine nor a limit

@@ -137,7 +137,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
         bad = told(1, "hf://us/things")
     place = f"ssh box/127.0.0.1:{one.address.port}"
     assert good[place][0] == "ok" and good["runpod"][0] == "off" and good["model"][0] == "ok"
-    assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 of them rented all the time")
+    assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 rented permanently")
     assert good["target_qps_per_replica"] == ("ok", "7.5") and bad["target_qps_per_replica"][0] == "off"
     assert bad["model"][0] == "bad" and "us/things" in bad["model"][1]
     assert good["resources.zone"][0] == "off" and "only `region`" in good["resources.zone"][1]

@@ -74,7 +74,7 @@ def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_o
     plan = planned(own, offer, profile="qwen3_4b", phase="base")
     real, simulated, *more = time_lines(plan)
     assert "4 steps, about 14 d" in real and "on 4 x H100-SXM" in real and "from a table" in real
-    assert simulated.startswith("the simulation: this machine does its work, in more than 10 years (")
+    assert simulated.startswith("simulation: this machine does the work of the rented machine, in more than 10 years (")
     assert "years" not in real and "about more" not in simulated and "--profile tiny" in more[0]
     document = plan_json(plan)
     assert document["machine"] == "4 x H100-SXM" and 1e6 < document["estimate_s"] < 2e6

@@ -83,7 +83,7 @@ def test_the_command_settles_what_is_due_and_says_so_once(settings, journal, cap
         cut_off(settings, journal, run)
     views = look(journal, settings, "otter-2")
     assert [view.run for view in views] == ["otter-2"] and not journal.ops(live=True)
-    told = [f"{run} has been settled: nobody wants it" for run in ("otter-1", "otter-2")]
+    told = [f"{run} was settled: nobody wants it" for run in ("otter-1", "otter-2")]
     assert capsys.readouterr().err.splitlines() == told
     look(journal, settings, "")
     assert capsys.readouterr().err == ""

@@ -99,7 +99,7 @@ def test_nor_in_the_words_of_a_flag(tmp_path):
     ):
         process = World(tmp_path).begin("launch", *line, "--dry-run")
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 2 and "fault of inv" not in err and len(err) < 7000, err[:300]
+        assert process.returncode == 2 and "bug in inv" not in err and len(err) < 7000, err[:300]
 
 
 def test_numbers_that_people_do_mean_are_read(path):

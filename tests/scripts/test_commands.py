@@ -111,4 +111,4 @@ def test_a_launch_without_flags_is_sft_and_watching_looks_every_minute():
     assert watch_seconds(spec_of("status", "--watch").watch, WATCH_S) == WATCH_S == 60
     assert watch_seconds(spec_of("status", "--watch", "30").watch, WATCH_S) == 30
     (about,) = (one.about for one in COMMANDS["launch"].flags if one.spelled == "profile")
-    assert "begin with the smallest: runpod_1b, then 2b and 4b" in about
+    assert "start with the smallest, runpod_1b, then 2b and 4b" in about

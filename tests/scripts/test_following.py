@@ -17,7 +17,7 @@ from scripts.runs import following
 
 pytestmark = pytest.mark.process
 JOB = Job(run="", token="", steps=(Step(name="work", words=("-m", "work")),), limits=Limits(time_s=600.0))
-AMOUNTS = [(3_590_000, "its pod bills on at 3.59 USD/h"), (0, "its pod costs nothing")]
+AMOUNTS = [(3_590_000, "the pod still bills 3.59 USD/h"), (0, "the pod costs nothing")]
 
 
 @pytest.mark.parametrize(("rate", "says"), AMOUNTS)
@@ -38,7 +38,7 @@ def test_an_error_that_ends_the_watch_tells_what_the_pod_costs_and_how_to_end_it
         settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
         with pytest.raises(Exit) as seen:
             following.conclude(op, journal, settings, as_json=False)
-        told = f"{error}\na-1 is left as it is; {says}; look: ./inv status a-1; end it: ./inv down a-1"
+        told = f"{error}\na-1 was not ended; {says}. Look: ./inv status a-1; end the run: ./inv down a-1"
         assert (seen.value.message, seen.value.code) == (told, error.exit_code)
         pods.end(vendor, op, journal)
         with pytest.raises(Exit, match=f"^{error}$"):

@@ -200,7 +200,7 @@ def test_a_line_moves_while_the_first_command_makes_its_environment():
     os.close(theirs)
     seen = b""
     try:
-        while len(set(re.findall(rb"\r([-|/\\\\]) inv: its environment is being made, \d+ s", seen))) < 2:
+        while len(set(re.findall(rb"\r([-|/\\\\]) inv: creating the environment, \d+ s", seen))) < 2:
             seen += os.read(ours, 4096)
         child.stdin.write(b"\n")
         child.stdin.flush()

@@ -64,11 +64,11 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"vocab_size": 264}, "--vocab-size is 264; the 256 bytes and the nine chat specials alone are 265"),
-        ({"vocab_size": 1 << 25}, "16777216 is the most"),
+        ({"vocab_size": 264}, "--vocab-size is 264; the 256 bytes and nine special tokens need 265"),
+        ({"vocab_size": 1 << 25}, "the maximum is 16777216"),
         ({"text": "a", "source": "pydocs"}, "choose one"),
         ({"text": "a", "tokenizer_json": "b"}, "choose one"),
-        ({"vocab_size": 300, "tokenizer_json": "b"}, "--vocab-size, --retrain make; choose one"),
+        ({"vocab_size": 300, "tokenizer_json": "b"}, "--vocab-size, --retrain train a tokenizer; choose one"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(words, told):

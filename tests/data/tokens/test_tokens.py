@@ -262,7 +262,7 @@ def test_shards_are_verified_where_there_is_no_numpy(made):
         "check(Path(sys.argv[1]), False)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(made)], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{made}: every shard is what was written\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{made}: every shard matches the manifest\n"), done.stderr
 
 
 @pytest.mark.process

@@ -66,4 +66,4 @@ def test_status_shows_what_is_there_and_says_that_it_may_only_read(world):
     words = ("launch", "--cmd", "true", "--provider", "local", "--yes")
     done = fixed(world.folder / "state", sys.executable, "-m", "invoke", *words, env=world.environ)
     assert done.returncode != 0 and "can only be read" in done.stderr, done.stderr
-    assert "fault of inv" not in done.stderr
+    assert "bug in inv" not in done.stderr

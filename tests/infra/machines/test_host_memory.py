@@ -148,8 +148,8 @@ def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # no
     forget = ("hosts", "--forget", "lab/10.77.2.2")
     code, out, err = inv("hosts", *forget, "hosts", *forget)
     assert out.splitlines()[1].split()[0] == "ssh:lab/10.77.2.2" and out.rstrip().endswith("disk write: 3 MB/s")
-    assert "ssh:lab/10.77.2.2 may be offered again\nno machine has failed\n" in err
-    assert code == 2 and "'lab/10.77.2.2' is not remembered; available: nothing" in err
+    assert "ssh:lab/10.77.2.2 can be offered again\nno machine has failed\n" in err
+    assert code == 2 and "'lab/10.77.2.2' is not in the list of failed machines; available: none" in err
 
 
 @pytest.mark.process

@@ -239,7 +239,9 @@ def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
         spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, {})
         code, err = rehearsal.fails("reap")
         assert not rehearsal.running() and journal.ops(live=True) == []
-    assert code == 5 and "what cannot be read may be ours" in err and "odd-name" in err, err
+    assert (
+        code == 5 and "machines with an unreadable mark may belong to this installation" in err and "odd-name" in err
+    ), err
 
 
 def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell(rehearsal):

@@ -48,7 +48,8 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
     assert process.returncode == 2 and "no such file" in err, err
     assert "box succeeded" in err
     assert "5.00 USD are spent" in err and "nothing: it stays for more work" in err
-    left = r"box is left: it bills 0\.79274 USD/h until its limit, in \d h .*end it: inv pod\.down --rehearse box"
+    left = r"box still exists: the pod bills 0\.79274 USD/h until the limit, in \d h .*"
+    left += r"end the pod: inv pod\.down --rehearse box"
     assert re.search(left, err), err
     (row,) = rehearsal.json("pod.list")
     assert (row["run"], row["usd_per_hour"], row["limit_usd"], row["stays"]) == ("box", "0.79274", "5.00", True)

@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_what_fits(folder):
     model = folder(BITNET)
     said = r"model cannot become a GGUF file of tq2_0: .*intermediate_size 704 .nearest: 768.*; "
-    with pytest.raises(UsageError, match=said + "known to fit: --gguf-type q8_0 or f16 or bf16 or f32"):
+    with pytest.raises(UsageError, match=said + "these types fit: --gguf-type q8_0 or f16 or bf16 or f32"):
         export.export.work(ExportFlags(model=model, bits="gguf"))
     with pytest.raises(UsageError, match=said + "leave out --engine llama.cpp"):
         chat.chat.work(ChatFlags(model=model, engine="llama.cpp", prompt="hi"))
@@ -61,10 +61,13 @@ def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
     [
         ({"bits": "ggml"}, "--bits is 'ggml'; known: gguf, hf"),
         ({"bits": "gguf", "gguf_type": "q4"}, "--gguf-type is 'q4'; known: tq2_0"),
-        ({"bits": "gguf", "dtype": "bfloat16"}, "--dtype is for folders; a GGUF file takes --gguf-type bf16"),
-        ({"bits": "gguf", "typed": frozenset({"dtype"})}, "--dtype is for folders"),
-        ({"gguf_type": "f16", "out": "x"}, "--gguf-type f16 is for --bits gguf"),
-        ({"out": "x", "typed": frozenset({"gguf_type"})}, "--gguf-type tq2_0 is for --bits gguf"),
+        (
+            {"bits": "gguf", "dtype": "bfloat16"},
+            "--dtype applies to folders only; for a GGUF file use --gguf-type bf16",
+        ),
+        ({"bits": "gguf", "typed": frozenset({"dtype"})}, "--dtype applies to folders only"),
+        ({"gguf_type": "f16", "out": "x"}, "--gguf-type f16 needs --bits gguf"),
+        ({"out": "x", "typed": frozenset({"gguf_type"})}, "--gguf-type tq2_0 needs --bits gguf"),
         ({"bits": "hf"}, "--out is missing"),
     ],
 )

@@ -27,8 +27,8 @@ def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, 
     offers_table.tell_of_laptop_off([offers_table.ITSELF])
     said = " ".join(capsys.readouterr().err.split())
     assert said.replace("./inv", "inv") == (
-        "the laptop is to be off? The pod can delete itself when its work is over: --self-end. An always-on machine of "
-        "yours can follow instead: inv control.up HOST"
+        "If the laptop will be off: Add --self-end, and the pod deletes itself when its work is done. An always-on "
+        "machine of yours can follow instead: inv control.up HOST"
     )
     places = settings.state_file.parent.parent
     (places / "about.json").write_text(json.dumps({"boot": "cron"}))

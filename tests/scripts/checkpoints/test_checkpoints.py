@@ -97,13 +97,13 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
+        ("show", {"model": ""}, "name of a checkpoint is missing. List the names: inv ckpt.list"),
         ("show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
-        ("show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
+        ("show", {"model": RUN}, "matches several checkpoints: .*step-000000010, .*step-000000020"),
         ("verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
         ("pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
-        ("pull", {"to": "x"}, "name of one checkpoint.*--latest"),
-        ("pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
+        ("pull", {"to": "x"}, "name of a checkpoint.*--latest"),
+        ("pull", {"to": "x", "model": "a", "latest": True}, "give the name of a checkpoint"),
         ("push", {}, "--to is missing"),
         ("push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
         ("init", {"to": ""}, "--to is missing"),
@@ -122,7 +122,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
     final = home / "artifacts" / "base_checkpoints/smoke/step-000000040/model.safetensors"
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
-        with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
+        with pytest.raises(Exit, match="damaged: .*A resumed run skips damaged checkpoints") as seen:
             run("verify", model="", from_="", json=True)
         rows = json.loads(capsys.readouterr().out)
         assert seen.value.code == 5 and len(rows) == 4
@@ -157,7 +157,7 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
     assert folder == home / "here" / "base_checkpoints" / "smoke"
     made = home / "made" / "step-000000040" / "model.safetensors"
     assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         run("pull", model="", from_=uri, latest=True, to=str(home / "here"), json=True)
 
 

@@ -49,9 +49,9 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("yes: 3", "yes: expected true or false"),
         ("country: NO", "country: expected one word or number (quote yes, no, on, off)"),
         ("phase: {base: 1}", "phase: expected one word or number"),
-        ("command: {a: b}", "command: expected a text, or a list of words"),
-        ("command: []", "command: expected a text, or a list of words"),
-        ("env: [{nam: A}]", "env: expected KEY: VALUE"),
+        ("command: {a: b}", "command: expected a string, or a list of words"),
+        ("command: []", "command: expected a string, or a list of words"),
+        ("env: [{nam: A}]", "env: expected lines of the form `KEY: VALUE`"),
         ("gpu: A100\ngpuType: A100", "--gpu is given twice"),
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
@@ -81,8 +81,8 @@ def test_a_file_that_is_not_there_is_refused(world):
     ("words", "said"),
     [
         (("launch", "--num-gpus", "0"), "--num-gpus is 0; it must be at least 1"),
-        (("export", "--bits", "gguf", "--dtype", "float32"), "--dtype is for folders"),
-        (("export", "--out", "x", "--gguf-type", "tq2_0"), "--gguf-type tq2_0 is for --bits gguf"),
+        (("export", "--bits", "gguf", "--dtype", "float32"), "--dtype applies to folders only"),
+        (("export", "--out", "x", "--gguf-type", "tq2_0"), "--gguf-type tq2_0 needs --bits gguf"),
     ],
 )
 def test_a_typed_value_counts_although_it_is_the_default(world, words, said):
@@ -102,14 +102,15 @@ def test_two_state_files_never_see_each_others_pods(world):
     process = world.begin("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")
     _, err = process.communicate(timeout=120)
     assert (
-        process.returncode == 2 and f"box is left: it costs nothing; end it: inv pod.down --state-file {one} box" in err
+        process.returncode == 2
+        and f"box still exists: the pod costs nothing; end the pod: inv pod.down --state-file {one} box" in err
     )
     assert [row["run"] for row in world.json("pod.list", "--state-file", one)] == ["box"]
     assert world.json("pod.list", "--state-file", other) == world.json("pod.list") == []
     process = world.begin("down", "box", "--state-file", other)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "there are no runs yet" in err
-    assert "is a folder; name a file in it" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
+    assert "is a folder. Name a file" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
     world.inv("down", "--all", "--state-file", one)
     assert world.json("pod.list", "--state-file", one) == [] and world.processes() == []
 
@@ -133,7 +134,7 @@ def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp
 def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
     """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
     manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {one.spelled for one in tasks.namespace["launch"].flags}
-    with pytest.raises(UsageError, match="volumeName is empty; fill in the id of your network volume.*--volume ID"):
+    with pytest.raises(UsageError, match="volumeName is empty. Write the id of your network volume.*--volume ID"):
         flag_file.read(manifest, flags)
     found = flag_file.read(manifest, flags, {"volume"})
     assert "volume" not in found and "phase" not in found

@@ -25,10 +25,10 @@ def titles(*words: str) -> list[str]:
 def test_the_help_of_a_launch_begins_with_the_groups_of_its_phase_and_provider(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     usual = titles("launch")
-    assert usual[usual.index("Flags") :][:4] == ["Flags", "What is made", "Machine", "What ends it"]
+    assert usual[usual.index("Flags") :][:4] == ["Flags", "Work", "Machine", "What ends it"]
     assert not {"Phase rl", "Phase dlm", "Own machines", "Rented machines"} & set(usual)
     reinforced = titles("launch", "--phase", "sft+rl", "--provider", "lium")
-    assert reinforced.index("Phase rl") < reinforced.index("Rented machines") < reinforced.index("What is made")
+    assert reinforced.index("Phase rl") < reinforced.index("Rented machines") < reinforced.index("Work")
     assert "Own machines" not in reinforced
     assert "Own machines" in titles("launch", "--provider", "ssh")
 

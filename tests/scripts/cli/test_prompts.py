@@ -15,7 +15,7 @@ def test_a_machine_that_is_named_in_full_is_taken_without_a_question(monkeypatch
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     assert prompts.pick_or(OFFERS, True, False, {}) == OFFERS
     assert prompts.pick_or(OFFERS, False, True, {}) == OFFERS
-    with pytest.raises(UsageError, match="pass --yes, or name --cloud, --region and --instance-type"):
+    with pytest.raises(UsageError, match="Pass --yes, or --cloud, --region and --instance-type"):
         prompts.pick_or(OFFERS, False, False, {})
 
 

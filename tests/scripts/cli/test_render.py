@@ -109,7 +109,8 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
     result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
     assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # before it has left
     assert steps_text.record_words({**step, "state": "done", "result": result}) == (
-        "7 documents in 2 shards, 1 held out, 2 duplicates left out, 3 with bytes that are not UTF-8, replaced"
+        "7 documents in 2 shards, 1 held out, 2 duplicates left out, "
+        "3 documents with bytes that are not UTF-8, replaced"
     )
 
 
@@ -130,7 +131,7 @@ def test_a_step_of_rl_says_its_reward_and_how_far_its_engine_is_from_the_trainer
     assert steps_text.record_words(step) == (
         "25 % of 128 steps, reward 0.500, mismatch 4.7e-03, 4,000 tok/s, 1 min 15 s left"
     )
-    assert steps_text.record_words({**step, "state": "done"}) == "96.9 % of 1,024 problems right"
+    assert steps_text.record_words({**step, "state": "done"}) == "96.9 % of 1,024 problems solved"
 
 
 def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
@@ -162,7 +163,7 @@ def test_a_checkpoint_that_is_safe_is_named_with_its_age():
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
     ended = " ".join(shown(status_table.status_table([replace(view, state="failed")], 1000.0), 120).split())
-    assert "step-000000500 or a newer one is in the store" in ended
+    assert "step-000000500 or a newer checkpoint is in the store" in ended
     assert status_table.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
     assert "in the store" not in shown(status_table.status_table([VIEW], 1000.0))
 
@@ -202,7 +203,7 @@ def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
     )
     words = flat(view)
     assert "running base 34.21 USD 1 h 47 min 1 min 00 s" in words
-    assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is 5 h 27 min away" in words
+    assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is reached in 5 h 27 min" in words
     assert "2.000 10 min 00 s 1 min 00 s" in words  # what is left, and how old that is
     assert "1 h 40 min" in shown(steps_text.steps_table({"steps": [step]}, 1000.0, 60.0))
     assert "base 1 h 40 min: loss 2.000, 10 min 00 s left" in steps_text.step_line(step, 1000.0, 60.0)
@@ -230,7 +231,7 @@ def test_uploads_that_wait_or_fail_are_told():
     view = replace(VIEW, state="running", note="", pending=pending, upload_problem="ConnectionError: \x1b[31mreset")
     words = flat(view)
     assert "2 uploads are pending: base-f00d/step-000000500, logs/base.log" in words
-    assert "the store cannot be written just now, and is tried again: ConnectionError: [31mreset" in words
+    assert "the last write to the store failed and is retried: ConnectionError: [31mreset" in words
     assert "upload" not in flat(VIEW)
 
 

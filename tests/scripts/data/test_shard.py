@@ -101,7 +101,7 @@ def test_a_smoke_test_without_a_hub_takes_other_text_and_says_so(typed, tmp_path
     done = typed("--mode", "smoke", "--take", "20", HF_ENDPOINT="http://127.0.0.1:9")
     folder = tmp_path / "var" / "datasets" / "smoke-pydocs"
     assert done.returncode == 0, done.stderr
-    assert "cannot be reached" in done.stderr and "this is NOT FineWeb" in done.stderr
+    assert "cannot be reached" in done.stderr and "which is NOT FineWeb" in done.stderr
     manifest = read_manifest(folder)
     assert (manifest["source"], manifest["fallback"]) == ("pydocs", True)
     assert not (tmp_path / "var" / "datasets" / "smoke").exists()
@@ -146,7 +146,7 @@ def test_a_hub_that_refuses_is_no_hub_that_cannot_be_reached(fineweb, typed, tmp
 @pytest.mark.process
 def test_a_flag_of_the_hub_beside_another_source_is_refused(typed):
     done = typed("--source", "pydocs", "--split", "train")
-    assert done.returncode == 2 and "--split means a data set of the hub" in done.stderr
+    assert done.returncode == 2 and "--split names a data set of the hub" in done.stderr
 
 
 @pytest.mark.process
@@ -154,8 +154,8 @@ def test_a_flag_of_the_hub_beside_another_source_is_refused(typed):
     ("words", "seen"),
     [
         (("--push", "s3://me/mine"), "expected hf://user/name"),
-        (("--push", "hf://me/mine"), "set HF_TOKEN"),
-        (("--license", "mit"), "--license goes with --push"),
+        (("--push", "hf://me/mine"), "Set HF_TOKEN"),
+        (("--license", "mit"), "--license needs --push"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused_before_anything_is_made(tmp_path, words, seen):

@@ -121,7 +121,7 @@ def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measur
 def test_what_the_harness_needs_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("LM_EVAL", raising=False)
     monkeypatch.setenv("PATH", os.defpath)
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="--lm-eval TASKS needs --endpoint URL"):
         lm_eval.measure(tmp_path, "x", lm_eval="", endpoint="http://127.0.0.1:8000", served_name="")
-    with pytest.raises(UsageError, match="lm_eval is not installed; install it"):
+    with pytest.raises(UsageError, match="lm_eval was not found; install the harness"):
         lm_eval.measure(tmp_path, "x", lm_eval="arc_easy", endpoint="http://127.0.0.1:8000", served_name="")

@@ -35,7 +35,7 @@ def installed(tmp_path, monkeypatch):
 def test_what_is_missing_is_named_in_one_line_with_the_command(installed, capsys):
     bring_programs(yes=False)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("inv: tests that need some-server, some-library are skipped; to have them: ")
+    assert line.startswith("inv: tests that need some-server, some-library are skipped. To run these tests: ")
     assert line.endswith("apt-get install -y --no-install-recommends some-server some-library")
     assert installed() == []
 
@@ -54,7 +54,7 @@ def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, c
 def test_an_installation_that_fails_is_told_and_no_test_begins(installed, monkeypatch, capsys):
     monkeypatch.setenv("APT_CODE", "100")
     monkeypatch.setattr(debian, "is_allowed", lambda: True)
-    with pytest.raises(Exit, match="without --yes and CI=true, tests that need those are skipped"):
+    with pytest.raises(Exit, match="Without --yes and CI=true, tests that need these packages are skipped"):
         bring_programs(yes=True)
     assert "inv: failed: " in capsys.readouterr().err
 

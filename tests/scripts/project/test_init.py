@@ -91,7 +91,7 @@ def test_a_key_is_checked_kept_to_its_owner_and_never_shown(tmp_path, environ):
     (tmp_path / ".env").write_text("# mine\nSHADEFORM_API_KEY=sf-there\n")
     one = Terminal(tmp_path, environ, "runpod")
     one.answer("RUNPOD_API_KEY: ", BAD)
-    one.until("not taken")
+    one.until("refused")
     one.answer("RUNPOD_API_KEY: ", GOOD)
     assert "you@example.com, a balance of 12.50 USD" in one.until("written")
     assert one.end() == 0

@@ -32,7 +32,7 @@ def test_nothing_is_said_of_a_service_that_is_well():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (CRASHED, ("demo-0 FAILED: it broke", "serve.logs demo --replica-id 0", "inv doctor --provider local")),
+        (CRASHED, ("demo-0 is FAILED: it broke", "serve.logs demo --replica-id 0", "inv doctor --provider local")),
         (LATE, ("not ready within", "raise initial_delay_seconds")),
         (SILENT, ("demo-0 is NOT_READY", "serve.logs demo --replica-id 0", "serve.ssh demo --replica-id 0")),
     ],
@@ -96,7 +96,7 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
     assert placement.unread(service.load(revision.CONFIG)) == []
     version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
     told = advice("demo", WantedService(versions=(version,)), ServiceRecord(serving=(0, 1)), CALM, True)
-    assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
+    assert [what for what, _ in told] == [f"resources.{name} in the service file has no effect" for name in UNREAD]
 
 
 def test_what_only_skyserve_does_is_named():

@@ -64,7 +64,7 @@ def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(ser
     endpoint_chat.hold(server, Settings.load(tmp_path), "m", None, 0.0, 8)
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 20
-    assert err.count("oldest turns are forgotten") == 1
+    assert err.count("the oldest turns are dropped") == 1
     assert [one[-1]["content"] for one in Handler.seen] == questions
     assert all(
         [one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2) + ["user"] for talk in Handler.seen

@@ -41,7 +41,13 @@ def test_the_end_of_a_service_says_what_it_waits_for():
     assert controller_client.waiting_for(ServiceRecord()) == "its controller to leave"
 
 
-@pytest.mark.parametrize(("runs", "said"), [(True, "until then clients need no key"), (False, "once it does")])
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (True, "Until then clients need no key; afterwards the gateway refuses"),
+        (False, "is not running. After the start"),
+    ],
+)
 def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch, capsys, runs, said):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
