@@ -107,7 +107,7 @@ def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
     before = set(glob.glob(boards))
     forward = world.begin("forward", result["run"], f"{port}:tensorboard")
     try:
-        assert "TensorBoard begins there" in forward.stderr.readline()
+        assert "starting TensorBoard on the machine" in forward.stderr.readline()
         assert f"TensorBoard of {result['run']}: http://127.0.0.1:{port}" in forward.stderr.readline()
         told = until(lambda: fetched(port, "data/plugin/scalars/tags"), "the figures it has read")
         assert sorted(told) == ["base", "mid", "sft"] and "loss" in told["base"]

@@ -204,7 +204,8 @@ def test_a_line_moves_while_the_first_command_makes_its_environment():
             seen += os.read(ours, 4096)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        while not re.search(rb"\r +\rinv: Resolved 46 packages\r\n.*being made", seen, re.DOTALL):  # and it comes back
+        # The moving line comes back after the message.
+        while not re.search(rb"\r +\rinv: Resolved 46 packages\r\n.*creating the environment", seen, re.DOTALL):
             seen += os.read(ours, 4096)
         child.communicate(b"\n", timeout=60)
         with contextlib.suppress(OSError):  # nobody has it open any more

@@ -324,7 +324,7 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
         op = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
         until(lambda: rehearsal.truth()[op.remote_id]["state"] == "running", "a machine that runs")
         rehearse.report(world, before, began_at, None, False)  # as after Ctrl-C, which leaves it at work
-        assert "1 preemption is still to come" in capsys.readouterr().err
+        assert "1 preemption is pending" in capsys.readouterr().err
         world.tell("/preempt", {"id": op.remote_id})
         pods.end(market, op, journal)
     rehearse.report(world, before, began_at, None, True)
