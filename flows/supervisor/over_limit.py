@@ -20,7 +20,6 @@ from infra.ledger.op import Op
 from infra.ledger.spend import Excess
 from infra.machines.host_memory import at_once
 from infra.money import per_hour
-from infra.rehearsal import world_files
 from infra.runs import sight
 from infra.runs.keepers.due_ends import LAST_LOOK_S, is_being_concluded, is_past_limit, last_look
 from infra.runs.run_home import RunHome
@@ -91,7 +90,11 @@ def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[Over
 def past_limit(journal: Journal, settings: Settings) -> list[Op]:
     """Return the live rows of rented pods past a limit; [] once the simulated market of a rehearsal has ended."""
     found = [op for op in journal.ops(live=True) if is_past_limit(op, settings)]
-    return [] if found and world_files.has_ended(settings.rehearsal) else found
+    if not found:
+        return []
+    from infra.rehearsal import world_files  # A late import, as in `_end`.
+
+    return [] if world_files.has_ended(settings.rehearsal) else found
 
 
 def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
