@@ -157,6 +157,12 @@ def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
     return found | {name: value for one in getattr(spec, "added", ()) for name, value in given(one, but).items()}
 
 
+def names_given(spec: Typed) -> set[str]:
+    """Return the field names of the flags that were typed or differ from the default, with the flags of packs."""
+    words, records = given(spec), (spec, *spec.added)
+    return {*spec.typed, *(one.name for each in records for one in flags_of(type(each)) if one.spelled in words)}
+
+
 def shown(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
     """Return the flags like `given`, for display: values of secrets are masked."""
     records = (spec, *getattr(spec, "added", ()))

@@ -118,10 +118,6 @@ class Settings:
     extensions: str = row("SLIPWAY_EXTENSIONS", "your own files and modules that add providers, sources, phases, ...")
     source: str = row("SLIPWAY_SOURCE", "text to train on: pydocs, fineweb or paths", "pydocs")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
-    block_size: int = row("BLOCK_SIZE", "phase dlm: tokens decoded together; 0: as in the profile", "0")
-    batch_size: int = row("BATCH_SIZE", "phase dlm: sequences per forward pass; 0: as in the profile", "0")
-    grad_accum: int = row("GRAD_ACCUM", "phase dlm: forward passes per optimizer step; 0: as in the profile", "0")
-    tokens: int = row("TOKENS", "phase dlm: number of training tokens; 0: as in the profile", "0")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
@@ -262,7 +258,7 @@ def inventory(provider: str, settings: Settings) -> Path | None:
 
 def is_secret(variable: str) -> bool:
     """Return whether a variable's name marks a secret value."""
-    return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is a count, here and in SkyPilot
+    return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is a count, also in SkyPilot
 
 
 def table(record: type = Settings) -> list[Field]:

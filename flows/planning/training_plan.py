@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flows.planning import estimates, memory_check, trackers
 from flows.planning.extensions import reward_text, use_phases, use_source
-from flows.specs.work import WorkSpec
+from flows.specs.work import WorkSpec, typed_sizes
 from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
@@ -23,9 +23,9 @@ from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.selection import work_disk
-from infra.settings import Settings
+from infra.settings import Settings, pack_settings
 from infra.units import count, size
-from store import credentials, packs
+from store import credentials
 from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
@@ -35,8 +35,6 @@ from trainer.plan.phase_needs import needs_of
 from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_sized
-
-SIZES = ("block_size", "batch_size", "grad_accum", "tokens")  # names of flags and settings; see `Phase.sizes`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,17 +128,17 @@ def init_named(spec: WorkSpec, settings: Settings) -> str:
 
 
 def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:
-    """Return the sizes of phases, from flags or else settings. Raise UsageError for a flag without its phase."""
-    typed = {name: value for name in SIZES if (value := getattr(spec, name)) is not None}
-    taken = phases_sized()
-    for name in typed:
-        if said := packs.lacking("sizes", name):
-            raise UsageError(f"--{name.replace('_', '-')}: {said}")
+    """Return the sizes of phases, from flags or else settings of packs.
+
+    Raise UsageError for a flag without its phase.
+    """
+    typed, taken = typed_sizes(spec), phases_sized()
     if idle := {name: taken[name] for name in typed if taken[name] not in phases}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         phase = next(iter(idle.values()))
         raise UsageError(f"{flags}: for the phase {phase}, as in --phase {'+'.join((*phases, phase))}")
-    return {name: typed.get(name, getattr(settings, name)) for name in taken}
+    own = {phase: pack_settings("phases", phase, settings) for phase in {*taken.values()}}
+    return {name: typed.get(name, getattr(own[phase], name)) for name, phase in taken.items()}
 
 
 def of_machine(devices: str, flag: str) -> str:

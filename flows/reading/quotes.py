@@ -84,11 +84,11 @@ def work_named(
         raise UsageError(f"what work? give {', '.join(flags[:-1])} or {flags[-1]}, or --hours for any")
     spec, machine = (other.spec, other.machine) if other else (variables.applied(spec, settings.given), MachineSpec())
     settings = replace(settings, profile=spec.profile or settings.profile)
-    if tokens and any("tokens" in PHASES[one].sizes for one in planning.parse_phases(spec.phase)):
-        spec, tokens = replace(spec, tokens=round(tokens)), 0.0
     if _is_of_its_shape(init_named(spec, settings), settings.profile):
         spec = replace(spec, init="")
     wanted = Work.of(spec, settings).wanted(settings)
+    if tokens and any("tokens" in PHASES[one].sizes for one in wanted.phases):
+        wanted, tokens = replace(wanted, sizes={**wanted.sizes, "tokens": round(tokens)}), 0.0
     nodes = planning.recipe(wanted)
     found = tuple(one for name in wanted.phases if isinstance(one := nodes[name].spec, PhaseConfig))
     if tokens:

@@ -6,16 +6,22 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from flows.specs import phase_words
+from flows.specs.work import WorkSpec, phase_flags
 from infra.errors import UsageError
 from infra.flags import Flag, flags_of
+from store import packs
 
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 PHASES = "phases"  # file key for nested phase options
 
 
 def known(record: type, but: Collection[str] = ()) -> dict[str, Flag]:
-    """Return the flags of a record that are allowed in a file, by spelling."""
-    return {one.spelled: one for one in flags_of(record) if one.name not in but}
+    """Return the flags of a record that are allowed in a file, by spelling.
+
+    The flags of a training include the flags that packs add for their phases.
+    """
+    records = (record, *phase_flags()) if issubclass(record, WorkSpec) else (record,)
+    return {one.spelled: one for each in records for one in flags_of(each) if one.name not in but}
 
 
 def check_keys(where: str, body: Any, keys: Collection[str]) -> None:
@@ -46,6 +52,8 @@ def read(where: str, body: Any, record: type, but: Collection[str] = ()) -> dict
             words += phase_words.flatten(f"{where}: {key}", _nested(str(key), value))
         else:
             name = str(key).replace("_", "-")
+            if said := packs.lacking("sizes", name.replace("-", "_")):
+                raise UsageError(f"{where}: {said}")
             check_keys(where, {name if name in flags else key: None}, [*flags, PHASES])
             found[flags[name].name] = _value(f"{where}: {key}", flags[name], value)
     if words:

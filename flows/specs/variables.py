@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from flows.specs.work import WorkSpec
 from infra.errors import UsageError
+from infra.settings import of_packs
 from store import packs
 from trainer import plan as planning
 from trainer.records.phase_registry import phases_sized
 
 W = TypeVar("W", bound=WorkSpec)
 FLAGS = {"MODEL": "profile", "STAGE": "phase", "INIT": "init"}
-SIZES = ("TOKENS", "BLOCK_SIZE", "BATCH_SIZE", "GRAD_ACCUM")
 OF_FILES = {
     "HAAR_ENABLED": "examples/jobs/ablation_haar.yaml",
     "SALIENCY_ENABLED": "examples/jobs/ablation_saliency.yaml",
@@ -45,12 +45,19 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
         del found["profile"]
         found["init"] = model
     spec = replace(spec, **found)
-    sizes = [name for name in SIZES if name in given]
-    if said := packs.lacking("sizes", sizes[0].lower()) if sizes else "":
-        raise UsageError(f"-e {sizes[0]}: {said}")
-    if sizes and (phase := phases_sized()[sizes[0].lower()]) not in planning.parse_phases(spec.phase):
-        raise UsageError(f"-e {sizes[0]}: for the phase {phase}, as in --phase {spec.phase}+{phase}")
+    for name, size in sizes().items():
+        if name not in given:
+            continue
+        if said := packs.lacking("sizes", size):
+            raise UsageError(f"-e {name}: {said}")
+        if (phase := phases_sized()[size]) not in planning.parse_phases(spec.phase):
+            raise UsageError(f"-e {name}: for the phase {phase}, as in --phase {spec.phase}+{phase}")
     return spec
+
+
+def sizes() -> dict[str, str]:
+    """Return the variables of the sizes in `Phase.sizes` of all packs, installed or not, each with the size."""
+    return {row["variable"]: name for name, row in of_packs() if name in packs.words("sizes")}
 
 
 def of_hub(model: str) -> str:

@@ -1,7 +1,12 @@
-"""The flags of a training: the artifacts to make, their inputs, and the method."""
+"""The flags of a training: the artifacts to make, their inputs, and the method.
+
+Packs add flags for sizes of their phases (`Phase.sizes`): on the command line, in job files and in sweep files. Without
+the flag, the setting of the same name in the settings of the pack applies.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from flows.specs import phase_words
 from infra.flags import Typed, flag
@@ -11,7 +16,7 @@ from trainer.records.phase_registry import phase_names
 WORK = "Work"
 TEXT = "Text and conversations"
 TRAINING = "Training"
-RL, DLM = "Phase rl", "Phase dlm"
+RL = "Phase rl"
 SAVING = "Checkpoints and artifacts"
 
 
@@ -121,21 +126,6 @@ class WorkSpec(Typed):
         "optimizer steps per phase instead of the profile's; the learning-rate schedule is rescaled",
         group=TRAINING,
     )
-    tokens: int | None = flag(
-        None, "number of training tokens instead of the profile's steps (default: TOKENS)", group=DLM
-    )
-    block_size: int | None = flag(
-        None, "number of tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=DLM, unit="TOKENS"
-    )
-    batch_size: int | None = flag(
-        None, "sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=DLM, unit="N"
-    )
-    grad_accum: int | None = flag(
-        None,
-        "forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)",
-        group=DLM,
-        unit="N",
-    )
     options: Mapping[str, str] = flag(
         {},
         "override an option of a phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in "
@@ -174,3 +164,33 @@ class WorkSpec(Typed):
         False, "make the named phases again if different code made the existing artifacts", group=SAVING
     )
     keep_made: bool = flag(False, "keep artifacts made by different code", group=SAVING)
+
+
+S = TypeVar("S", bound=WorkSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseFlags:
+    """Base class of a record of flags that a pack adds for sizes of a phase; None = the flag was not given."""
+
+
+def phase_flags() -> tuple[type[PhaseFlags], ...]:
+    """Return the records of the installed packs."""
+    found = map(packs.load, packs.command_flags("launch"))
+    return tuple(one for one in found if issubclass(one, PhaseFlags))
+
+
+def typed_sizes(spec: WorkSpec) -> dict[str, int]:
+    """Return the sizes that the flags of a training set, by name."""
+    given = {name: value for one in spec.added if isinstance(one, PhaseFlags) for name, value in vars(one).items()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def filled(spec: S, values: Mapping[str, Any]) -> S:
+    """Return a training with these values by field name, of its own fields and of the records of packs."""
+    own = {one.name for one in fields(spec)}
+    added = {type(one): one for one in spec.added}
+    for record in phase_flags():
+        if given := {one.name: values[one.name] for one in fields(record) if one.name in values}:
+            added[record] = replace(added.get(record, record()), **given)
+    return replace(spec, **{name: value for name, value in values.items() if name in own}, added=tuple(added.values()))

@@ -108,21 +108,6 @@ def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
         asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))
 
 
-@pytest.mark.pack("blocks")
-def test_the_sizes_of_blocks_are_flags_which_outweigh_settings_and_are_for_dlm():
-    settings = Settings.load(ROOT, {}, ("BLOCK_SIZE=16", "TOKENS=2048"), environ={})
-
-    def sizes(**flags):
-        wanted = Work.of(LaunchSpec(**flags), settings).wanted(settings)
-        return tuple(wanted.sizes.values())
-
-    assert sizes(phase="sft+dlm") == (16, 0, 0, 2048)
-    assert sizes(phase="sft+dlm", block_size=32, batch_size=4, grad_accum=2, tokens=0) == (32, 4, 2, 0)
-    assert sizes(phase="sft") == (16, 0, 0, 2048)  # a setting may stand in .env for another day
-    with pytest.raises(UsageError, match="--batch-size, --tokens: for the phase dlm, as in --phase sft.dlm"):
-        sizes(phase="sft", tokens=2048, batch_size=4)
-
-
 def test_how_often_and_how_many_checkpoints_are_saved_reaches_the_plan():
     settings = Settings.load(ROOT, {}, environ={})
     wanted = Work.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)

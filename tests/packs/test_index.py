@@ -7,11 +7,14 @@ import pytest
 
 import tasks
 from flows.runs.work_kinds import WorkKind
+from flows.specs.work import phase_flags
 from infra.flags import Typed, flags_of
+from infra.settings import table
 from scripts.cli.line_runner import LineFlags
 from scripts.project import packs_index, reference
 from store import packs
 from trainer.records.model_formats import ModelFormat
+from trainer.records.phase_registry import phases_sized
 
 
 def test_the_index_holds_the_words_of_every_pack():
@@ -45,6 +48,14 @@ def test_every_entry_of_a_pack_can_be_imported():
             found = packs.load(where)
             assert isinstance(found, ModelFormat), name
             assert callable(packs.load(found.convert)) and callable(packs.load(found.convert_tokenizer)), name
+
+
+def test_the_sizes_of_a_phase_are_flags_of_a_launch_and_settings_of_its_pack():
+    flags = {one.name for record in phase_flags() for one in flags_of(record)}
+    assert flags == {*phases_sized()} == {*packs.words("sizes")}
+    for name, pack in packs.installed().items():
+        sizes = {size for where in pack.phases.values() for size in packs.load(where).sizes}
+        assert sizes <= {one.name for one in (table(packs.load(pack.settings)) if pack.settings else ())}, name
 
 
 def test_flags_that_a_pack_adds_to_a_command_have_names_of_their_own_and_a_place_in_its_record():

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from data.config import ConfigError
-from flows.specs import variables
+from flows.specs import files, variables
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import filled
 from infra.errors import UsageError
 from scripts.models.export import ExportFlags, check_export
 from serve import model_kinds
@@ -62,6 +63,11 @@ def test_a_model_that_decodes_in_blocks_is_refused_and_so_are_the_sizes_of_its_p
         model_kinds.kind_of(str(without_packs))
     with pytest.raises(UsageError, match="-e TOKENS: tokens belongs to the pack blocks"):
         variables.applied(LaunchSpec(), {"TOKENS": "5"})
+    with pytest.raises(UsageError, match="job.yaml: block_size belongs to the pack blocks"):
+        files.read("job.yaml", {"block-size": 5}, LaunchSpec)
+    assert "belongs to the pack blocks" in packs.lacking("command_flags", "launch --block-size")
+    assert "belongs to the pack blocks" in packs.lacking("settings", "block_size")
+    assert filled(LaunchSpec(), {"block_size": 5, "seed": 7}) == LaunchSpec(seed=7)
     with pytest.raises(UsageError, match="dlm belongs to the pack blocks"):
         parse_phases("sft+dlm")
 

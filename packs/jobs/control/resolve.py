@@ -12,12 +12,13 @@ from pathlib import Path
 
 from flows.limits import shares
 from flows.runs import launch, same_request
+from flows.specs import files
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import WorkSpec
 from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.flags import flags_of
+from infra.flags import flags_of, names_given
 from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
@@ -196,10 +197,9 @@ def _own_machine(file: JobFile, flag: str) -> UsageError:
 
 
 def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
-    for one in flags_of(WorkSpec):
-        value = getattr(spec, one.name)
-        is_given = one.name in spec.typed or value != one.default and (value or not one.read)
-        if one.name != "store" and is_given:
+    typed = names_given(spec)
+    for one in files.known(WorkSpec).values():
+        if one.name in typed and one.name != "store":
             raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
 
 

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from flows.runs import launch
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
-from flows.specs.variables import FLAGS, OF_FILES, SIZES, of_hub
+from flows.specs.variables import FLAGS, OF_FILES, of_hub, sizes
+from flows.specs.work import filled
 from infra.errors import UsageError
-from infra.flags import flags_of
+from infra.flags import flags_of, names_given
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
@@ -66,7 +67,7 @@ def _with_model(
 
 def _check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
     """Raise UsageError if the user sets a known training variable missing from the job file."""
-    for name in (*FLAGS, *SIZES, *OF_FILES):
+    for name in (*FLAGS, *sizes(), *OF_FILES):
         if name in given and name not in known:
             there = OF_FILES.get(name, "")
             other = f"; {there} has it" if there else ""
@@ -93,12 +94,12 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     nodes = (task.num_nodes if task.num_nodes > 1 else None) if spec.nodes is None else spec.nodes
     asked = {one.name: getattr(machine, one.name) for one in fields(MachineSpec)}
     more = {"pool": spec.pool or found.wishes[0].pool, "nodes": nodes, **asked}
-    return replace(spec, **_of_training(file, spec, variables(file, settings)), **more)
+    return filled(spec, {**_of_training(file, spec, variables(file, settings)), **more})
 
 
 def work_spec(file: JobFile, spec: S, settings: Settings) -> S:
     """Return the training without a machine. `spec` holds the typed flags. Raise UsageError with the line number."""
-    return replace(spec, **_of_training(file, spec, variables(file, settings)))
+    return filled(spec, _of_training(file, spec, variables(file, settings)))
 
 
 def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
@@ -106,9 +107,8 @@ def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> 
     task = file.tasks[0]
     where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"
     own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
-    default = {one.name: one.default for one in flags_of(LaunchSpec)}
-    left = {name for name in own if name not in spec.typed and getattr(spec, name) == default[name]} - {"options"}
-    found = {name: own[name] for name in own if name in left}
+    typed = names_given(spec)
+    found = {name: value for name, value in own.items() if name not in typed and name != "options"}
     options = phase_words.read(own.get("options", ()))
     return {**found, "options": {**options, **spec.options}}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import filled
 from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.keepers.pod_set import PodEntry
@@ -139,7 +140,7 @@ class ExperimentConfig:
                 "engine_tensor_parallel": self.vllm_tensor_parallel,
                 "num_gpus": len(own_gpus),
             }
-        return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
+        return filled(LaunchSpec(), {**said, **own, "options": phase_words.read(words)})
 
 
 def _devices(one: ExperimentConfig, words: str) -> set[int]:

@@ -28,7 +28,6 @@ ROWS = 16  # upper limit for the rows per step of a toy
 # Options kept for a toy, as parts of their paths: the options in which arms differ, except sizes and step counts.
 KEPT = (".optimizer.", ".rl.loss", ".rl.clip", ".rl.beta")
 SIZES = ("saliency_warmup",)
-SIZES_AS_FLAGS = ("steps", "tokens", "block_size", "batch_size", "grad_accum")
 # Flags for models and data missing on this machine, and for GPUs missing on a rehearsed pod.
 OF_LARGE_MODELS = (
     *("init", "source", "packages", "text_column", "filter", "mixture", "problems", "reward"),
@@ -85,8 +84,9 @@ def toy_of(spec: LaunchSpec) -> LaunchSpec:
     if "rl.micro_rows" in spec.options:
         options |= {"rl.rows": str(ROWS), "rl.micro_rows": str(min(ROWS, int(spec.options["rl.micro_rows"])))}
     is_of_rl = "rl" in parse_phases(spec.phase)
-    more: dict[str, Any] = dict.fromkeys(SIZES_AS_FLAGS)
-    more |= {
+    more: dict[str, Any] = {
+        "steps": None,
+        "added": (),  # the flags of packs set sizes
         **dict.fromkeys(OF_LARGE_MODELS, ""),
         "engine_tensor_parallel": None,
         "lag": 0,

@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import filled
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.names import check_name
@@ -61,7 +62,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
             if seed is not None and "seed" in values:
                 raise UsageError(f"{where}: {arm}: both `seed` and `seeds` are set; give one of them")
             run = check_name(f"{name}.{arm}" + ("" if seed is None else f"-seed-{seed}"))
-            spec = LaunchSpec(**{"tag": run, **values, **({} if seed is None else {"seed": seed})})
+            spec = filled(LaunchSpec(), {"tag": run, **values, **({} if seed is None else {"seed": seed})})
             trials[run] = SweepTrial(run=run, arm=arm, spec=spec, env=env, asked=asked)
     early = document.get("early_stop")
     return check_arms(

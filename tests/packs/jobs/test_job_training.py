@@ -7,6 +7,7 @@ import pytest
 
 from flows.runs import launch
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import typed_sizes
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Request
@@ -46,7 +47,12 @@ def asked(tmp_path, name, provider, *given, **typed):
     return spec, " ".join(told)
 
 
-@pytest.mark.parametrize("name", FILES)
+def pack_of(name):
+    """Return the pack of the phases of an example."""
+    return "blocks" if name == "dlm_train" else "bits"
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.pack(pack_of(one))) for one in FILES])
 def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_path, name):
     spec, told = asked(tmp_path, name, "local", *FILES[name])
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
@@ -80,6 +86,7 @@ def test_the_job_files_of_the_ablations_have_the_numbers_of_their_source(tmp_pat
     assert job_file.load(JOBS / f"{name}.yaml").tasks[0].envs["WANDB_PROJECT"] == "wrinklefree-ablation"
 
 
+@pytest.mark.pack("blocks")
 def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
     spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
     assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
@@ -91,11 +98,10 @@ def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
         "GRAD_ACCUM=2",
         profile="tiny",
         gpu="H200:2",
-        block_size=8,
         options={"sft.steps": "3"},
     )
     assert (spec.profile, spec.gpu, spec.num_gpus) == ("tiny", "H200", 2)
-    assert (spec.tokens, spec.block_size, spec.batch_size, spec.grad_accum) == (7, 8, 4, 2)
+    assert typed_sizes(spec) == {"tokens": 7, "block_size": 32, "batch_size": 4, "grad_accum": 2}
     assert spec.options["sft.steps"] == "3"
 
 
@@ -171,9 +177,11 @@ def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path,
     assert state_bytes < disks["2"] < 4 * state_bytes < disks["1+1.9+2+3"], disks
 
 
+@pytest.mark.pack("blocks")
 def test_a_model_of_the_hub_is_what_the_training_begins_from(tmp_path):
     spec, _ = asked(tmp_path, "dlm_train", "runpod", "MODEL=1bitLLM/bitnet_b1_58-large", "TOKENS=7")
-    assert (spec.init, spec.profile, spec.tokens) == ("hf://1bitLLM/bitnet_b1_58-large", "qwen3_0_6b", 7)
+    assert (spec.init, spec.profile) == ("hf://1bitLLM/bitnet_b1_58-large", "qwen3_0_6b")
+    assert typed_sizes(spec)["tokens"] == 7
     spec, _ = asked(tmp_path, "train", "runpod", "MODEL=hf://a/b@v1", "STAGE=2")
     assert (spec.init, spec.profile) == ("hf://a/b@v1", "qwen3_4b")
     with pytest.raises(UsageError, match="is on the hub, and INIT names another model"):
