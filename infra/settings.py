@@ -273,7 +273,9 @@ def variables() -> set[str]:
 
 def of_packs() -> list[tuple[str, dict[str, str]]]:
     """Return the settings of all packs, installed or not: name, and the metadata given to `row`."""
-    return [(name, row) for pack in packs.known().values() for name, row in pack["settings"].items()]
+    own = [one for pack in packs.unlisted() if pack.settings for one in table(packs.load(pack.settings))]
+    found = [(name, row) for pack in packs.known().values() for name, row in pack["settings"].items()]
+    return found + [(one.name, dict(one.metadata)) for one in own]
 
 
 def example() -> str:

@@ -18,6 +18,10 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "packs"
 INDEX = Path(__file__).with_name("known_packs.json")
+BY_WORD = (
+    *("works", "providers", "schemas", "shard_engines", "trackers", "phases", "profiles", "model_formats"),
+    *("model_features", "model_layouts", "served_models", "exports", "line_flags"),
+)  # fields of `Pack` with words as keys
 
 
 @dataclass(frozen=True)
@@ -248,8 +252,9 @@ def flags_added_to(command: str) -> list[str]:
 
 
 def provider_traits() -> dict[str, Mapping[str, Any]]:
-    """Return the traits of the providers of all packs, installed or not, by name, from `known_packs.json`."""
-    return {name: traits for pack in known().values() for name, traits in pack["providers"].items()}
+    """Return the traits of the providers of all packs, installed or not, by name."""
+    found = {name: vars(entry) for pack in unlisted() for name, entry in pack.providers.items()}
+    return found | {name: traits for pack in known().values() for name, traits in pack["providers"].items()}
 
 
 def engines() -> list[str]:
@@ -274,9 +279,15 @@ def known() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def unlisted() -> list[Pack]:
+    """Return the installed packs that the index does not list: packs of the user."""
+    return [pack for name, pack in installed().items() if name not in known()]
+
+
 def words(kind: str) -> list[str]:
     """Return the words of a kind of entry in all packs, installed or not."""
-    return [word for pack in known().values() for word in pack.get(kind, ())]
+    found = [word for pack in known().values() for word in pack.get(kind, ())]
+    return found + [word for pack in unlisted() if kind in BY_WORD for word in getattr(pack, kind)]
 
 
 def lacking(kind: str, word: str) -> str:

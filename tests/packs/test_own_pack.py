@@ -1,0 +1,40 @@
+"""A pack of the user: a folder that is copied into `packs/`, and that no list of Slipway's names."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.test_without_packs import Apart, clone
+from tests.world import ROOT
+
+pytestmark = pytest.mark.process
+
+
+def failed(world: Apart, *words: str) -> str:
+    process = world.begin(*words)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in err
+    return err
+
+
+def test_a_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
+    checkout, world = clone(tmp_path / "checkout"), Apart(tmp_path, {"DESK_CONTACT": ""})
+    pack = checkout / "packs" / "desk"
+    shutil.copytree(ROOT / "examples" / "own" / "desk", pack)
+    (checkout / "slipway.yaml").write_text("desk_contact: Ada\npolish_steps: 7\n")
+    assert "  desk " in world.inv("--list") and world.inv("desk") == "Ada\n"
+    assert world.json("config")["desk_contact"]["value"] == "Ada"
+    doctor, _ = world.begin("doctor").communicate(timeout=300)
+    assert re.search("desk +ok +Ada", doctor)
+
+    launch = ("launch", "--provider", "local", "--dry-run")
+    assert "Phase polish\n  --polish-steps N" in world.inv("launch", "--help-all")
+    plan = world.json(*launch, "--phase", "sft+polish", "--polish-steps", "3")
+    assert plan["artifacts"][-1]["name"] == "polish_checkpoints/tiny" and plan["flags"]["polish-steps"] == 3
+    assert "polish 3 of 1 steps" in " ".join(plan["notes"])
+    assert "for the phase polish, as in --phase sft+polish" in failed(world, *launch, "--polish-steps", "3")
+
+    shutil.rmtree(pack)
+    (checkout / "slipway.yaml").unlink()
+    assert "no flag --polish-steps" in failed(world, *launch, "--polish-steps", "3")
