@@ -86,8 +86,9 @@ def _disk(one: RunEvidence) -> Cause | None:
         return None
     return Cause(
         "full disk",
-        f"{_where(one)} met a full disk: {_quoted(DISK, one.all_words)}",
-        f"free space there, or ask for more (--disk-size GB), keep fewer checkpoints (--keep 2): inv resume {one.run}",
+        f"the disk was full in {_where(one)}: {_quoted(DISK, one.all_words)}",
+        "free disk space on the machine, rent a larger disk (--disk-size GB), or keep fewer checkpoints (--keep 2); "
+        f"then: inv resume {one.run}",
     )
 
 
@@ -96,8 +97,9 @@ def _gpu_memory(one: RunEvidence) -> Cause | None:
         return None
     return Cause(
         "out of memory",
-        f"the memory of the GPU ran out in {_where(one)}: {_quoted(GPU_MEMORY, one.all_words)}",
-        f"fewer rows at once (--set {one.step or 'sft'}.micro_rows=1) or a larger GPU; what fits: inv fit",
+        f"the GPU ran out of memory in {_where(one)}: {_quoted(GPU_MEMORY, one.all_words)}",
+        f"use fewer rows at once (--set {one.step or 'sft'}.micro_rows=1) or a larger GPU; to list the GPUs that "
+        "fit: inv fit",
     )
 
 
@@ -110,11 +112,11 @@ def _engine(one: RunEvidence) -> Cause | None:
     if not (signal or code):
         return None
     how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}"
-    more = "; often the memory of the machine has run out" if signal and signal[1] == "SIGKILL" else ""
+    more = "; the machine has probably run out of memory" if signal and signal[1] == "SIGKILL" else ""
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; other replicas: inv serve.status",
+        f"last log lines: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; other replicas: inv serve.status",
     )
 
 
@@ -123,15 +125,18 @@ def _memory(one: RunEvidence) -> Cause | None:
         return None
     is_killed = one.verdict.get("exit_code") in (-9, 137) or bool(KILLED.search(one.reason))
     if MEMORY.search(one.all_words):
-        said = f"memory ran out in {_where(one)}: {_quoted(MEMORY, one.all_words)}"
+        said = f"the machine ran out of memory in {_where(one)}: {_quoted(MEMORY, one.all_words)}"
     elif is_killed:
-        said = f"{_where(one)} was killed by SIGKILL; no record says by whom, often the machine's memory has run out"
+        said = (
+            f"{_where(one)} was killed by SIGKILL; no record names the sender. The machine has probably run out of "
+            "memory"
+        )
     elif KILLED.search(one.words):
-        said = f"its log says: {_quoted(KILLED, one.words)}; often the machine's memory has run out"
+        said = f"the log says: {_quoted(KILLED, one.words)}; the machine has probably run out of memory"
     else:
         return None
     return Cause(
-        "out of memory", said, f"a machine with more memory (--memory GB), or smaller steps: inv resume {one.run}"
+        "out of memory", said, f"use a machine with more memory (--memory GB), or smaller batches: inv resume {one.run}"
     )
 
 
@@ -140,8 +145,9 @@ def _idle(one: RunEvidence) -> Cause | None:
         return None
     return Cause(
         "idle GPU",
-        f"its limit for idle GPUs was reached: {one.reason}",
-        f"see what it waited for: inv logs {one.run}; go on: inv resume {one.run} (--idle-stop is the limit)",
+        f"the run reached the limit for idle GPUs: {one.reason}",
+        f"read the log for the cause: inv logs {one.run}; to continue: inv resume {one.run} (--idle-stop sets the "
+        "limit)",
     )
 
 
@@ -153,8 +159,8 @@ def _limit(one: RunEvidence) -> Cause | None:
     spent = one.money and f" ({one.money} spent)"
     return Cause(
         "limit",
-        f"its limit was reached: {said or 'no record says which'}{spent}; {_saved(one)}",
-        f"go on with more: inv resume {one.run} --spend-limit USD, or --ttl TIME",
+        f"the run reached the limit: {said or 'no record names the limit'}{spent}; {_saved(one)}",
+        f"continue with a higher limit: inv resume {one.run} --spend-limit USD, or --ttl TIME",
     )
 
 
@@ -163,19 +169,23 @@ def _preempted(one: RunEvidence) -> Cause | None:
     if not gone or one.state == "failed" and one.verdict:
         return None
     last = gone[-1]
-    how = f"{last.vendor} has it no more" if last.reason in ("", sight.GONE) else last.reason
-    said = f"its pod was gone, and nobody had asked for that, {count(len(gone), 'time')} ({how})"
+    how = f"{last.vendor} no longer lists the pod" if last.reason in ("", sight.GONE) else last.reason
+    said = f"the pod was gone without a request by Slipway, {count(len(gone), 'time')} ({how})"
     if one.state in ("running", "succeeded"):
-        back = f"it was brought back {count(one.recoveries, 'time')} and " if one.recoveries else "it "
+        back = f"the run was resumed {count(one.recoveries, 'time')} and " if one.recoveries else "the run "
         return Cause(
             "preemption",
             f"{said}; {back}{_is(one.state)}",
-            "nothing; fewer preemptions: leave --use-spot out" if one.state == "running" else "nothing",
+            "nothing; to avoid preemptions, leave out --use-spot" if one.state == "running" else "nothing",
         )
     if one.state == "waiting":
-        return Cause("preemption", f"{said}; another is looked for without end", f"wait, or end it: inv down {one.run}")
-    after = ", and no pod has been rented since" if one.rows[-1] is last else ""
-    return Cause("preemption", f"{said}{after}", f"bring it back: inv resume {one.run}")
+        return Cause(
+            "preemption",
+            f"{said}; the supervisor keeps looking for a new pod",
+            f"wait, or end the run: inv down {one.run}",
+        )
+    after = "; no pod has been rented since then" if one.rows[-1] is last else ""
+    return Cause("preemption", f"{said}{after}", f"resume the run: inv resume {one.run}")
 
 
 def _host(one: RunEvidence) -> Cause | None:
@@ -185,22 +195,22 @@ def _host(one: RunEvidence) -> Cause | None:
     were = "was" if len(bad) == 1 else "were"
     said = f"{count(len(bad), 'machine')} {were} given back before the work began: {bad[-1].reason}"
     if one.state in ("running", "succeeded"):
-        return Cause("bad host", f"{said}; it was given another one, and {_is(one.state)}", "nothing")
+        return Cause("bad host", f"{said}; the run got a new machine, and {_is(one.state)}", "nothing")
     return Cause(
         "bad host",
         said,
-        "launch again, which rents another machine; those that are not offered any more: inv hosts",
+        "launch again to rent a different machine; to list the excluded machines: inv hosts",
     )
 
 
 def _silent(one: RunEvidence) -> Cause | None:
     if not SILENT.search(one.reason):
         return None
-    stacks = ", and its stacks are in its log" if STACKS.search(one.words) else ""
+    stacks = "; the log holds the stack traces" if STACKS.search(one.words) else ""
     return Cause(
         "stall",
-        f"{one.reason}: it wrote nothing for too long{stacks}",
-        f"where it hung: inv logs {one.run} --file {one.step}; then: inv resume {one.run}",
+        f"{one.reason}: the step wrote nothing for too long{stacks}",
+        f"find the hang: inv logs {one.run} --file {one.step}; then: inv resume {one.run}",
     )
 
 
@@ -212,7 +222,7 @@ def _failed(one: RunEvidence) -> Cause | None:
     return Cause(
         "failure",
         f"{said}{f': {last}' if last and last not in said else ''}",
-        f"all of it: inv logs {one.run} --errors; mend that, then: inv resume {one.run}",
+        f"read all errors: inv logs {one.run} --errors; fix the cause, then: inv resume {one.run}",
     )
 
 
@@ -223,8 +233,8 @@ def _stopped(one: RunEvidence) -> Cause | None:
     said = one.reason or (one.rows[-1].reason if one.rows else "")
     if said.startswith(CUT_OFF):
         return Cause("cut off", f"{said} before the work began; its pods were ended", "launch again")
-    how = "somebody ended it" if is_asked else "it was stopped"
-    return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"go on: inv resume {one.run}")
+    how = "a user ended the run" if is_asked else "the run was stopped"
+    return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"to continue: inv resume {one.run}")
 
 
 def _lost(one: RunEvidence) -> Cause | None:
@@ -233,30 +243,33 @@ def _lost(one: RunEvidence) -> Cause | None:
     said = one.reason or "no record says why"
     return Cause(
         "lost",
-        f"its machine does not answer, or nothing of it runs there: {said}",
-        f"bring it back: inv resume {one.run}",
+        f"the machine does not answer, or no process of the run is alive on the machine: {said}",
+        f"resume the run: inv resume {one.run}",
     )
 
 
 def _resumed(one: RunEvidence) -> Cause | None:
     if one.state not in ("running", "succeeded") or not one.stops:
         return None
-    said = f"it was stopped {count(len(one.stops), 'time')} ({'; then '.join(one.stops[-SHOWN_STOPS:])})"
-    return Cause("resumed", f"{said}, went on, and {_is(one.state)}", _any(one).then)
+    said = f"the run was stopped {count(len(one.stops), 'time')} ({'; then '.join(one.stops[-SHOWN_STOPS:])})"
+    return Cause("resumed", f"{said}, continued, and {_is(one.state)}", _any(one).then)
 
 
 def _any(one: RunEvidence) -> Cause:
     what = {
         "running": (
-            f"it is at work{f' on step {one.step}' if one.step else ''}",
-            f"watch it: inv logs {one.run} --follow",
+            f"the run is at work{f' on step {one.step}' if one.step else ''}",
+            f"follow the log: inv logs {one.run} --follow",
         ),
-        "succeeded": ("all its steps are done", _after(one)),
-        "planned": ("no machine of it is at work yet", f"wait, or end it: inv down {one.run}"),
-        "ending": ("its pod was asked to end, and is not proven gone yet", f"look again: inv status {one.run}"),
-        "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
+        "succeeded": ("all steps are done", _after(one)),
+        "planned": ("no machine of the run is at work yet", f"wait, or end the run: inv down {one.run}"),
+        "ending": (
+            "the vendor was asked to end the pod; the pod is not proven gone yet",
+            f"check again: inv status {one.run}",
+        ),
+        "idle": ("the pod waits for work", f"give the pod work: inv pod.run, or end the pod: inv down {one.run}"),
     }
-    said, then = what.get(one.state, (one.reason or "nothing is on record", f"look: inv status {one.run}"))
+    said, then = what.get(one.state, (one.reason or "no record explains the state", f"look: inv status {one.run}"))
     return Cause(one.state or "unknown", said, then)
 
 
@@ -264,7 +277,7 @@ def _after(one: RunEvidence) -> str:
     """Return advice after a success: chat with the new model, or read the log of a job without an artifact."""
     steps = Job.from_json(one.rows[-1].job).steps if one.rows and one.rows[-1].job else ()
     making = steps[-1].config.get("making") if steps else None
-    return f"talk to what it made: inv chat {making['name']}" if making else f"read what it wrote: inv logs {one.run}"
+    return f"talk to the new model: inv chat {making['name']}" if making else f"read the log: inv logs {one.run}"
 
 
 def taken_away(one: RunEvidence) -> list[Op]:
@@ -288,13 +301,13 @@ def given_back(one: RunEvidence) -> list[Op]:
 def _saved(one: RunEvidence) -> str:
     """Return a display text for the newest checkpoint verified in the store, from the pod's last report."""
     if not (in_store := one.progress.get("in_store")):
-        return "no record shows a checkpoint in its store"
+        return "no record shows a checkpoint in the store"
     name, at = max(in_store.items(), key=lambda item: item[1])
-    return f"its newest checkpoint on record is {name}, {moment(at)}"
+    return f"the newest checkpoint on record is {name}, {moment(at)}"
 
 
 def _where(one: RunEvidence) -> str:
-    return f"step {one.step}" if one.step else "its work"
+    return f"step {one.step}" if one.step else "the work"
 
 
 def _quoted(what: re.Pattern[str], words: str) -> str:

@@ -92,7 +92,7 @@ def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
     """Return display texts for the stops of the work before resumptions, oldest first, without lost pods."""
     found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
     found += [
-        (event.at, "neither its guard nor its agent was running") for event in events if event.event == "unreachable"
+        (event.at, "neither the guard nor the agent was running") for event in events if event.event == "unreachable"
     ]
     return [words for _, words in sorted(found)]
 
@@ -114,7 +114,7 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
             then = (
                 cause.then
                 if cause.name != "killed engine"
-                else (f"its last words: inv serve.logs {name}; other replicas: inv serve.status {name}")
+                else f"last log lines: inv serve.logs {name}; other replicas: inv serve.status {name}"
             )
             return WhyStory(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
     if seen.held:
@@ -168,7 +168,9 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
     if refused:
-        found.append(f"{count(len(refused), 'offer')} could not be had: {refused[-1].reason or 'no record says why'}")
+        found.append(
+            f"{count(len(refused), 'offer')} could not be rented: {refused[-1].reason or 'no record says why'}"
+        )
     tried = [op for op in one.rows if op.state != FAILED]
     left_out = tried[1 : 1 - SHOWN_PODS] if len(tried) > SHOWN_PODS + 1 else []
     for number, op in enumerate(tried, 1):

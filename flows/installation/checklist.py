@@ -26,7 +26,9 @@ def training(settings: Settings, journal: Journal) -> list[DoctorLine]:
 def _credentials(settings: Settings) -> DoctorLine:
     keys = [name for name, key in VENDORS.items() if getattr(settings, key)]
     if keys:
-        return DoctorLine("credentials", "ok", f"a key is set of {', '.join(keys)}; inv doctor --provider NAME asks it")
+        return DoctorLine(
+            "credentials", "ok", f"a key is set for {', '.join(keys)}; to test the key: inv doctor --provider NAME"
+        )
     if settings.provider in packs.engines():
         try:
             return DoctorLine("credentials", "ok", registry.provider(settings, settings.provider).account().owner)
@@ -42,8 +44,8 @@ def _store(settings: Settings) -> DoctorLine:
         return DoctorLine(
             "store",
             "bad",
-            f"{settings.store} is on this machine, where no rented one can reach it; "
-            "set SLIPWAY_STORE to hf://user/repo, s3://bucket/folder or gs://bucket/folder",
+            f"rented machines cannot reach the store {settings.store} on this machine; set SLIPWAY_STORE to "
+            "hf://user/repo, s3://bucket/folder or gs://bucket/folder",
         )
     try:
         Store(settings.store).check_writable()
@@ -54,7 +56,7 @@ def _store(settings: Settings) -> DoctorLine:
 
 def _tracking(settings: Settings) -> DoctorLine:
     found = doctor.tracking(settings)
-    off = "figures stay with the run (inv report); SLIPWAY_TRACK names trackers that get them, too"
+    off = "metrics stay with the run (inv report); to send metrics to trackers, set SLIPWAY_TRACK"
     return found[0] if found else DoctorLine("tracking", "off", off)
 
 
@@ -63,7 +65,7 @@ def _smoke(journal: Journal) -> DoctorLine:
     passed = [op for op in runs if op.outcome == "succeeded"]
     if passed:
         return DoctorLine("smoke test", "ok", f"{passed[-1].run} succeeded on {passed[-1].vendor}")
-    tried = f"the last one, {runs[-1].run}, has not succeeded" if runs else "none was run yet"
+    tried = f"the last smoke test, {runs[-1].run}, has not succeeded" if runs else "no smoke test was run yet"
     return DoctorLine("smoke test", "bad", f"{tried}; inv launch examples/jobs/smoke_test.yaml --spend-limit 1")
 
 
@@ -73,5 +75,9 @@ def _recipe(settings: Settings) -> DoctorLine:
     except SlipwayError as error:
         return DoctorLine("recipe", "bad", str(error))
     size = recipe.phases["base"].model.num_params / 1e6
-    how = "the one that shows that all works" if settings.profile == "smoke" else "inv config --profile shows all of it"
+    how = (
+        "the recipe for a smoke test of all phases"
+        if settings.profile == "smoke"
+        else "to list all values: inv config --profile"
+    )
     return DoctorLine("recipe", "ok", f"{settings.profile}: {size:.3g} million parameters; {how}")

@@ -48,15 +48,15 @@ class DoctorLine:
 def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     """Return all facts that decide which runs the checkout `root` can start."""
     tools = [
-        _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
+        _tool("git", ("--version",), "bad", "selects the files to send to a pod"),
         _tool(
             "ssh",
             ("-V",),
             "off",
-            "inv ssh on other machines and aliases of ~/.ssh/config need it (apt install openssh-client)",
+            "required for inv ssh to other machines and for aliases of ~/.ssh/config (apt install openssh-client)",
         ),
         _rsync(),
-        _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
+        _tool("sshd", ("-V",), "off", "required for tests (apt install openssh-server)"),
     ]
     rented = (_vendor(name, settings) for name in VENDORS)
     of_packs = [packs.load(where)(root, settings) for where in packs.entries("doctor_checks").values()]
@@ -96,7 +96,9 @@ def _timings(settings: Settings) -> list[DoctorLine]:
         return [DoctorLine("estimates", "ok", f"learned from {count(runs, 'run')}, in {timings.folder}")]
     more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
     words = f"{count(len(problems), 'record')} of {runs} cannot be read, and {'are' if problems[1:] else 'is'} left out"
-    return [DoctorLine("estimates", "off", f"{words}: {problems[0]}{more}; remove what is damaged in {timings.folder}")]
+    return [
+        DoctorLine("estimates", "off", f"{words}: {problems[0]}{more}; remove the damaged records in {timings.folder}")
+    ]
 
 
 def tracking(settings: Settings) -> list[DoctorLine]:
@@ -106,7 +108,7 @@ def tracking(settings: Settings) -> list[DoctorLine]:
     names = trackers.asked("", settings)
     if not names:
         return []
-    why = "SLIPWAY_TRACK" if settings.track else "its own variables"
+    why = "SLIPWAY_TRACK" if settings.track else "the tracker's own variables"
     return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *trackers.notes(names, settings))))]
 
 
@@ -140,7 +142,7 @@ def _pools(settings: Settings) -> DoctorLine:
 def of_inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLine:
     """Return the line of an inventory. `held` returns a count of machines as text and may raise UsageError."""
     try:
-        return DoctorLine(name, "ok", f"enabled: {held()}; inv doctor --provider {provider} asks them")
+        return DoctorLine(name, "ok", f"enabled: {held()}; to check the machines: inv doctor --provider {provider}")
     except UsageError as error:
         return DoctorLine(name, "off", f"disabled: {error}")
 
@@ -160,7 +162,7 @@ def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
         f"Python {look.facts['python']}",
         f"large files {'by rsync' if way.program else 'in pieces'} ({way.why})" if isinstance(way, Way) else f"{way}",
     ]
-    has += [f"its shell prints: {look.shell_says}"] if look.shell_says else []
+    has += [f"the shell prints: {look.shell_says}"] if look.shell_says else []
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
 
@@ -176,7 +178,7 @@ def _installers() -> list[DoctorLine]:
     venv = importlib.util.find_spec("ensurepip") is not None
     honoured = sorted(packages.pip_settings())  # Only names: an address may contain a password.
     return [
-        DoctorLine("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
+        DoctorLine("uv", "ok" if found else "off", found or "downloaded as a wheel on first use"),
         DoctorLine(
             "venv",
             "ok" if venv else "off" if found else "bad",
@@ -201,15 +203,20 @@ def _rsync() -> DoctorLine:
     """Report if large files can use rsync, and the alternative; `nodes` asks each remote machine."""
     from infra.transport import rsync
 
-    found = _tool("rsync", ("--version",), "off", "code and files are sent without it")
+    found = _tool("rsync", ("--version",), "off", "code and files are sent without rsync")
     if rsync.here() is None:
         return replace(
             found,
             state="off",
-            detail=f"{found.detail}; over SSH, files above 32 MB go in pieces of 32 MB, "
-            "and those that differ are sent; tests need it, too (apt install rsync)",
+            detail=(
+                f"{found.detail}; over SSH, files above 32 MB are compared in pieces of 32 MB, and changed pieces "
+                "are sent. Tests also need rsync (apt install rsync)"
+            ),
         )
-    why = "over SSH, files above 32 MB go by it where the other machine has it, else in pieces of 32 MB"
+    why = (
+        "over SSH, rsync sends files above 32 MB if the other machine has rsync; otherwise Slipway sends pieces of "
+        "32 MB"
+    )
     return replace(found, detail=f"{found.detail}; {why}")
 
 
@@ -230,9 +237,7 @@ def _gpu() -> DoctorLine:
 
 def _train(root: Path, settings: Settings) -> DoctorLine:
     made = _made(root, settings)
-    return DoctorLine(
-        "environment", "ok" if made else "off", str(made) if made else "train: made when it is first needed"
-    )
+    return DoctorLine("environment", "ok" if made else "off", str(made) if made else "train: built on first use")
 
 
 def _made(root: Path, settings: Settings) -> Path | None:
@@ -246,7 +251,7 @@ def _store(settings: Settings) -> list[DoctorLine]:
     found = []
     if tokens or credentials.kind(settings.store) == "hf":
         used = f"{tokens[0]} from {settings.sources[tokens[0].lower()]}" if tokens else "neither is set"
-        more = f"; {tokens[1]} is set too, and not used" if len(tokens) > 1 else ""
+        more = f"; {tokens[1]} is also set, but not used" if len(tokens) > 1 else ""
         found.append(DoctorLine("hub token", "ok" if tokens else "off", f"{used}{more}"))
     try:
         store = Store(settings.store)
@@ -285,10 +290,10 @@ def lint(path: str) -> list[DoctorLine]:
 def _vendor(name: str, settings: Settings) -> DoctorLine:
     key = VENDORS[name]
     if getattr(settings, key):
-        why = f"; unlikely to be a key: {said}" if (said := unlikely(getattr(settings, key))) else ""
+        why = f"; the value is unlikely to be a key: {said}" if (said := unlikely(getattr(settings, key))) else ""
         return DoctorLine(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}{why}")
     saved = first_keys.saved(name)[1]
-    then = f"; {saved} has one, which is taken by: inv init {name}" if saved else ""
+    then = f"; {saved} holds a key; to use the key: inv init {name}" if saved else ""
     return DoctorLine(name, "off", f"disabled: {key.upper()} is not set{then}")
 
 
@@ -303,7 +308,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
     try:
         market = open_market(name, settings)
         mine = market.account()
-        left = "a balance that it does not tell"
+        left = "an unknown balance"
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
         found.append(DoctorLine("account", "ok", f"{mine.whose}, with {left}"))

@@ -21,10 +21,14 @@ def check(variable: str, value: str) -> None:
     """Raise UsageError for a value that `.env` cannot hold, or that cannot be a key or an address."""
     if not (value.isascii() and value.isprintable() and value.strip() == value):
         raise UsageError(
-            f"{variable}: it begins or ends with a space, or has a character that no key has; was all of it copied?"
+            f"{variable}: the value begins or ends with a space, or has a character that keys never have. Check that "
+            "the whole key was copied"
         )
     if "${" in value:
-        raise UsageError(f"{variable}: it holds ${{, which .env takes for the name of a variable; export it instead")
+        raise UsageError(
+            f"{variable}: the value contains ${{, which .env reads as the start of a variable; export {variable} in "
+            "the shell instead"
+        )
 
 
 def put(root: Path, values: Mapping[str, str]) -> bool:
@@ -70,7 +74,9 @@ def amended(text: str, values: Mapping[str, str]) -> str:
             body = _with_line("".join(said for _, said in parts), variable, line)
         text = (BOM if text.startswith(BOM) else "") + body
         if dotenv_values(stream=io.StringIO(text)).get(variable) != value:  # E.g. after an open quote.
-            raise UsageError(f"{NAME}: {variable} cannot be written so that it can be read back; correct the file")
+            raise UsageError(
+                f"{NAME}: the file would not return the new value of {variable}; correct the syntax of the file"
+            )
     return text
 
 

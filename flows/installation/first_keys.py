@@ -81,7 +81,7 @@ def ask_store(uri: str, keys: Mapping[str, str]) -> Found:
         Store(uri).check_writable()
     except (StoreError, SlipwayError) as error:
         return Found(Verdict.REFUSED, _without(keys.values(), " ".join(str(error).split())))
-    return Found(Verdict.GOOD, "it can be written")
+    return Found(Verdict.GOOD, "the store is writable")
 
 
 def _without(keys: Iterable[str], text: str) -> str:

@@ -61,9 +61,9 @@ def beyond_limit(
         flags.append(f"--ttl {math.ceil(raised / 60)}m")
         allowed.append(duration(max(0.0, time_s)))
     words = (
-        f"at this pace it takes {about(expected_s)} more and costs {in_usd(cost)}; its limit ends it in "
-        f"{duration(limit_in_s)} ({' and '.join(allowed)}). To raise it: inv down {op.run}, then "
-        f"inv resume {op.run} {' '.join(flags)}"
+        f"at this pace the run takes {about(expected_s)} more and costs {in_usd(cost)}; the limit ends the run in "
+        f"{duration(limit_in_s)} ({' and '.join(allowed)}). To raise the limit: inv down {op.run}, then inv resume "
+        f"{op.run} {' '.join(flags)}"
     )
     return BeyondLimit(micro_usd=cost, words=words)
 

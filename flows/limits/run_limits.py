@@ -72,14 +72,14 @@ def _of_earlier(
     left = replace(typed, time_s=time_s, spend_micro_usd=None if total is None else (total - spent) // nodes)
     if spend.is_used_up(left):
         raise LimitHit(
-            f"{before.run} has used its limit, of which {in_usd(spent)} are spent; "
-            f"to go on, give a higher one: {_higher(before, total, spent)}"
+            f"{before.run} has used up the limit: {in_usd(spent)} are spent. To continue, give a higher limit: "
+            f"{_higher(before, total, spent)}"
         )
     if not is_open(typed):
         return RunLimits(limits=left, spend_micro_usd=total)
     kept = [f"{in_usd(total)}, of which {in_usd(spent)} are spent"] if total is not None else []
     kept += [f"{duration(time_s)} more"] if time_s is not None else []
-    words = f"{before.run} goes on with its limit of {' and '.join(kept)}; another one: --spend-limit, --ttl"
+    words = f"{before.run} continues under the limit of {' and '.join(kept)}; to change the limit: --spend-limit, --ttl"
     return RunLimits(limits=left, spend_micro_usd=total, words=words)
 
 
@@ -96,8 +96,8 @@ def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> N
         flags.append(f"--ttl {-(-round(op.ttl_s or 0) // 60)}m")
     if flags:
         raise LimitHit(
-            f"{op.run} has ended at its limit, with {in_usd(spent)} spent; nothing was rented. It goes on "
-            f"with another limit: inv resume {op.run} {' '.join(flags)}"
+            f"{op.run} has ended at the limit, with {in_usd(spent)} spent; nothing was rented. To continue with a "
+            f"higher limit: inv resume {op.run} {' '.join(flags)}"
         )
 
 

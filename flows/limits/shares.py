@@ -72,7 +72,7 @@ def pay_from(
         try:
             budgets.reserve(journal, name, run, most, settings.clock_scale)
         except OutOfMoney as error:
-            raise OutOfMoney(f"{error}; wait until enough of it is free: --wait") if will_do else error from None
+            raise (OutOfMoney(f"{error}; to wait until enough money is free: --wait") if will_do else error) from None
         return name
     place, why = f"budget {name}", ""
     turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")
@@ -109,7 +109,7 @@ def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
     begun = {op.run for op in journal.ops(live=True)}
     ended = [one.run for one in waiting if one.run not in begun]
     for name in ended:
-        tell(f"{name}: waits no more, nothing of it runs")
+        tell(f"{name}: no longer waits; nothing of it runs")
     return ended
 
 
@@ -139,15 +139,17 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
         return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
         raise UsageError(
-            "--devices is for machines of your own and for held pods (--no-deploy); else a pod is rented as a whole"
+            "--devices applies to your own machines and to held pods (--no-deploy); a rented pod is always used as "
+            "a whole"
         )
     if request.nodes > 1:
-        raise UsageError("--devices names GPUs of one machine; leave out --nodes")
+        raise UsageError("--devices names GPUs of a single machine; leave out --nodes")
     devices = turns.read_devices(said)
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
         raise UsageError(
-            f"--devices {said} names {count(number, 'GPU')}, but --num-gpus is {request.num_gpus}; give one of them"
+            f"--devices {said} names {count(number, 'GPU')}, but --num-gpus is {request.num_gpus}; give only one of "
+            "the flags"
         )
     return replace(request, devices=devices, num_gpus=number)
 
@@ -172,7 +174,7 @@ class MachineLine:
             except Busy as error:
                 if not self.may_wait or WAIT in str(error):
                     raise
-                raise Busy(f"{error}\nstand in line until one is free: {WAIT}") from error
+                raise Busy(f"{error}\nto wait in line: {WAIT}") from error
         while True:
             turns.check_in_line(self.journal, self.turn)
             found = turns.obstacles(self.journal, self.turn)

@@ -20,7 +20,10 @@ from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
 
 GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
-FOREIGN = "its tokenizer is not one of ours, and only those are written; llama.cpp's converter knows others"
+FOREIGN = (
+    "the GGUF export writes Slipway's own tokenizers only, and this model has a different tokenizer; use "
+    "llama.cpp's converter"
+)
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
@@ -53,10 +56,12 @@ def find_model(
             if not model and wanted.index(name) > wanted.index(usual):  # a fallback: the usual model is missing
                 why = f"damaged ({found[usual].problem})" if usual in found else "not made yet"
                 what = (
-                    "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
+                    "a base model, which continues text and is not trained to answer"
+                    if wanted[-1] == name
+                    else "an intermediate model"
                 )
                 make = f"./inv launch --phase {USUAL}{typed}"
-                tell(f"{usual} is {why}; this is {name}, {what}; to make it: {make}")
+                tell(f"{usual} is {why}; using {name} instead, {what}. To make {usual}: {make}")
             return whole[name], store.path(name, whole[name].fingerprint)
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()
@@ -65,7 +70,7 @@ def find_model(
     known = (
         f"available: {', '.join(near or sorted(whole))}"
         if whole
-        else f"there is none yet; make one with: ./inv launch --phase {USUAL}"
+        else f"the store holds no model yet; to make a model: ./inv launch --phase {USUAL}"
     )
     raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")
 
@@ -80,7 +85,7 @@ def usual_tag(settings: Settings, phases: Sequence[str], found: Mapping[str, Art
     if is_chosen or not whole or any(one.name.partition("/")[2] == usual for one in models):
         return usual
     newest = max(whole, key=lambda one: one.published_at).name.partition("/")[2]
-    tell(f"there is no model of {usual} in {settings.store}; {newest} is the newest one there")
+    tell(f"no model of {usual} in {settings.store}; using the newest model of the store, {newest}")
     return newest
 
 

@@ -44,12 +44,12 @@ def in_store(init: str, settings: Settings) -> ImportSpec:
     found = Store(settings.store).check(init)
     if found.problem:
         raise UsageError(
-            f"--init {init}: {settings.store}: {found.problem}; put the model there: "
-            f"inv ckpt.push FOLDER --to {settings.store}"
+            f"--init {init}: {settings.store}: {found.problem}; copy the model into the store: inv ckpt.push FOLDER "
+            f"--to {settings.store}"
         )
     told = found.about.get("import")
     if not isinstance(told, Mapping):
-        raise UsageError(f"--init {init}: {settings.store} does not say what that was made of; import it again")
+        raise UsageError(f"--init {init}: {settings.store} has no record of the import; import the model again")
     spec = load(ImportSpec, told, "import")
     if spec.format:
         model_formats.known(spec.format)
@@ -65,14 +65,16 @@ def in_folder(init: str) -> ImportSpec:
     names = {one.name: one for one in folder.iterdir()}
     files = [one for name, one in sorted(names.items()) if one.suffix in (".json", ".safetensors")]
     if not any(one.suffix == ".safetensors" for one in files):
-        raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")
+        raise UsageError(
+            f"--init {init}: no .safetensors file in the folder; weights are read from .safetensors files only"
+        )
     try:
         model = model_config(model_files.load(folder))
         odd = differences(model, map(model_files.header, model_files.weight_files(folder)))
     except outside.Unreadable as error:
         raise UsageError(f"--init {init}: {error}") from None
     if odd:
-        raise UsageError(f"--init {init}: its files are of another model than its config.json: {'; '.join(odd[:3])}")
+        raise UsageError(f"--init {init}: the .safetensors files do not match config.json: {'; '.join(odd[:3])}")
     content = hashlib.sha256()
     for one in files:  # weights by size and mtime: hashing gigabytes would slow every plan
         stat = one.stat()
@@ -110,7 +112,7 @@ def in_format(init: str, folder: Path) -> ImportSpec:
     name, file = model_formats.detect(folder)
     if not name:
         known = "".join(f"{one.about}, " for one in model_formats.installed().values())
-        words = f"no config.json there; give a Hugging Face folder, {known}or hf://user/repo"
+        words = f"no config.json in the folder; give a Hugging Face folder, {known}or hf://user/repo"
         raise UsageError(f"--init {init}: {'; '.join([words, *model_formats.absent()])}")
     found = model_formats.known(name)
     return ImportSpec(
@@ -147,7 +149,7 @@ def refuse_templates(init: str, templates: Mapping[str, str]) -> None:
     """Raise UsageError if none of the chat templates is named `default`."""
     if "default" not in templates:
         names = ", ".join(sorted(templates))
-        raise UsageError(f"--init {init}: the chat templates are {names}, and none of them is named default")
+        raise UsageError(f"--init {init}: the chat templates are {names}; a template named default is missing")
 
 
 def is_foreign(template: str) -> bool:
@@ -165,9 +167,9 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
     listed = [one.get("rfilename") for one in siblings if isinstance(one, dict)] if isinstance(siblings, list) else []
     names = {one for one in listed if isinstance(one, str)}
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        raise UsageError(f"--init {init}: {hub()} does not say which commit that is")
+        raise UsageError(f"--init {init}: {hub()} did not name the commit of the model")
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
+        raise UsageError(f"--init {init}: the repository has no model with config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     file, has_pieces = file_of_tokenizer(init, names), False
     own_chat = bool(file) and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
@@ -210,12 +212,12 @@ def content_of(path: str, init: str, settings: Settings) -> bytes:
             for piece in reply.iter_bytes():
                 body += piece
                 if len(body) > MOST_BYTES:
-                    raise UsageError(f"--init {init}: {hub()}/{path}: an answer longer than {MOST_BYTES >> 20} MiB")
+                    raise UsageError(f"--init {init}: {hub()}/{path}: the answer is longer than {MOST_BYTES >> 20} MiB")
     except httpx.HTTPError as error:
         raise UsageError(f"--init {init}: {hub()} cannot be reached: {error}") from None
     if reply.status_code in (401, 403):
         raise AuthError(
-            f"--init {init}: {hub()} refuses access ({reply.status_code}); set HF_TOKEN to a token that may read it"
+            f"--init {init}: {hub()} refuses access ({reply.status_code}); set HF_TOKEN to a token with read access"
         )
     if reply.status_code == 404:
         raise UsageError(f"--init {init}: no such model or revision on {hub()}")
@@ -228,4 +230,4 @@ def read_json(text: str, init: str) -> dict[str, Any]:
     try:
         return outside.mapping(text, integer=outside.clamped)
     except outside.Unreadable as error:
-        raise UsageError(f"--init {init}: the answer cannot be used: {error}") from None
+        raise UsageError(f"--init {init}: the answer of the hub is invalid: {error}") from None

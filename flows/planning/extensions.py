@@ -67,7 +67,7 @@ def reward_text(word: str, settings: Settings) -> str:
     if not is_file(word) and not Path(word).exists():
         near = difflib.get_close_matches(word, names(settings.extensions), 1)
         hint = f"did you mean {near[0]!r}?" if near else "give a .py file"
-        raise UsageError(f"--reward {word}: there is no such file; {hint}{extensions.named(settings)}")
+        raise UsageError(f"--reward {word}: no such file; {hint}{extensions.named(settings)}")
     return use(extensions.of_file("--reward", word, "reward")).text
 
 
@@ -110,7 +110,7 @@ def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
             continue
         if now.sha256 != one["sha256"]:
             found.append(
-                f"{one['kind']} {one['name']}: {word} is another one: sha256 {now.sha256[:12]}, then "
-                f"{one['sha256'][:12]}"
+                f"{one['kind']} {one['name']}: {word} has changed: sha256 {now.sha256[:12]} now, "
+                f"{one['sha256'][:12]} at the launch"
             )
     return found

@@ -32,7 +32,7 @@ from trainer.plan.estimates import least_bytes
 from trainer.plan.phase_needs import needs_of
 
 NUMBERS = (1, 2, 4, 8)  # GPU counts per machine in clouds
-OTHER = "another machine: --gpu, --num-gpus"
+OTHER = "to choose a machine: --gpu, --num-gpus"
 PLACE = ("cloud", "region", "country", "city")
 S = TypeVar("S", bound=MachineSpec)
 
@@ -58,8 +58,8 @@ class MachineChoice:
             return choose.as_found(request, offers)
         if request.without_gpu:
             raise UsageError(
-                "--gpu none: a training is put on a rented machine with a GPU; without one it runs here, for nothing: "
-                "--provider local"
+                "--gpu none: training on a rented machine needs a GPU. To train without a GPU on this machine, for "
+                "free: --provider local"
             )
         holding = self._holding(request, offers)
         if not holding:
@@ -102,14 +102,14 @@ class MachineChoice:
                 kind for kind in taker.gpu_kinds if number >= self.fewest and gpus.memory_bytes(kind) >= need
             ]:
                 said = (
-                    f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which {taker.title} takes "
-                    f"the cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}"
+                    f"machine: {count(number, 'GPU')} of {', '.join(fitting)}; {taker.title} takes the cheapest. The "
+                    f"plan needs {size(need)} of memory on each GPU; {OTHER}"
                 )
                 return ChosenMachine(
                     request=replace(request, gpu=",".join(fitting), num_gpus=number), offers=(), reason=said
                 )
         short = self._shortage(taker.gpu_kinds[-1], number, request)
-        raise NoOffer(f"no machine of {taker.title}'s holds the plan: {short}; name another one: --gpu, --num-gpus")
+        raise NoOffer(f"no machine of {taker.title} holds the plan: {short}; name a machine: --gpu, --num-gpus")
 
     @property
     def fewest(self) -> int:
@@ -142,11 +142,11 @@ class MachineChoice:
         if cheaper:
             least = cheaper[0]
             lacks = (
-                f"has {size(_memory(least))}" if least.num_gpus >= self.fewest else f"has less than {self.fewest} GPUs"
+                f"has {size(_memory(least))}" if least.num_gpus >= self.fewest else f"has fewer than {self.fewest} GPUs"
             )
             other = f"{_words(least)} at {per_hour(least.micro_usd_per_hour)} {lacks}"
             what = "memory decides" if least.num_gpus >= self.fewest else "the number of GPUs decides"
-            fact = f"{what}: {need}, and this is the cheapest offer{of} that holds the plan; {other}"
+            fact = f"{what}: {need}. This offer is the cheapest offer{of} that holds the plan; {other}"
         else:
             fact = f"the price decides: {need}, and the cheapest offer{of} holds the plan"
         return f"{machine}; {fact}; {OTHER}"
@@ -157,8 +157,8 @@ class MachineChoice:
         if not among:
             kinds = ", ".join(dict.fromkeys(_words(one) for one in offers))
             return (
-                f"no GPU on offer is one that is chosen for a training without being named: {kinds}; those are "
-                "NVIDIA's whose speed in bfloat16 is known; to take one all the same: --gpu KIND"
+                f"no GPU on offer is chosen for a training by default: {kinds}. The default choices are NVIDIA GPUs "
+                "with a known bfloat16 speed. To take an offered GPU: --gpu KIND"
             )
         best = max(among, key=lambda one: _memory(one) / self.need(one.num_gpus, request.nodes))
         said = f"no machine on offer holds the plan: {self._shortage(best.gpu, best.num_gpus, request, _memory(best))}"
@@ -168,7 +168,7 @@ class MachineChoice:
     def _shortage(self, gpu: str, number: int, request: Request, has: int = 0) -> str:
         """Return the memory need of the largest phase and the memory of the closest machine, as text."""
         if number < self.fewest:
-            return f"it needs {self.fewest} GPUs in one machine, and {number} x {gpu} is the nearest"
+            return f"the plan needs {self.fewest} GPUs in one machine; the nearest offer has {number} x {gpu}"
         most = max(self.phases, key=lambda one: least_bytes(one, number, request.nodes))
         need, has = least_bytes(most, number, request.nodes), has or gpus.memory_bytes(gpu)
         return f"{most.phase} needs {size(need)} of memory on each of {count(number, 'GPU')}, and {gpu} has {size(has)}"
@@ -192,7 +192,7 @@ class MachineChoice:
         short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
         flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
         if not short or not all(flags):
-            return "a smaller recipe (--profile); which GPUs a recipe fits on: inv fit"
+            return "a smaller recipe (--profile); to list the GPUs that fit a recipe: inv fit"
         return f"{' '.join(flags)} (on {_words(best)})"
 
 

@@ -26,17 +26,17 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
     gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     there = min(gpus, default=0) or ram
-    device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
+    device, what = ("cuda", "each GPU of this machine has") if gpus else ("cpu", "this machine has")
     for phase in phases:
         training = needs_of(phase).training_gpus(phase, num_gpus)
         ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.Shares()}
         least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
         if least > there:
             takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"
-            return f"{takes}, and {what} {size(there)}; take a smaller recipe (--profile smoke), or see inv fit"
+            return f"{takes}, but {what} {size(there)}; use a smaller recipe (--profile smoke), or see: inv fit"
         if gpus and (copied := memory.host_bytes(phase)) > ram:
-            takes = f"{phase.phase} writes its checkpoints from a copy of {size(copied)} in the memory of this machine"
-            return f"{takes}, which has {size(ram)}; take a machine with more, or a smaller recipe"
+            takes = f"{phase.phase} copies {size(copied)} into the memory of this machine to write checkpoints"
+            return f"{takes}, but this machine has {size(ram)}; use a machine with more memory, or a smaller recipe"
     return ""
 
 

@@ -49,7 +49,7 @@ def asked(words: str, settings: Settings) -> tuple[str, ...]:
     names = [step_name(one) for one in found]
     if twice := [one for one in names if names.count(one) > 1]:
         both = " and ".join(one for one in found if step_name(one) == twice[0])
-        raise UsageError(f"--track {both}: two trackers have one name; rename one of the files")
+        raise UsageError(f"--track {both}: two trackers have the same name; rename one of the files")
     return found
 
 

@@ -136,7 +136,7 @@ def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dic
     if idle := {name: taken[name] for name in typed if taken[name] not in phases}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         phase = next(iter(idle.values()))
-        raise UsageError(f"{flags}: for the phase {phase}, as in --phase {'+'.join((*phases, phase))}")
+        raise UsageError(f"{flags}: only for the phase {phase}; to add the phase: --phase {'+'.join((*phases, phase))}")
     own = {phase: pack_settings("phases", phase, settings) for phase in {*taken.values()}}
     return {name: typed.get(name, getattr(own[phase], name)) for name, phase in taken.items()}
 
@@ -198,11 +198,15 @@ def plan_for(
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
     if vendor.pod_store:
-        kept = "artifacts stay on the machine until a command copies them here: launch, inv status or inv pull"
+        kept = "artifacts stay on the machine until launch, inv status or inv pull copies the artifacts to this machine"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         is_cached = environment.is_cached("train", ROOT, plan.job.torch)
-        how = "some seconds, as its packages are here" if is_cached else "a minute or so, depending on the network"
+        how = (
+            "a few seconds, because the packages are cached"
+            if is_cached
+            else "about a minute, depending on the network"
+        )
         built = f"the train environment is built first: {how}"
         return replace(plan, notes=(*plan.notes, built))
     return plan
@@ -214,8 +218,8 @@ def sandbox_note(phases: Iterable[PhaseConfig]) -> str:
     if not names:
         return ""
     return (
-        f"{names[0]} runs code that the model writes: a machine with neither Landlock (Linux 5.13) nor bubblewrap is "
-        "given back after its boot, before any work"
+        f"{names[0]} runs code that the model writes. A machine with neither Landlock (Linux 5.13) nor bubblewrap is "
+        "given back after the boot, before any work"
     )
 
 
@@ -228,7 +232,7 @@ def places(settings: Settings) -> dict[str, str]:
 def made_by_words(remake: bool, keep_made: bool) -> str:
     """Return the choice of `--remake` and `--keep-made` for `Work.made`. Raise UsageError for both flags."""
     if remake and keep_made:
-        raise UsageError("--remake and --keep-made contradict each other; give one of them")
+        raise UsageError("--remake and --keep-made contradict each other; give only one of the flags")
     return "remake" if remake else "keep" if keep_made else ""
 
 
@@ -257,8 +261,8 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
         source = step.config["spec"].get("source", "")
         if step.words[-1] in ("talk", "import", "problems", "identity") and source and not source.startswith("hf://"):
             raise UsageError(
-                f"{source} is on this machine, and the work would be done elsewhere; "
-                "put it into the store first: the same flags with inv train --prepare"
+                f"{source} is on this machine, but the work runs on a different machine. To put the data into the "
+                "store first, run inv train --prepare with the same flags"
             )
 
 
@@ -326,7 +330,7 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
     notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
     if not there.kept:
         return notes
-    unread = f", {size(there.unread_bytes)} of it unused (inv store.gc)" if there.unread_bytes else ""
+    unread = f", of which {size(there.unread_bytes)} are unused (inv store.gc)" if there.unread_bytes else ""
     return (*notes, f"the store holds {count(len(there.kept), 'artifact')}, {size(there.num_bytes)}{unread}")
 
 
@@ -336,9 +340,9 @@ def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, .
         one.name for one in plan.artifacts
     }:
         return ()
-    where = " (the store holds its text)" if "datasets/fineweb/text" in there.artifacts else ""
+    where = " (text already in the store)" if "datasets/fineweb/text" in there.artifacts else ""
     return (
-        f"the text is {settings.source}, Python's own documentation, since none is named; for FineWeb{where}: "
+        f"no source was named, so the text is {settings.source}: Python's own documentation. For FineWeb{where}: "
         "--source fineweb",
     )
 
@@ -350,10 +354,12 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
         return
     near = difflib.get_close_matches(tag, known, 3) or known[:10]
-    listed = f"available: {', '.join(near)}" if near else "there is no checkpoint yet"
+    listed = f"available: {', '.join(near)}" if near else "the store holds no checkpoint yet"
     due = [one for one in PHASES if one in (*plan.untyped, *phases)]
     make = (
-        f"--phase {'+'.join(due)} --tag {tag}" if plan.untyped else "leave --tag out, since that model is there already"
+        f"--phase {'+'.join(due)} --tag {tag}"
+        if plan.untyped
+        else "leave out --tag, because the store already holds the model"
     )
-    then = f"to train it under that name: {make}" if plan.untyped else make
-    raise UsageError(f"no checkpoint is called {tag!r} in {there.store}; {listed}; {then}")
+    then = f"to train a model with this tag: {make}" if plan.untyped else make
+    raise UsageError(f"no checkpoint has the tag {tag!r} in {there.store}; {listed}; {then}")

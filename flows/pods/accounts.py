@@ -24,11 +24,11 @@ from store import packs
 ASK_S = 120.0
 WORDS = {
     "found": "adopted",
-    "unsent": "nothing had been asked for",
-    "unclear": "its launch was cut off",
-    "absent": "it was never made",
+    "unsent": "no request was sent",
+    "unclear": "the launch was cut off",
+    "absent": "the pod was never created",
     "gone": "it is gone",
-    "resurfaced": "it turned up after its end",
+    "resurfaced": "the pod appeared again after the end",
     "end": "it is to end",
 }
 
@@ -138,7 +138,9 @@ def known_elsewhere(one: Finding, journal: Journal) -> Finding:
     claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
     if claim is None or one.kind != FOREIGN:
         return one
-    return replace(one, note=f"of {claim.where}; when nobody there needs it: inv audit --kill {one.pod_id}")
+    return replace(
+        one, note=f"owned by {claim.where}; if the owner does not need the machine: inv audit --kill {one.pod_id}"
+    )
 
 
 def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems: list[str]) -> Done:
@@ -155,20 +157,23 @@ def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems
     meant = [(account, one) for account, one in seen if name in (one.pod_id, one.token, one.run, one.name)]
     if len(meant) != 1:
         there = ", ".join(one.pod_id for _, one in (meant or seen) if one.token)
-        what = "is several machines" if meant else "is no machine there"
+        what = "matches several machines" if meant else "matches no machine"
         silent = f"; {'; '.join(problems)}" if problems else ""
-        raise UsageError(f"--kill {name}: that {what}; nothing was ended; ours are: {there or 'none'}{silent}")
+        raise UsageError(
+            f"--kill {name}: the name {what}; nothing was ended. Machines of Slipway: {there or 'none'}{silent}"
+        )
     ((account, one),) = meant
     if not one.token:
         raise UsageError(
-            f"--kill {name}: {account.name} {one.pod_id} does not carry Slipway's mark; it belongs to somebody else"
+            f"--kill {name}: {account.name} {one.pod_id} does not carry Slipway's mark, so Slipway did not create "
+            "the machine; nothing was ended"
         )
     if one.kind not in (FOREIGN, ORPHANED):
-        raise UsageError(f"--kill {name}: it is the pod of {one.run}; run: inv down {one.run}")
+        raise UsageError(f"--kill {name}: the machine is the pod of {one.run}; run: inv down {one.run}")
     pod = account.find(one.pod_id)
     if pod is not None:
         rows = [op for op in journal.ops() if op.token == one.token]
-        why = "it was named: inv audit --kill"
+        why = "named by the user: inv audit --kill"
         op = rows[0] if rows else journal.claim(pod, why)
         if not op.is_live:
             op = journal.advance(op, "resurfaced", remote_id=pod.pod_id, reason=why)
@@ -201,7 +206,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
         if live and name not in asked and only in ("", name):
             cost = dollars(sum(op.rate for op in live))
             problems.append(
-                f"{name}: no key is set, and {count(len(live), 'pod')} of ours may run there at {cost} USD/h; "
+                f"{name}: no key is set, but {count(len(live), 'pod')} of this installation may bill {cost} USD/h; "
                 f"set {key.upper()}"
             )
     rows = [op for op in journal.ops(live=True) if is_rented(op.vendor) and op.vendor not in (*VENDORS, *asked)]
@@ -209,8 +214,8 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
         live = [op for op in rows if op.vendor == name]
         cost = dollars(sum(op.rate for op in live))
         problems.append(
-            f"{name}: {count(len(live), 'pod')} of ours may run there at {cost} USD/h, and its provider cannot be "
-            f"asked; {extensions.VARIABLE} must name the file that adds it"
+            f"{name}: {count(len(live), 'pod')} of this installation may bill {cost} USD/h, and the provider cannot "
+            f"be asked; name the provider's file in {extensions.VARIABLE}"
         )
     return markets, problems
 
@@ -218,7 +223,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
 def _done(action: Action, account: Provider, journal: Journal) -> Done:
     """Return a display record of a reconciliation action on a machine."""
     token = action.pod.token if isinstance(action, Claim) else action.token
-    what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
+    what = "an orphan, due to end" if isinstance(action, Claim) else "asked the vendor to delete the pod"
     if not isinstance(action, (Claim, Delete)):
         what = WORDS.get(action.event, "not seen; looked for again")
     return Done(account.name, journal.op(token).run, what)

@@ -74,8 +74,8 @@ class SetLimit:
         others = len(specs) - len(own)
         if sum(own) > amount or others and sum(own) == amount:
             raise UsageError(
-                f"set {set_name}: its pods may cost {in_usd(sum(own))} by limits of their own; "
-                f"{in_usd(amount)} for all of them is less"
+                f"set {set_name}: the limits of single pods allow {in_usd(sum(own))}; {in_usd(amount)} for the whole "
+                "set is too low"
             )
         return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
 
@@ -98,7 +98,9 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     try:
         lease = journal.leases.take(pod_set.set_lease(set_name))
     except Held as error:
-        raise UsageError(f"another process is changing the set {set_name} ({error}); wait for it") from None
+        raise UsageError(
+            f"a second process is changing the set {set_name} ({error}); wait until the process has finished"
+        ) from None
     try:
         yield
     finally:
@@ -186,7 +188,7 @@ def wanted(
     )
     is_rented = candidates[0].is_rented
     if spec.recover and not is_rented:
-        raise UsageError(f"recover is for rented pods; {candidates[0].name} takes none away")
+        raise UsageError(f"recover applies to rented pods only; {candidates[0].name} does not take machines away")
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (dollars(limit.share) if limit and is_rented else "")
     spend_limit = spend_limit or (MOST_USD if is_rented and not ttl else "")

@@ -99,8 +99,8 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
     vendor = registry.provider(settings, op.vendor)
     if guests := guests_of(op, journal.ops(live=True)):
         raise UsageError(
-            f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
-            f"beside them: inv launch --no-deploy --host {op.run} --devices N"
+            f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait until these runs end, or share "
+            f"the pod: inv launch --no-deploy --host {op.run} --devices N"
         )
     run_leases.hold_for(plan, op.run, journal.installation)
     run_leases.move_names(plan)

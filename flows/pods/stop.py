@@ -83,7 +83,7 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
     keep.end_keeper(op.run, journal)
     if has_words and not vendor.fleeting:
         bring_home(op, vendor, settings)
-    ended = "had ended already" if was_over else "its pod had ended already; it is not continued on another one"
+    ended = "had already ended" if was_over else "the pod had already ended; the run does not continue on a new pod"
     tell(f"{op.run}: {'ended, nothing of it runs' if was_live else ended}")
 
 
@@ -97,7 +97,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, t
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)
     except Lost:  # For example, the pod has saved and ended itself.
-        tell(f"{op.run}: the connection closed before the pod had answered; asking {op.vendor} whether it is gone")
+        tell(f"{op.run}: the connection closed before the pod answered; asking {op.vendor} whether the pod is gone")
     except (SlipwayError, StoreError) as error:
         tell(f"{op.run}: {error}")
     return op

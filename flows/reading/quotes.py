@@ -79,9 +79,9 @@ def work_named(
     spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
     other = work_kinds.estimated(asked, spec, settings)
     if phase and other:
-        raise UsageError(f"one of {', '.join(flags[:-1])} and {flags[-1]}, not several")
+        raise UsageError(f"give only one of {', '.join(flags[:-1])} and {flags[-1]}")
     if not phase and not other:
-        raise UsageError(f"what work? give {', '.join(flags[:-1])} or {flags[-1]}, or --hours for any")
+        raise UsageError(f"no work is named; give {', '.join(flags[:-1])} or {flags[-1]}, or --hours for any work")
     spec, machine = (other.spec, other.machine) if other else (variables.applied(spec, settings.given), MachineSpec())
     settings = replace(settings, profile=spec.profile or settings.profile)
     if _is_of_its_shape(init_named(spec, settings), settings.profile):
@@ -113,7 +113,7 @@ def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
     if len(phases) > 1 or not (one.reads_text and one.trains):
         said = "+".join(each.phase for each in phases)
         sized = "".join(f", or of {one.name}" for one in PHASES.values() if "tokens" in one.sizes)
-        raise UsageError(f"--tokens is the length of one phase that reads text{sized}; for {said}: --steps")
+        raise UsageError(f"--tokens is the length of a single phase that reads text{sized}; for {said}, give --steps")
     return one.in_steps(math.ceil(tokens / (one.rows * one.sequence_len)))
 
 
@@ -140,7 +140,9 @@ def quote(
         machine = machine_with(first.gpu if first else kind, num_gpus, nodes)
         found, setup_s = estimates.of_phases(work, machine, settings), SETUP_S
         if not found.steps:
-            raise UsageError(f"the speed of a {kind} is not known; give --hours; known: {', '.join(gpus.TFLOPS)}")
+            raise UsageError(
+                f"the speed of {kind} is not known; give --hours; GPUs with a known speed: {', '.join(gpus.TFLOPS)}"
+            )
         seconds = found.range_s
     median, usd = 0, None
     if first:
@@ -185,7 +187,7 @@ def offers_of(
         fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
         dates = " or ".join(sorted({one.mark for one in fitting}))
         return SeenOffers(
-            offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices that nobody offers now: {error}",)
+            offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices without a current offer: {error}",)
         )
     seen = market.survey(asked, wanted)
     silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.silent)

@@ -97,7 +97,7 @@ def folded(
         elif f"{view.group}/" not in found:
             group = groups[view.group]
             one = _one_of(group, unfolded(group, views))
-            how = f"its process is gone; go on: {left[view.group]}; " if view.group in left else ""
+            how = f"the process is gone; to continue: {left[view.group]}; " if view.group in left else ""
             found[f"{view.group}/"] = replace(one, note=f"{how}{one.note}")
     return list(found.values())
 
@@ -116,7 +116,7 @@ def _one_of(group: RunGroup, views: Sequence[PodView]) -> PodView:
         spent_micro_usd=sum(view.spent_micro_usd for view in views),
         started_at=min((view.started_at for view in views if view.started_at), default=0.0),
         recoveries=sum(view.recoveries for view in views),
-        note=f"a {group.noun} of {len(views)} runs: {counts}{waits}; each of them: inv status {group.name}",
+        note=f"a {group.noun} of {len(views)} runs: {counts}{waits}; to list the runs: inv status {group.name}",
         group=group.name,
     )
 

@@ -74,7 +74,9 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
     """Return the story of a folder. Raise UsageError for a folder without metrics."""
     found = found or folders(folder)
     if not found:
-        raise UsageError(f"{folder} holds no metrics.jsonl; name a run, an artifact of the store, or such a folder")
+        raise UsageError(
+            f"{folder} holds no metrics.jsonl; name a run, an artifact of the store, or a folder with metrics.jsonl"
+        )
     phases = [
         PhaseStory(
             phase,

@@ -57,7 +57,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     run_leases.move_names(plan)
     assert plan.job is not None
     if plan.job.no_setup:
-        tell("setup: skipped; the environments that are on the machine are used")
+        tell("setup: skipped; the run uses the environments on the machine")
     paid_from = ""
 
     def keep(op: Op) -> None:

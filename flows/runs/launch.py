@@ -131,7 +131,7 @@ def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
-        raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
+        raise UsageError("--self-end applies to rented machines; a machine of your own does not bill after the work")
     limits = limits_for(settings, candidates[0].is_rented, spec)
     wished, named = spec, ""
     if candidates[0].is_rented:
@@ -149,11 +149,11 @@ def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
     left_out = [flag for flag, is_given in (("--no-sync", spec.no_sync), ("--no-setup", spec.no_setup)) if is_given]
     if left_out and (vendor.is_rented or vendor.recovers):
         raise UsageError(
-            f"{' and '.join(left_out)}: a machine that is new has no code and no environment yet; use a "
-            "pod that is held: --no-deploy, or a machine of your own: --provider local, ssh"
+            f"{' and '.join(left_out)}: a new machine has no code and no environment yet. Use a held pod "
+            "(--no-deploy), or your own machine (--provider local, ssh)"
         )
     if spec.no_deploy and spec.deploy_only:
-        raise UsageError("--no-deploy and --deploy-only contradict each other; give one of them")
+        raise UsageError("--no-deploy and --deploy-only contradict each other; give only one of the flags")
 
 
 def on_held(spec: S) -> S:
@@ -289,7 +289,7 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
             memory_check.check(phases, resolved.request.num_gpus)
             for phase in phases:
                 if (where := needs_of(phase).sandbox(phase)) and (why := packs.load(where)()):
-                    raise UsageError(f"{phase.phase}: {why}. Nothing has begun")
+                    raise UsageError(f"{phase.phase}: {why}. No work has begun")
         if resolved.spec.dry_run:
             choose.of_machines(
                 vendor, resolved.request
@@ -302,8 +302,8 @@ def refuse_code_of_others(job: Job) -> None:
     for step in (*job.steps, *job.trackers):
         if what := _code_of_others(step):
             raise UsageError(
-                f"--self-end cannot be used with {what}: step {step.name} runs code on the pod, which could use the "
-                "key of the guard; leave --self-end out: the vendor's own limit ends the pod"
+                f"--self-end cannot be used with {what}: step {step.name} runs code on the pod, and the code could "
+                "use the key of the guard. Leave out --self-end: the vendor's own limit ends the pod"
             )
 
 
@@ -346,8 +346,8 @@ def refuse_empty(mounts: Sequence[PlannedMount]) -> None:
         if not one.files:
             listed = "; ".join(one.refused[:MOST_TOLD])
             raise UsageError(
-                f"nothing of {one.source} would be sent: {listed}; nothing was rented or sent. A file that git tracks, "
-                "or that lies in no checkout, is sent if you name it: --send-anyway FILE"
+                f"no file of {one.source} would be sent: {listed}; nothing was rented or sent. To send a file that "
+                "git tracks, or a file outside of any checkout, name the file: --send-anyway FILE"
             )
 
 
@@ -356,8 +356,8 @@ def refusal(mounts: Sequence[PlannedMount]) -> str:
     listed = ", ".join(f"{one.source} ({count(one.files, 'file')}, {size(one.bytes)})" for one in mounts)
     flags = " ".join(f"--send-anyway '{one.source}'" for one in mounts)
     return (
-        f"the job would send {listed} from a hidden folder of your home, which often holds keys; --yes does not answer "
-        f"this; nothing was rented or sent. If you trust the job with it: {flags}"
+        f"the job would send {listed} from a hidden folder of your home; hidden folders often hold keys. --yes does "
+        f"not give consent; nothing was rented or sent. If you trust the job with the files: {flags}"
     )
 
 

@@ -97,19 +97,21 @@ def read(op: Op, settings: Settings) -> Receipt:
     try:
         said = read_record(path)
         if said.get("schema") != SCHEMA:
-            raise UsageError(f"{path}: schema {said.get('schema')}, this Slipway reads {SCHEMA}")
+            raise UsageError(f"{path}: schema {said.get('schema')}; this version of Slipway reads schema {SCHEMA}")
         found = strict_records.read(Receipt, said)
         Job.from_json(json.dumps(found.job))
     except FileNotFoundError:
-        raise UsageError(f"{op.run} has no receipt: {path} is not there; runs have one since they write it") from None
+        raise UsageError(
+            f"{op.run} has no receipt: {path} does not exist; the run was launched before Slipway wrote receipts"
+        ) from None
     except UsageError:
         raise
     except (SlipwayError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if found.run != op.run or found.store != op.store or _work_of(found.job) != _work_of(json.loads(op.job)):
         raise UsageError(
-            f"{path} is not the receipt of {op.run}: the journal has other steps of the run; nothing was "
-            "done; look at the file before you use it"
+            f"{path} is not the receipt of {op.run}: the journal records other steps for the run. Nothing was done; "
+            "check the file before you use the receipt"
         )
     return found
 
@@ -124,19 +126,24 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
     found = []
     commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "HEAD", "--binary")
     if commit != one.commit:
-        found.append(f"code: commit {commit[:12]}, then {one.commit[:12] or 'not known'}")
+        found.append(f"code: commit {commit[:12]} now, {one.commit[:12] or 'not known'} at the launch")
     if (hashlib.sha256(diff).hexdigest() if diff else "") != one.diff_sha256:
-        then = "with changes of its own (run.diff)" if one.diff_sha256 else "without changes"
-        found.append(f"code: it {'has other changes' if diff else 'has no changes'} beside its commit, then {then}")
+        then = "had uncommitted changes (run.diff)" if one.diff_sha256 else "had no uncommitted changes"
+        found.append(
+            f"code: the checkout {'has other changes' if diff else 'has no changes'} beside the commit; the launch "
+            f"{then}"
+        )
     torch = one.job.get("torch") or "cpu"
     if environment.read_spec("train", ROOT, torch).key != one.environment:
-        found.append("environment: other pins or another Python than then")
+        found.append("environment: the pins or the Python version differ from the launch")
     found += extensions.changed(one.extensions)
     for name, fingerprint in inputs_of(one.steps).items():
         if problem := Store(one.store).find(name, fingerprint).problem:
             found.append(f"input: {name} in {one.store} is {problem}")
     if one.micro_usd_per_hour:
-        found.append(f"price: then {per_hour(one.micro_usd_per_hour)} on {one.provider}; today's: inv offers")
+        found.append(
+            f"price: {per_hour(one.micro_usd_per_hour)} on {one.provider} at the launch; current prices: inv offers"
+        )
     return found
 
 

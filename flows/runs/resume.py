@@ -55,9 +55,9 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     if op.detached and run_rows.run_of(op) != op.run:
         raise UsageError(f"{op.run} was a node of {run_rows.run_of(op)}; run: inv resume {run_rows.run_of(op)}")
     if not op.detached and last_verdict(op, settings).get("state") == "succeeded":
-        raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
+        raise UsageError(f"{op.run} has succeeded; no work is left to resume")
     if is_idle(op, settings):
-        raise UsageError(f"{op.run} is idle; give it work: inv pod.run {op.run}")
+        raise UsageError(f"{op.run} is idle; give the pod work: inv pod.run {op.run}")
     limits = more_for(op, journal, settings, spend_limit, ttl)
     asked = with_limits(op.asked, ttl, spend_limit, limits) if limits else ""
     found = Resumption(op=op, limits=limits, asked=asked)
@@ -70,7 +70,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     request = op.read_request()
     plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
     spent, of_all = spent_by(op, journal, settings), "" if budget is None else f" of {in_usd(budget)}"
-    money = f"{op.run} has cost {in_usd(spent)}{of_all}, its limit from its beginning"
+    money = f"{op.run} has cost {in_usd(spent)}{of_all} since the first launch; the limit covers the whole run"
     return replace(found, plan=plan, offers=tuple(keeper.find(request)), money=money)
 
 
@@ -92,7 +92,7 @@ def tell_extensions(op: Op, settings: Settings, tell: Say) -> None:
     """Report changed or missing extensions of a run; the run continues with the original code."""
     with contextlib.suppress(UsageError):  # A run without a receipt.
         for said in changed(receipt.read(op, settings).extensions):
-            tell(f"{said}; {op.run} goes on with what it was launched with")
+            tell(f"{said}; {op.run} continues with the code of the launch")
 
 
 def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
@@ -101,7 +101,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
         return op
     if op.is_live and sight.is_alive(op, way(settings, op)):
         raise UsageError(
-            f"--env: {op.run} is running with the environment it was launched with; end it first: inv down {op.run}"
+            f"--env: {op.run} is running with the environment of the launch; end the run first: inv down {op.run}"
         )
     for one in run_rows.nodes_of(op, journal):
         job = one.read_job()
@@ -151,8 +151,8 @@ def again(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resump
     vendor = registry.provider(settings, op.vendor)
     if vendor.keeps_runs:
         raise UsageError(
-            f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
-            f"--run-name {op.run}; it goes on from its checkpoints in {op.store}"
+            f"{op.run}: {vendor.name} runs whole jobs only. Launch the job again with the same flags and --run-name "
+            f"{op.run}; the run continues from the checkpoints in {op.store}"
         )
     if op.state == READY and not vendor.keeps_runs and not last_verdict(op, settings):
         op = journal.advance(op, "unreachable")  # Recorded for `inv why`.
@@ -172,14 +172,12 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
     if not spend_limit and not ttl:
         return None
     if not registry.provider(settings, op.vendor).is_rented:
-        raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl are for rented machines")
+        raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl apply to rented machines")
     if op.is_live:
-        raise UsageError(
-            f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
-        )
+        raise UsageError(f"{op.run} still has a pod with the limits of the rental; first: inv down {op.run}")
     limits = limits_for(settings, True, LimitSpec(ttl=ttl, spend_limit=spend_limit))
     if limits.spend_micro_usd is not None:
         spent = spent_by(op, journal, settings)
         if spent >= limits.spend_micro_usd:
-            raise UsageError(f"{op.run} has cost {in_usd(spent)} already; give a --spend-limit above that")
+            raise UsageError(f"{op.run} has already cost {in_usd(spent)}; give a higher --spend-limit")
     return limits

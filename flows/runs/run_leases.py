@@ -42,7 +42,7 @@ def hold_for(plan: Plan, run: str, installation: str) -> None:
     there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
     lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
     if lost:
-        raise UsageError(f"{', '.join(lost)} were removed from {plan.store} while this was planned; launch again")
+        raise UsageError(f"{', '.join(lost)} were removed from {plan.store} during the planning; launch again")
 
 
 def renew(op: Op, installation: str, tell: Say) -> None:
@@ -53,7 +53,7 @@ def renew(op: Op, installation: str, tell: Say) -> None:
         if reads:
             references.hold(op.store, reference_of(op.run, installation), f"run {op.run}", reads, time.time())
     except StoreError as error:
-        tell(f"{op.run}: its lease was not renewed: {error}")
+        tell(f"{op.run}: the lease was not renewed: {error}")
 
 
 def _makings(op: Op) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def release(store: str, run: str, installation: str, tell: Say) -> None:
     try:
         references.release(store, reference_of(run, installation))
     except StoreError as error:
-        tell(f"{run}: its lease was not ended: {error}")
+        tell(f"{run}: the lease was not ended: {error}")
 
 
 def reference_of(run: str, installation: str) -> str:

@@ -90,9 +90,9 @@ class TypedLaunch:
             differs.append(f"a machine of {' or '.join(self.vendors)} (there: {op.vendor})")
         if differs:
             raise UsageError(
-                f"{op.run} is already running the same work, and was launched with other flags: {', '.join(differs)}; "
-                f"nothing was changed. To follow it, leave those flags out; "
-                f"or end it first: inv down {op.run}"
+                f"{op.run} is already running the same work, but was launched with other flags: "
+                f"{', '.join(differs)}; nothing was changed. To follow the run, leave out these flags; to end the "
+                f"run first: inv down {op.run}"
             )
 
 

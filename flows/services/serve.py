@@ -50,7 +50,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     row = service_rows.find(journal, name)
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
-        raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
+        raise UsageError(f"{name} is being ended; after the end (inv serve.status), run the same command again")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     provider = "" if where == revision.ANY else where
     document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit)
@@ -59,11 +59,13 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         document = revision.for_this_machine(document, num_gpus, spec.replicas)
         if not spec.replicas:
             of_what = (
-                f"a replica for each of its {count(num_gpus, 'GPU')}" if num_gpus else "no GPU here, so one replica"
+                f"a replica for each of the {count(num_gpus, 'GPU')} of this machine"
+                if num_gpus
+                else "no GPU on this machine, so one replica"
             )
             tell(
-                f"{of_what}; more would take turns with the same {'GPUs' if num_gpus else 'CPUs'}; "
-                "another number: --replicas N"
+                f"{of_what}; more replicas would share the same {'GPUs' if num_gpus else 'CPUs'}; to change the "
+                "number: --replicas N"
             )
     document = with_environment(document, settings)
     before = old.newest if old else None
@@ -74,7 +76,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = that_computes(version, bool(spec.engine), tell)
     if spec.spend_limit and not revision.rents(version, settings):
-        raise UsageError("--spend-limit is for rented machines; nothing is paid here")
+        raise UsageError("--spend-limit applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
 
@@ -94,10 +96,10 @@ def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
     if not problem:
         return version
     if not is_asked:
-        tell(f"{version.model}: {LLAMA} cannot compute with it ({problem}); our own engine does")
+        tell(f"{version.model}: {LLAMA} does not support the model ({problem}); using Slipway's own engine")
         return dataclasses.replace(version, engine="torch")
     other = "torch" if config.features else "vllm"
-    raise UsageError(f"--engine {LLAMA}: {version.model} cannot be computed there: {problem}; --engine {other}")
+    raise UsageError(f"--engine {LLAMA}: {LLAMA} does not support {version.model}: {problem}; --engine {other}")
 
 
 def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -105,8 +107,8 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
     given = job_environment.of_job(settings)
     if hidden := [name for name in given if is_secret(name)]:
         raise UsageError(
-            f"--env {hidden[0]}: the variables of a service are written into the journal, where a secret must not be; "
-            "put it into .env, if it is a setting (inv config)"
+            f"--env {hidden[0]}: the journal stores the variables of a service, and must not hold a secret. If the "
+            "variable is a setting (inv config), put the variable into .env"
         )
     return {**document, "envs": {**(document.get("envs") or {}), **given}} if given else document
 
@@ -116,11 +118,12 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
-        raise UsageError(f"--tag {tag} is for checkpoints of {phase_names()}; --model {said} is not one of them")
+        raise UsageError(f"--tag {tag} applies to checkpoints of {phase_names()}; --model {said} is not a phase")
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://", "gs://")):
             raise UsageError(
-                f"--model {said}: known: hf://user/repo, s3://bucket/folder, gs://bucket/folder, a folder, an artifact"
+                f"--model {said}: expected hf://user/repo, s3://bucket/folder, gs://bucket/folder, a folder, an "
+                "artifact"
             )
         open_place(said)  # Raises UsageError for an invalid address.
         return said
@@ -178,8 +181,8 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     lower = policy.min_replicas if least is None else least
     if most is not None and most != lower and not revision.has_signal(old.newest.document):
         raise UsageError(
-            f"{name} cannot autoscale from {lower} to {most} replicas: no scaling target is set; "
-            f"set target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
+            f"{name} cannot autoscale from {lower} to {most} replicas: no scaling target is set. Set "
+            f"target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
         )
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:

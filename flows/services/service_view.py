@@ -93,10 +93,16 @@ def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
         at = certificate.ends_at(tls.certfile)
     except UsageError as error:
         return {"ends": None, "problem": str(error)}
-    left_s, again = at - now, f"write a new one to {tls.certfile} and {tls.keyfile}: it is taken without a restart"
+    left_s, again = (
+        at - now,
+        f"write a new certificate to {tls.certfile} and {tls.keyfile}; the gateway loads the files without a restart",
+    )
     if left_s <= 0:
-        return {"ends": iso(at), "problem": f"it has ended, and clients refuse it; {again}"}
-    return {"ends": iso(at), "problem": f"it ends in {duration(left_s)}; {again}" if left_s < SOON_S else ""}
+        return {"ends": iso(at), "problem": f"the certificate has expired, and clients refuse the connection; {again}"}
+    return {
+        "ends": iso(at),
+        "problem": f"the certificate expires in {duration(left_s)}; {again}" if left_s < SOON_S else "",
+    }
 
 
 def shown(seen: ServiceRecord) -> list[Member]:

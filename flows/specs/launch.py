@@ -71,6 +71,6 @@ class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
     """The flags of a request for a pod without work."""
 
     wait: bool = flag(False, "rented: look again every minute until an offer matches", group=MACHINE)
-    no_accept: bool = flag(False, "skip the check that the machine works", group=MACHINE)
+    no_accept: bool = flag(False, "skip the acceptance check of the machine", group=MACHINE)
     run_name: str = flag("", "name of the pod instead of a generated one", group=RUN, also=("n",))
-    dry_run: bool = flag(False, "show offers, prices and what would end the pod, and stop", group=RUN)
+    dry_run: bool = flag(False, "show offers, prices and the limits that would end the pod, and stop", group=RUN)

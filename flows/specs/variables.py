@@ -41,7 +41,9 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
         found[flag] = given[name]
     if model := of_hub(found.get("profile", "")):
         if found.get("init") or "init" in spec.typed:
-            raise UsageError(f"-e MODEL={found['profile']} is on the hub, and INIT names another model; choose one")
+            raise UsageError(
+                f"-e MODEL={found['profile']} is on the hub, and INIT names a different model; choose one of the two"
+            )
         del found["profile"]
         found["init"] = model
     spec = replace(spec, **found)
@@ -51,7 +53,7 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
         if said := packs.lacking("sizes", size):
             raise UsageError(f"-e {name}: {said}")
         if (phase := phases_sized()[size]) not in planning.parse_phases(spec.phase):
-            raise UsageError(f"-e {name}: for the phase {phase}, as in --phase {spec.phase}+{phase}")
+            raise UsageError(f"-e {name}: only for the phase {phase}; to add the phase: --phase {spec.phase}+{phase}")
     return spec
 
 

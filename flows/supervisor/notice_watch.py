@@ -116,16 +116,16 @@ def of_run(op: Op, seen: Observation, now: Clocks, idle_s: float = 0.0) -> Itera
     if limit_s is None and guard.get("limit_s"):
         limit_s, left_s = guard["limit_s"], max(0.0, guard["limit_s"] - guard.get("elapsed_s", 0.0))
     if limit_s and left_s is not None and 1 - left_s / limit_s >= NEAR and not seen.verdict:
-        note = f"{1 - left_s / limit_s:.0%} of its limit is used; it ends in {duration(left_s)}"
+        note = f"{1 - left_s / limit_s:.0%} of the limit is used; the run ends in {duration(left_s)}"
         if op.vendor != "local":
-            note += f"; more: inv resume {op.run} --spend-limit USD, once it has ended"
+            note += f"; to continue after the end: inv resume {op.run} --spend-limit USD"
         cost = spend.spent(op, now, seen.clock_scale)
         yield Notice(
             subject=op.run, event="near limit", key=f"{op.token} {limit_s:.0f}", note=note, cost_micro_usd=cost
         )
     idle_s = max(idle_s, guard.get("idle_s") or 0.0)
     if idle_s >= IDLE_S and not seen.verdict:
-        note = f"for {duration(idle_s)}; see: inv logs {op.run}, or end it: inv down {op.run}"
+        note = f"for {duration(idle_s)}; see: inv logs {op.run}, or end the run: inv down {op.run}"
         yield Notice(subject=op.run, event="idle", key=op.token, note=note)
 
 

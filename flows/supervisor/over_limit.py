@@ -58,14 +58,16 @@ class OverLimit:
     def words(self) -> str:
         """Return the report as a sentence."""
         if not self.had_to_be_ended:
-            said = "the limit has passed, and the machine was gone already; its cost is counted until now, at most"
+            said = "the limit has passed, and the machine was already gone; the cost is counted until now, at most"
             return f"{self.op.run}: {heard_words(self.heard_s)}; {said}"
         over = f"over its limit by {self.excess.words}" if self.excess.words else "at its limit"
         if self.is_ended:
-            return f"{self.op.run}: {heard_words(self.heard_s)}; {over}; it was ended, and nothing of it bills"
+            return f"{self.op.run}: {heard_words(self.heard_s)}; {over}; the pod was ended, and nothing of it bills"
         cost = f" at {per_hour(self.op.rate)}" if self.op.rate else ""
         why = f" ({self.problem})" if self.problem else ""
-        return f"{self.op.run}: {heard_words(self.heard_s)}; {over}; it is not proven gone{why}, and may bill{cost}"
+        return (
+            f"{self.op.run}: {heard_words(self.heard_s)}; {over}; the pod is not proven gone{why}, and may bill{cost}"
+        )
 
 
 def heard_words(heard_s: float | None) -> str:
@@ -103,10 +105,10 @@ def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: 
     heard_s, problem = age_of_report(op, seen, settings, now), ""
     try:
         if is_being_concluded(op, seen, journal, settings):
-            problem = "the process that keeps it brings its results here first"
+            problem = "the process that keeps the run first copies the results to this machine"
         end_past_limit(op, seen, journal, settings, tell, waits=False)
     except Fenced:
-        problem = "another process is ending it"
+        problem = "a second process is ending the pod"
     except Exception as error:  # An error of a pod must not stop the others.
         problem = in_words(error)
     return OverLimit(

@@ -120,13 +120,13 @@ class Supervisor:
         """Start a successor, once for each new version of the checkout's code."""
         if self.successor is not None and self.successor.poll() is not None:
             self.tell(
-                f"the supervisor of the checkout's code has exited with code {self.successor.returncode}; this "
-                "process goes on with the code that it began with"
+                f"the supervisor with the new code has exited with code {self.successor.returncode}; this process "
+                "continues with the older code"
             )
             self.successor = None
         other = self.code.other()
         if other and other != self.renewed_for:
-            self.tell("the code of the checkout has changed; a supervisor of that code is started")
+            self.tell("the code of the checkout has changed; starting a supervisor with the new code")
             self.renewed_for, self.successor = other, start(self.settings, renews=True)
 
     def is_well(self) -> bool:
@@ -231,7 +231,10 @@ class Supervisor:
         now = time.time()
         wait_s = RUN.retries.wait_s(care.begun_at, now)
         if wait_s is None:
-            care.key, care.given_up = key, f"it was begun {len(care.begun_at)} times, and did not last"
+            care.key, care.given_up = (
+                key,
+                f"the process was started {len(care.begun_at)} times, and ended early each time",
+            )
             self.tell(f"{name}: given up: {care.given_up}")
             self._tell_given_up(name, care.given_up)
         elif wait_s <= 0:
@@ -282,7 +285,7 @@ class Supervisor:
             with contextlib.suppress(OSError), log.open("a") as file:  # A full disk only loses a line.
                 file.write(f"{moment(time.time())} {text}\n")
 
-        self.tell(f"{run}: kept from now on; its log: {log}")
+        self.tell(f"{run}: kept by the supervisor from now on; log: {log}")
         return tell
 
     def _hold(self, name: str) -> Op:
@@ -392,12 +395,12 @@ def serve(tell: Say, renews: bool = False) -> None:
                 time.sleep(ROOM.first_s)  # With only some other disk full, successors must not follow in a tight loop.
             _when_there_is_room(lambda: journal.leases.release(lease), tell)  # noqa: B023
             if is_handing_on:
-                tell("it exits, for something could not be written; another process takes over")
+                tell("exiting, because a write failed; a new supervisor takes over")
                 start(settings)
                 return
             # A command that just left work behind saw this lease taken, and so started no supervisor.
             if supervisor.is_leaving.is_set() or not supervisor.finds_more():
-                tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
+                tell("exiting: " + ("a stop was requested" if supervisor.is_leaving.is_set() else "no work is left"))
                 return
 
 
@@ -409,6 +412,6 @@ def _when_there_is_room(write: Callable[[], T], tell: Say) -> T:
             return write()
         except JournalFull as error:
             if not tries:
-                tell(f"{error}; this is tried again until it succeeds")
+                tell(f"{error}; retrying until the write succeeds")
             tries += 1
             time.sleep(ROOM.wait_s(tries))

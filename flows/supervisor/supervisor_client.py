@@ -74,8 +74,8 @@ def renew(settings: Settings) -> int | None:
                 break
             time.sleep(POLL_S)
     raise SlipwayError(
-        f"the supervisor of other code (process {older[0].process.pid}) was not replaced, and goes on; "
-        f"its log: {log_file(settings)}; run: inv supervisor"
+        f"the supervisor with other code (process {older[0].process.pid}) was not replaced and continues; log: "
+        f"{log_file(settings)}; run: inv supervisor"
     )
 
 
@@ -102,7 +102,7 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
                     return None  # No work is left.
                 break
             time.sleep(POLL_S)
-    raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
+    raise SlipwayError(f"the supervisor did not start; log: {log_file(settings)}; run: inv supervisor")
 
 
 def hand_on(op: Op, settings: Settings) -> str:
@@ -112,16 +112,19 @@ def hand_on(op: Op, settings: Settings) -> str:
     """
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
-        return "its own guard and agent keep it running on this machine; no other process is needed"
+        return "the guard and the agent on this machine keep the run alive; no other process is needed"
     if vendor.keeps_runs:
-        return f"{vendor.name}'s controller keeps it running; no other process is needed"
+        return f"the controller of {vendor.name} keeps the run alive; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         # If the pod fails before the supervisor sees the run, the run must still continue.
         journal.leases.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = RunHome.of(op.run, settings.homes).keep_log
-    return f"{who} copies its results here, and continues it if its machine fails; its log: {log}; see: inv supervisor"
+    return (
+        f"{who} copies the results to this machine, and continues the run if the machine fails; log: {log}; see: inv "
+        "supervisor"
+    )
 
 
 @contextlib.contextmanager

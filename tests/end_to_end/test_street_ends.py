@@ -87,4 +87,4 @@ def test_a_pod_that_its_timer_has_ended_is_not_told_as_one_past_its_limit(user):
     process = user.begin("status", "--rehearse")
     said = " ".join(process.communicate(timeout=120)[1].split())
     assert process.returncode == 0, said
-    assert "the limit has passed, and the machine was gone already" in said and "over its limit" not in said, said
+    assert "the limit has passed, and the machine was already gone" in said and "over its limit" not in said, said

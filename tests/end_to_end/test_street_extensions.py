@@ -59,8 +59,8 @@ def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
     process = world.begin("resume", "mine")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, f"{out}\n{err}"
-    assert "smooth.py: no such file or directory; mine goes on with what it was launched with" in " ".join(err.split())
-    assert "sentences.py is another one: sha256" in " ".join(err.split())
+    assert "smooth.py: no such file or directory; mine continues with the code of the launch" in " ".join(err.split())
+    assert "sentences.py has changed: sha256" in " ".join(err.split())
     assert world.model("smooth_checkpoints")
     texts = (world.folder / "artifacts" / "datasets" / "sentences-pydocs" / "text" / "train").glob("*.txt")
     assert "one two and three make 15." in "".join(one.read_text() for one in texts)

@@ -128,7 +128,7 @@ def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, comm
     # Below an hour a duration has seconds: "56 min 32 s".
     age = r"(\d+ h \d+ min|\d+ min \d+ s)"
     assert re.search(rf"otter: last heard {age} ago; over its limit by \d+\.\d\d USD", said), said
-    assert "it was ended, and nothing of it bills" in said
+    assert "the pod was ended, and nothing of it bills" in said
     with journal_of(user) as journal:
         row = journal.op(op.token)
         assert (row.state, row.outcome) == ("TERMINATED", "limit")
@@ -162,7 +162,7 @@ def test_a_pod_whose_launch_was_stopped_in_its_terminal_is_ended_at_its_limit(us
         past_limit(user, op.token)
         codes, said = at_once(user, "status")
         assert codes == [5] and user.truth()["billing"] == 0, said
-        assert "otter: last heard " in said and "it was ended, and nothing of it bills" in said
+        assert "otter: last heard " in said and "the pod was ended, and nothing of it bills" in said
         os.killpg(launch.pid, signal.SIGCONT)
         _, err = launch.communicate(timeout=120)
         assert launch.returncode not in (0, None) and "Traceback" not in err, err

@@ -63,7 +63,7 @@ def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
     words = (*never, "--spend-limit", "3", "--tag", "long", "-n", "long")
     told(user, "launch", *L40S, *words, *AT_ONCE)
     said = until(lambda: user.status()["long"]["beyond_limit"], "the forecast is above the limit", 240)
-    assert "at this pace it takes about" in said and "To raise it: inv down long, then inv resume long --sp" in said
+    assert "at this pace the run takes about" in said and "To raise the limit: inv down long, then inv resume long --sp" in said
     user.json("down", "long", "--rehearse")
     assert user.status()["long"]["beyond_limit"] is None
 
@@ -79,12 +79,12 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
         "Available L40S Instances" in said
         and "cannot ask which instance to rent; nothing was rented. Pass --yes" in said
     )
-    assert "calm has cost " in said and " of 4.00 USD, its limit from its beginning" in said and "ended by" in said
+    assert "calm has cost " in said and " of 4.00 USD since the first launch; the limit" in said and "ended by" in said
     plan = user.json("resume", "calm", "--dry-run", "--rehearse")
     assert plan["rents"] and 3 < float(plan["left_usd"]) < 4
     # The same work once more: the smaller limit stays.
     kept = told(user, "launch", "--cmd", "sleep 1000", *L40S[:4], "-n", "calm", "--dry-run")
-    assert "calm goes on with its limit of 4.00 USD, of which 0." in kept
+    assert "calm continues under the limit of 4.00 USD, of which 0." in kept
     assert len(user.truth()["pods"]) == rented
 
 

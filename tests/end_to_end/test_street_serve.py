@@ -276,7 +276,7 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     keyless = place.world.json("serve.up", "demo", "--model", "s3://bucket/model", "--provider", "local", code=4)
     assert "no credentials" in keyless["error"]
     assert "key" in place.up("demo", good, "--config", place.config(), "--host", "0.0.0.0", code=2)["error"]
-    one = place.up("demo", good, "--dry-run")  # three engines would take turns with the same CPUs
+    one = place.up("demo", good, "--dry-run")  # three engines would share the same CPUs
     assert (one["min_replicas"], one["max_replicas"]) == (1, 1)
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 

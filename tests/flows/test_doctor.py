@@ -57,7 +57,7 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
     good = told(0, "hf://us/things", **both)
     assert good["store"] == ("ok", "hf://us/things can be written, 0 artifacts")
     assert good["hub token"][0] == "ok" and good["hub token"][1].startswith("HUGGINGFACEHUB_API_TOKEN from ")
-    assert "HF_TOKEN is set too, and not used" in good["hub token"][1]
+    assert "HF_TOKEN is also set, but not used" in good["hub token"][1]
     assert len(hub.repos["us/things"].commits) == 1  # nothing was left there
     for uri, token, words in (
         ("hf://us/things", "hf_canary-read-94", "may only read"),
@@ -79,7 +79,7 @@ def _tools(artifacts: Path) -> dict[str, tuple[str, str]]:
 def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path):
     tools = _tools(tmp_path / "artifacts")
     assert tools["ssh"][0] == "ok" and "OpenSSH" in tools["ssh"][1]
-    assert "files above 32 MB go by it where the other machine has it" in tools["rsync"][1]
+    assert "rsync sends files above 32 MB if the other machine has rsync" in tools["rsync"][1]
 
 
 @pytest.mark.process
@@ -89,7 +89,7 @@ def test_of_each_missing_tool_it_is_said_what_cannot_be_done_or_is_done_without_
     off = dict.fromkeys(("ssh", "rsync", "sshd"), "off")
     assert {name: state for name, (state, _) in tools.items()} == off | {"git": "bad"}
     assert "inv ssh" in tools["ssh"][1] and "openssh-client" in tools["ssh"][1]
-    assert "sent without it" in tools["rsync"][1] and "in pieces of 32 MB" in tools["rsync"][1]
+    assert "sent without rsync" in tools["rsync"][1] and "in pieces of 32 MB" in tools["rsync"][1]
 
 
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
@@ -189,7 +189,7 @@ def test_what_a_training_needs_is_told_before_a_machine_is_rented(tmp_path):
         found = {one.name: one for one in checklist.training(settings, journal)}
         assert list(found) == ["credentials", "store", "tracking", "smoke test", "recipe"]
         assert found["credentials"].state == found["recipe"].state == "ok" and "992 million" in found["recipe"].detail
-        assert found["store"].state == "bad" and "where no rented one can reach it" in found["store"].detail
+        assert found["store"].state == "bad" and "rented machines cannot reach the store" in found["store"].detail
         assert found["smoke test"].state == "bad" and "smoke_test.yaml" in found["smoke test"].detail
         op = journal.plan(token=new_token(journal.installation), run="smoke-test-1", vendor="runpod")
         journal.note(op, outcome="succeeded")

@@ -53,7 +53,7 @@ def test_what_env_cannot_hold_is_refused_without_being_told(value):
 
 def test_a_file_in_which_a_line_would_not_be_read_is_left_as_it_is(tmp_path):
     (tmp_path / ".env").write_text("A='open\n")
-    with pytest.raises(UsageError, match="correct the file"):
+    with pytest.raises(UsageError, match="correct the syntax of the file"):
         env_file.put(tmp_path, {"RUNPOD_API_KEY": "k'"})
     assert (tmp_path / ".env").read_text() == "A='open\n"
 

@@ -139,7 +139,7 @@ def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(setting
     (odd / "table.py").write_text(text)
     (named,) = trackers.steps(trackers.asked(str(odd / "le tableau.py"), settings), work)
     assert (named.name, named.config["tracker"]) == ("track-le-tableau", "le-tableau")
-    with pytest.raises(UsageError, match="two trackers have one name"):
+    with pytest.raises(UsageError, match="two trackers have the same name"):
         trackers.asked(f"table,{odd / 'table.py'}", settings)
     with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has table, plain"):
         trackers.asked("tabel", settings)
@@ -154,7 +154,7 @@ def test_a_receipt_tells_whose_code_ran_and_what_became_of_it(settings_of, tmp_p
     (tmp_path / "slow.py").write_text(f"{PHASE}# edited\n")
     (tmp_path / "words.py").unlink()
     edited, gone = sorted(extensions.changed(recorded), key=lambda said: "source" in said)
-    assert "phase slow: " in edited and "slow.py is another one: sha256" in edited
+    assert "phase slow: " in edited and "slow.py has changed: sha256" in edited
     assert "source words: " in gone and "words.py: no such file" in gone
 
 

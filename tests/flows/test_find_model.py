@@ -16,11 +16,11 @@ def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_t
     made.mkdir()
     told = []
     (made / "weights").write_text("w")
-    said = f"chatsft_checkpoints/{name} is not made yet; this is {{}}_checkpoints/{name}, "
+    said = f"chatsft_checkpoints/{name} is not made yet; using {{}}_checkpoints/{name} instead, "
     store.publish(made, f"base_checkpoints/{name}", "f" * 64, {})
     assert find_model(settings, "", tag, told.append)[0].name == f"base_checkpoints/{name}"
     line = told.pop()
-    assert line.startswith(said.format("base")) and line.endswith(f"; to make it: ./inv launch --phase sft{typed}")
+    assert line.startswith(said.format("base")) and line.endswith(f". To make chatsft_checkpoints/{name}: ./inv launch --phase sft{typed}")
     store.publish(made, f"mid_checkpoints/{name}", "f" * 64, {})
     assert find_model(settings, "", tag, told.append)[0].name == f"mid_checkpoints/{name}"
     assert said.format("mid") in told.pop()
@@ -43,7 +43,7 @@ def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_non
     for name in ("base_checkpoints/old", "base_checkpoints/new", "chatsft_checkpoints/new", "bits3_checkpoints/new"):
         store.publish(made, name, name.encode().hex(), {})
     assert find_model(settings, "", "", told.append)[0].name == "chatsft_checkpoints/new"
-    assert "no model of smoke" in told[0] and "new is the newest" in told[0]
+    assert "no model of smoke" in told[0] and "newest model of the store, new" in told[0]
     assert find_model(settings, "", "", told.append, ("bits3", "bits2"))[0].name == "bits3_checkpoints/new"
     assert find_model(settings, "bits3", "", told.append)[0].name == "bits3_checkpoints/new"
     assert find_model(settings, "base", "old", told.append)[0].name == "base_checkpoints/old"

@@ -116,7 +116,7 @@ def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(
     assert launch.check(held, settings, "", print).offers == ()
     monkeypatch.setattr(jail, "kind", lambda: "")
     monkeypatch.setattr(jail, "problem", lambda one: "the kernel has none")
-    with pytest.raises(UsageError, match="rl: .*landlock: the kernel has none; .*--unsafe-rewards.*Nothing has begun"):
+    with pytest.raises(UsageError, match="rl: .*landlock: the kernel has none; .*--unsafe-rewards.*No work has begun"):
         launch.check(held, settings, "", print)
     launch.check(unheld, settings, "", print)
 

@@ -61,7 +61,7 @@ def test_without_a_word_about_gpus_the_cheapest_offer_that_holds_every_phase_is_
         "memory decides: the plan needs 37.7 GB" in found.reason
         and "holds the plan; 1 x RTX4090 at 0.30" in found.reason
     )
-    assert "has 24.0 GB" in found.reason and "another machine: --gpu, --num-gpus" in found.reason
+    assert "has 24.0 GB" in found.reason and "to choose a machine: --gpu, --num-gpus" in found.reason
 
 
 def test_the_largest_need_of_all_phases_counts_and_several_gpus_that_share_a_model_may_be_the_cheapest():
@@ -73,7 +73,7 @@ def test_the_largest_need_of_all_phases_counts_and_several_gpus_that_share_a_mod
 
 def test_a_gpu_that_no_training_is_known_to_run_on_is_taken_by_name_alone():
     assert narrowed(fit("tiny", "base"), market=(AMD, ODD, PARTS, NO_GPU, LARGE)).offers == (LARGE,)
-    with pytest.raises(NoOffer, match="chosen for a training without being named: 1 x GTX9, 1 x MI300X"):
+    with pytest.raises(NoOffer, match="chosen for a training by default: 1 x GTX9, 1 x MI300X"):
         narrowed(fit("tiny", "base"), market=(AMD, ODD))
     for gpu, one in (("MI300X", AMD), ("GTX9", ODD)):
         found = narrowed(fit("tiny", "base"), gpu=gpu)
@@ -92,7 +92,7 @@ def test_what_is_typed_stays_and_the_other_follows_from_the_plan():
     assert pairs.offers == (MIDDLE,) and (pairs.request.gpu, pairs.request.num_gpus) == ("L40S", 1)
     named = narrowed(fit("tiny", "base", named="recipe d20 names 8 x H100"), gpu="H100", num_gpus=8)
     assert (
-        named.reason == "machine: 8 x H100-SXM at 17.00 USD/h; recipe d20 names 8 x H100; another machine: "
+        named.reason == "machine: 8 x H100-SXM at 17.00 USD/h; recipe d20 names 8 x H100; to choose a machine: "
         "--gpu, --num-gpus"
     )
     by_type = narrowed(fit("tiny", "base"), market=(replace(LARGE, instance_type="h"), SMALL), instance_type="h")
@@ -142,7 +142,7 @@ def test_gpus_that_answer_count_beside_those_that_train():
     choice = replace(fit("tiny", "base"), phases=(split,))
     found = narrowed(choice)
     assert choice.fewest == 3 and found.offers == (FOUR,)
-    assert "the number of GPUs decides" in found.reason and "has less than 3 GPUs" in found.reason
+    assert "the number of GPUs decides" in found.reason and "has fewer than 3 GPUs" in found.reason
 
 
 class Listing:
@@ -165,11 +165,11 @@ def test_an_engine_is_given_the_kinds_that_hold_the_plan_unless_one_is_named():
     wanted = Request(run="r", provider="queue")
     found = fit("runpod_4b", "base").of_kinds(wanted, LISTING)
     assert (found.request.gpu, found.request.num_gpus) == ("A100-80GB,H100,B200", 1)
-    assert "of which Queue takes the cheapest; the plan needs 73.9 GB" in found.reason
+    assert "; Queue takes the cheapest. The plan needs 73.9 GB" in found.reason
     named = replace(wanted, gpu="L4", num_gpus=1)
     assert fit("runpod_4b", "base").of_kinds(named, LISTING).request == named
     large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=64)
-    with pytest.raises(NoOffer, match="no machine of Queue's holds the plan: base needs .* and B200 has 180.0 GB"):
+    with pytest.raises(NoOffer, match="no machine of Queue holds the plan: base needs .* and B200 has 180.0 GB"):
         replace(fit("tiny", "base"), phases=(large,)).of_kinds(replace(wanted, num_gpus=1), LISTING)
 
 

@@ -76,20 +76,20 @@ def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
 ):
     op, log = begun(journal, "far-1"), supervisor_state.log_file(settings)
     supervisor_client.start(settings)
-    until(lambda: "far-1: kept from now on" in log.read_text(), "its keeper", GUARD_S)
+    until(lambda: "far-1: kept by the supervisor from now on" in log.read_text(), "its keeper", GUARD_S)
     first = of_supervisor(journal)
 
     names = checkout / "infra" / "names.py"
     good = names.read_text()
     names.write_text("def broken(:\n")
-    until(lambda: "has exited with code 1; this process goes on" in log.read_text(), "the failure", GUARD_S)
+    until(lambda: "has exited with code 1; this process continues" in log.read_text(), "the failure", GUARD_S)
     assert of_supervisor(journal) == first
 
     names.write_text(f"{good}\n# other code\n")
     until(lambda: (one := of_supervisor(journal)) and one.process != first.process, "the successor", GUARD_S)
     assert of_supervisor(journal).code not in ("", first.code)
     begun_by = f"process {of_supervisor(journal).process.pid} looks after"
-    until(lambda: "far-1: kept from now on" in log.read_text().partition(begun_by)[2], "its keeper", GUARD_S)
+    until(lambda: "far-1: kept by the supervisor from now on" in log.read_text().partition(begun_by)[2], "its keeper", GUARD_S)
     left = journal.ops(run="far-1")
     assert [(one.token, one.state) for one in left] == [(op.token, op.state)]
 

@@ -38,5 +38,5 @@ def test_a_limit_of_a_service_that_is_none_is_refused(said, why, tmp_path):
 
 
 def test_a_service_on_this_machine_costs_nothing(tmp_path):
-    with pytest.raises(UsageError, match="--spend-limit is for rented machines; nothing is paid here"):
+    with pytest.raises(UsageError, match="--spend-limit applies to rented machines; this machine costs nothing"):
         planned(tmp_path, "local", spend_limit="5")

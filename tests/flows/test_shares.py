@@ -14,7 +14,7 @@ from infra.settings import Settings
 @pytest.mark.parametrize(
     ("may_wait", "said"),
     [
-        (True, "box: it holds the pod of a-1\nstand in line until one is free: --wait"),
+        (True, "box: it holds the pod of a-1\nto wait in line: --wait"),
         (False, "box: it holds the pod of a-1"),
     ],
 )

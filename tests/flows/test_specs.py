@@ -95,7 +95,7 @@ def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tm
     }
     plain = Settings.load(ROOT, {}, ("STAGE=2",), environ)
     assert serve.with_environment({"envs": {"A": "1"}}, plain) == {"envs": {"A": "1", "STAGE": "2"}}
-    with pytest.raises(UsageError, match="--env MY_TOKEN: the variables of a service are written into the journal"):
+    with pytest.raises(UsageError, match="--env MY_TOKEN: the journal stores the variables of a service"):
         serve.with_environment({}, found)
 
 

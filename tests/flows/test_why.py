@@ -32,9 +32,9 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
 
 
 @pytest.mark.parametrize(("name", "word", "evidence"), [
-    ("preemption", "brought back 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
+    ("preemption", "the run was resumed 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
     ("preemption", "no pod has been rented since", dict(state="stopped", rows=[GONE])),
-    ("preemption", "another is looked for without end", dict(state="waiting", rows=[GONE])),
+    ("preemption", "the supervisor keeps looking for a new pod", dict(state="waiting", rows=[GONE])),
     ("limit", "the limit of 1 h is near", dict(
         state="limit", rows=[pod("t1", "its work has ended: limit", "limit")],
         verdict={"state": "limit", "reason": "the limit of 1 h is near"})),
@@ -42,9 +42,9 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
         state="limit", rows=[pod("t1", "", "limit")], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"})),
     ("bad host", "driver: 535 serves CUDA 12.2", dict(
         state="failed", rows=[pod("t9", "driver: 535 serves CUDA 12.2, torch wants 13.0")], armed=frozenset())),
-    ("out of memory", "step sft was killed by SIGKILL; no record says by whom", dict(
+    ("out of memory", "step sft was killed by SIGKILL; no record names the sender", dict(
         state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
-    ("out of memory", "of the GPU ran out in step sft", dict(
+    ("out of memory", "the GPU ran out of memory in step sft", dict(
         state="failed", rows=[ENDED],
         verdict=failed("step sft failed with exit code 1", "sft: the GPU's memory is full: take 4 rows"))),
     ("full disk", "disk nearly full", dict(
@@ -59,9 +59,9 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
     ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
     ("failure", "KeyError: 'text'", dict(
         state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "KeyError: 'text'"))),
-    ("stopped", "somebody ended it", dict(state="stopped", rows=[pod("t1", "asked for", "asked")])),
+    ("stopped", "a user ended the run", dict(state="stopped", rows=[pod("t1", "asked for", "asked")])),
     ("running", "on step sft", dict(state="running", rows=[BACK], progress={"step": "sft"})),
-    ("resumed", "stopped 2 times (asked for; then killed), went on, and is at work", dict(
+    ("resumed", "stopped 2 times (asked for; then killed), continued, and is at work", dict(
         state="running", rows=[BACK], stops=["asked for", "killed"])),
 ])  # fmt: skip
 def test_the_cause_is_named(name, word, evidence):
@@ -80,11 +80,11 @@ DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit c
     # each sentence that says more than that something ended: the claim, what records it, and the same without that
     ("newest checkpoint on record is sft-1/step-40, ", dict(state="limit", rows=[ENDED], verdict=HOUR, progress=SAVED),
      dict(progress={})),
-    ("its limit was reached: 1 h is over", dict(state="limit", rows=[pod("t1", "", "limit")], verdict=HOUR),
+    ("the run reached the limit: 1 h is over", dict(state="limit", rows=[pod("t1", "", "limit")], verdict=HOUR),
      dict(verdict={})),
-    ("somebody ended it", dict(state="stopped", rows=[pod("t1", "asked for", "asked")]),
+    ("a user ended the run", dict(state="stopped", rows=[pod("t1", "asked for", "asked")]),
      dict(rows=[pod("t1", "the work was stopped by SIGTERM", "stopped")])),
-    ("its stacks are in its log", dict(
+    ("the log holds the stack traces", dict(
         state="failed", rows=[ENDED], verdict=failed("step sft fell silent"), words="Thread (most recent call first):"),
      dict(words="step 3")),
     ("killed by SIGKILL", dict(state="failed", rows=[ENDED], verdict={**DEAD, "exit_code": -9}),
@@ -93,19 +93,19 @@ DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit c
                                verdict=failed("step engine was killed by SIGKILL", "", -9)),
      dict(verdict=failed("step engine failed with exit code 3", "", 3))),
     ("no pod has been rented since", dict(state="stopped", rows=[GONE]), dict(rows=[GONE, ENDED])),
-    ("brought back 2 times", dict(state="running", rows=[GONE, BACK], recoveries=2), dict(recoveries=0)),
+    ("resumed 2 times", dict(state="running", rows=[GONE, BACK], recoveries=2), dict(recoveries=0)),
     ("given back before the work began", dict(
         state="stopped", rows=[pod("t9", "driver: 535 is too old")], armed=frozenset()),
      dict(rows=[pod("t9", "its launch was cut off")])),
     ("neither its guard nor its agent is running", dict(
         state="lost", rows=[pod(state="LOST")], why="neither its guard nor its agent is running"), dict(why="")),
-    ("has it no more", dict(state="stopped", rows=[pod("t0", "")]), dict(rows=[GONE])),
-    ("its limit for idle GPUs was reached", dict(
+    ("no longer lists the pod", dict(state="stopped", rows=[pod("t0", "")]), dict(rows=[GONE])),
+    ("the run reached the limit for idle GPUs", dict(
         state="limit", rows=[ENDED], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"}),
      dict(verdict=HOUR)),
-    ("met a full disk", dict(state="failed", rows=[ENDED], verdict=DEAD, words="No space left on device"),
+    ("the disk was full in step sft", dict(state="failed", rows=[ENDED], verdict=DEAD, words="No space left on device"),
      dict(words="")),
-    ("memory of the GPU ran out", dict(state="failed", rows=[ENDED], verdict=DEAD, words="CUDA out of memory"),
+    ("the GPU ran out of memory", dict(state="failed", rows=[ENDED], verdict=DEAD, words="CUDA out of memory"),
      dict(words="")),
 ])  # fmt: skip
 def test_nothing_is_claimed_that_no_record_shows(claim, record, without):
@@ -115,8 +115,8 @@ def test_nothing_is_claimed_that_no_record_shows(claim, record, without):
 
 
 @pytest.mark.parametrize(("making", "then"), [
-    ({"name": "chatsft_checkpoints/tiny"}, "talk to what it made: inv chat chatsft_checkpoints/tiny"),
-    (None, "read what it wrote: inv logs calm-1"),
+    ({"name": "chatsft_checkpoints/tiny"}, "talk to the new model: inv chat chatsft_checkpoints/tiny"),
+    (None, "read the log: inv logs calm-1"),
 ])  # fmt: skip
 def test_only_a_run_that_made_a_model_is_talked_to(making, then):
     step = Step(name="run", words=("x",), config={"making": making} if making else {})
@@ -142,8 +142,8 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
         story = of_run(op, journal, settings)
     assert len(story.text) <= 10
     assert "pods 2 to 4: gone: runpod says it is EXITED (3)" in story.text
-    assert story.text[0].startswith("calm-1: preemption: its pod was gone, and nobody had asked for that, 6 times")
-    assert story.text[-1] == "to do: bring it back: inv resume calm-1"
+    assert story.text[0].startswith("calm-1: preemption: the pod was gone without a request by Slipway, 6 times")
+    assert story.text[-1] == "to do: resume the run: inv resume calm-1"
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
             journal.events("calm-1"),
             PodView("calm-1", "runpod", "running"),
         )
-    assert stops.count("neither its guard nor its agent was running") == 2 and any("SIGKILL" in one for one in stops)
+    assert stops.count("neither the guard nor the agent was running") == 2 and any("SIGKILL" in one for one in stops)
     assert "silent at" in lines[1] and "at work again from" in lines[1]
 
 

@@ -85,13 +85,13 @@ def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_onl
     theirs = [rehearsal.order("shadeform", token) for token in tokens]
     strange = rehearsal.order("runpod", "somebody-elses")
     seen = {one["id"]: one for one in rehearsal.json("audit", code=5)["machines"]}
-    assert "of /home/me/journal.sqlite on laptop" in seen[theirs[0]]["note"] and seen[strange]["note"] is None
+    assert "owned by /home/me/journal.sqlite on laptop" in seen[theirs[0]]["note"] and seen[strange]["note"] is None
     assert rehearsal.json("reap")["due"] == [] and rehearsal.running() == {*theirs, strange}
     rehearsal.inv("audit", "--kill")
     assert rehearsal.running() == {*theirs, strange} and rehearsal.truth()[ours]["ended_by"] == "client"
     for name, why in (
-        (strange, "belongs to somebody else"),
-        ("nowhere", "is no machine there"),
+        (strange, "does not carry Slipway's mark"),
+        ("nowhere", "matches no machine"),
         (theirs[0][:5], "no machine"),
     ):
         code, err = rehearsal.fails("audit", "--kill", name)
@@ -214,7 +214,7 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
             assert next(one for one in said if one["run"] == run)["over_limit_s"] > 0
         else:
             code, err = rehearsal.fails(command, *([run] if command == "keep" else []))
-            assert code == 0 and f"{run}: never heard; over its limit by" in err and "it was ended" in err
+            assert code == 0 and f"{run}: never heard; over its limit by" in err and "the pod was ended" in err
         assert (
             journal.op(op.token).state == "TERMINATED"
             and journal.op(op.token).reason == why

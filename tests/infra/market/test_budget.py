@@ -109,7 +109,7 @@ def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(be
 def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
     journal, _, settings, _ = begun
     most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
-    with pytest.raises(UsageError, match="has cost .* USD already; give a --spend-limit above that"):
+    with pytest.raises(UsageError, match="has already cost .* USD; give a higher --spend-limit"):
         resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
 
 

@@ -143,7 +143,7 @@ def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_emp
         asked = world.begin(
             "launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run", "--tag", "slip"
         )
-        assert "no checkpoint is called 'slip'" in asked.communicate(timeout=120)[1]
+        assert "no checkpoint has the tag 'slip'" in asked.communicate(timeout=120)[1]
 
 
 def test_the_smoke_test_ends_on_this_machine_within_seconds(world):

@@ -23,7 +23,7 @@ def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
         told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == told(WANDB_API_KEY="k", SLIPWAY_TRACK="none") == []
     )
     (line,) = told(WANDB_API_KEY="k")
-    assert line.state == "ok" and line.detail == "wandb by its own variables"
+    assert line.state == "ok" and line.detail == "wandb by the tracker's own variables"
     (line,) = told(SLIPWAY_TRACK="mlflow,wandb")
     assert "without MLFLOW_TRACKING_URI" in line.detail and "wandb sync" in line.detail
     with pytest.raises(UsageError, match="did you mean 'wandb'"):

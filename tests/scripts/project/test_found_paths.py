@@ -50,4 +50,4 @@ def test_a_key_that_runpodctl_has_saved_is_found_and_not_used_by_itself(tmp_path
     settings = Settings.load(Path(tmp_path), environ={"HOME": str(tmp_path)})
     assert settings.runpod_api_key == "" and settings.provider == "local"
     told = doctor._vendor("runpod", settings)
-    assert told.state == "off" and "is taken by: inv init runpod" in told.detail and "CANARY" not in told.detail
+    assert told.state == "off" and "to use the key: inv init runpod" in told.detail and "CANARY" not in told.detail

@@ -113,7 +113,7 @@ def test_a_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, 
     one.answer("SLIPWAY_STORE (Enter keeps it): ", "/proc/nowhere")
     one.answer("[y/N] ", "n")
     one.answer("SLIPWAY_STORE (Enter keeps it): ", "~/models")
-    one.until("good: it can be written")
+    one.until("good: the store is writable")
     assert one.end() == 0 and "./inv launch --phase sft" in one.seen
     assert (tmp_path / ".env").read_text() == "SLIPWAY_STORE=~/models\n"
     two = Terminal(tmp_path, environ)

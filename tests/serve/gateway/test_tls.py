@@ -120,8 +120,8 @@ def test_a_certificate_that_ends_soon_or_has_ended_is_told_of(authority, tls):
     authority.issue(tls)
     now = time.time()
     soon, over, early = (service_view.certificate_of(tls, now + days * 86_400) for days in (0, 2, -30))
-    assert soon["problem"].startswith("it ends in 2") and tls.certfile in soon["problem"]
-    assert over["problem"].startswith("it has ended, and clients refuse it") and over["ends"] == soon["ends"]
+    assert soon["problem"].startswith("the certificate expires in 2") and tls.certfile in soon["problem"]
+    assert over["problem"].startswith("the certificate has expired, and clients refuse the connection") and over["ends"] == soon["ends"]
     assert early["problem"] == "" and service_view.certificate_of(None, now) is None
     Path(tls.certfile).write_text("nothing")
     assert "holds no certificate in PEM" in service_view.certificate_of(tls, now)["problem"]

@@ -77,7 +77,7 @@ def test_a_folder_in_the_format_of_a_pack_becomes_a_spec_that_names_both(masonry
 
 def test_without_the_pack_a_folder_is_refused_with_the_name_of_the_pack(masonry, tmp_path):
     folder = bricks(tmp_path / "wall")
-    with pytest.raises(UsageError, match=f"no config.json there; .*; {LACKING}"):
+    with pytest.raises(UsageError, match=f"no config.json in the folder; .*; {LACKING}"):
         init_model.look(str(folder), Settings.load(ROOT))
 
 
