@@ -39,8 +39,8 @@ def await_ready(
         seen, now = controller_client.looked(name, settings, journal, tell)
         if now.newest.number != newest:
             raise SlipwayError(
-                f"{name}: another command has put version {now.newest.number} in the place of version "
-                f"{newest} meanwhile; see: inv serve.status {name} --all"
+                f"{name}: a different command has replaced version {newest} with version {now.newest.number}; see: "
+                f"inv serve.status {name} --all"
             )
         service = now.newest.service
         tell_changes(seen, told, tell)
@@ -51,7 +51,7 @@ def await_ready(
         if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
             return
         if seen.held and not any(one.version == newest for one in alive):
-            why = f"{name}: version {newest} does not come up: {seen.held}"
+            why = f"{name}: version {newest} does not start: {seen.held}"
             break
         if time.monotonic() > deadline:
             why = f"{name}: not ready after {duration(patience_s)}"
@@ -63,12 +63,12 @@ def await_ready(
     last = (
         f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
     )
-    hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or mend what its log says"
+    hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or fix the error in the log"
     if is_new:
-        raise SlipwayError(f"{why}{last}\n  {hints}; all of it was ended")
+        raise SlipwayError(f"{why}{last}\n  {hints}; all replicas were ended")
     raise SlipwayError(
-        f"{why}{last}\n  the older replicas go on serving; {hints}, then the same again; "
-        f"see: inv serve.status {name} --all"
+        f"{why}{last}\n  the older replicas continue to serve; {hints}, then run the same command again; see: inv "
+        f"serve.status {name} --all"
     )
 
 

@@ -159,7 +159,7 @@ class Controller:
         asked = self.gateway.order
         found = await self.gateway.begin()
         if found.host != asked.host or asked.port not in (0, found.port):
-            self.say(f"{self.name}: the gateway listens on port {found.port} of {found.host}; another one takes over")
+            self.say(f"{self.name}: the gateway listens on port {found.port} of {found.host}; a new gateway takes over")
             await self.gateway.end(LEAVE_S)
             self.gateway.order = asked
             found = await self.gateway.begin()
@@ -181,7 +181,7 @@ class Controller:
         other = self.code.other()
         holders = self.journal.leases.holders() if other else []
         if any(one.lease == SUPERVISOR and one.code == other for one in holders):
-            self.say(f"{self.name}: the code of the checkout has changed; a controller of that code takes over")
+            self.say(f"{self.name}: the code of the checkout has changed; a controller with the new code takes over")
             self.is_leaving = True
         return self.is_leaving
 
@@ -190,7 +190,7 @@ class Controller:
     def _row(self) -> Any:
         row = service_rows.find(self.journal, self.name)
         if row is None:
-            raise Fenced(f"{self.name}: its row is no longer in the journal")
+            raise Fenced(f"{self.name}: the row is no longer in the journal")
         return row
 
     def _read_wanted(self) -> WantedService:
@@ -210,7 +210,7 @@ class Controller:
             async with timeout(STORE_S):
                 await asyncio.to_thread(what, *words)
         except (StoreError, asyncio.TimeoutError) as error:
-            self.say(f"{self.name}: its lease in the store: {error or f'no answer in {STORE_S:g} s'}")
+            self.say(f"{self.name}: the lease in the store: {error or f'no answer in {STORE_S:g} s'}")
 
     def _look_at_wanted(self) -> None:
         if self._row().epoch != self.epoch:
@@ -218,7 +218,7 @@ class Controller:
             self.wanted = self.replicas.wanted = self._read_wanted()
             self.service = self.wanted.newest.service
             self.replicas.not_before = 0.0
-            self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
+            self.say(f"{self.name}: the wanted version is now {self.wanted.newest.number}")
 
     # Actions.
 
@@ -238,14 +238,14 @@ class Controller:
         if is_tick:
             self.tick_at = now + course.tick_s
         if course.memory.target != self.memory.target:
-            self.say(f"{self.name}: {course.memory.target} replicas are wanted, not {self.memory.target}")
+            self.say(f"{self.name}: {course.memory.target} replicas are wanted, {self.memory.target} before")
         self.memory = course.memory
         if now < self.replicas.not_before:
             self.held = self.replicas.no_offer
         elif course.held != self.held:
             self.held = course.held
             if course.held:
-                self.say(f"{self.name}: no more are started: {course.held}")
+                self.say(f"{self.name}: no more replicas are started: {course.held}")
         for number, why in course.stop:
             self.replicas.end(self.replicas.kept[number], why, drains=True)
         wait_s = REPLICA.retries.wait_s(fleet.failed_at(newest, members), time.time())
@@ -307,7 +307,7 @@ class Controller:
             one.prober.suspect(failures.errors)
             facts = replica_states.failed_requests(one.member.facts, failures, now)
             if facts is not one.member.facts:
-                said = f"{failures.lost} connections lost, {failures.errors} requests failed; its last probe"
+                said = f"{failures.lost} connections lost, {failures.errors} requests failed; last probe"
                 self.say(f"{one.member.run}: not ready: {said}: {one.prober.why or 'passed'}")
                 self.replicas.note(one, facts)
 

@@ -94,7 +94,7 @@ def command(
 ) -> EngineCommand:
     """Return the command that runs `engine` on `model`. Raises UsageError for an unknown engine."""
     if engine not in ENVIRONMENTS:
-        raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
+        raise UsageError(f"no engine is called {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
         return EngineCommand(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
     if engine in ("torch", LLAMA):
@@ -227,7 +227,7 @@ def _check_template(folder: Path) -> None:
     try:
         templates.check(folder)
     except outside.Unreadable as error:
-        raise UsageError(f"{error}; an engine would hang or fail with it") from None
+        raise UsageError(f"{error}; with this chat template an engine would hang or fail") from None
 
 
 def _say(text: str) -> None:

@@ -110,9 +110,9 @@ class Process:
                     self.drain_s = order.drain_s
                     self.ended.set()
         except ConnectionError as error:  # the controller was killed
-            say(f"its controller no longer answers: {error}")
+            say(f"the controller no longer answers: {error}")
         except msgspec.DecodeError as error:  # a controller with different code sent the order
-            say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
+            say(f"the orders of the controller cannot be read, so a new gateway has to take over: {error}")
             self.ended.set()
         finally:
             writer.close()
@@ -163,8 +163,8 @@ class Process:
                     continue
                 name = self.places.folder.name
                 raise UsageError(
-                    f"cannot listen on port {order.port} of {order.host}: {os.strerror(error.errno or 0)}; "
-                    f"free it, or take another one: inv serve.up --name {name} --port 0"
+                    f"cannot listen on port {order.port} of {order.host}: {os.strerror(error.errno or 0)}; free the "
+                    f"port, or use a different port: inv serve.up --name {name} --port 0"
                 ) from None
         self.began = time.monotonic()
         say(f"listening on {self.port}")
@@ -190,7 +190,7 @@ class Process:
         except UsageError as error:
             if str(error) != self.refused:  # report each reason once
                 self.refused = str(error)
-                say(f"the certificate before stays in use: {error}")
+                say(f"the previous certificate stays in use: {error}")
             return
         self.refused = ""
         if is_new:
@@ -253,7 +253,7 @@ class Process:
             except (SlipwayError, OSError) as error:
                 if str(error) != told:
                     told = str(error)
-                    say(f"{endpoint.replica_id}: it cannot be reached: {error}")
+                    say(f"{endpoint.replica_id}: the replica cannot be reached: {error}")
                 await asyncio.sleep(AGAIN_S)
         if self.gateway is not None:
             self._tell()
@@ -284,7 +284,7 @@ class Process:
             if time.monotonic() - read_at > keys.READ_EVERY_S:
                 read_at = time.monotonic()
                 if not self.places.gateway_lock.exists():  # without the folder no process can find or end this gateway
-                    say("its folder is gone; it ends")
+                    say("the folder of the gateway is gone; exiting")
                     self.ended.set()
                 if self.gateway is not None:
                     self._read_keys(self.gateway)
@@ -327,7 +327,7 @@ def main() -> None:
     places = Places(Path(sys.argv[1]))
     held = gateway_orders.lock(places)
     if held is None:
-        say("another gateway of this service lives")
+        say("a gateway of this service is already running")
         return
 
     async def serve() -> None:

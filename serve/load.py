@@ -114,12 +114,12 @@ async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
                     continue
                 event = msgspec.json.decode(line[5:])
                 if "error" in event:
-                    heard.failure = "an error in the stream"
+                    heard.failure = "an error inside the stream"
                 elif any(one.get("delta", {}).get("content") for one in event.get("choices", ())):
                     heard.tokens += 1
                     heard.first_s = heard.first_s or time.monotonic() - began
             if not is_done and not heard.failure:
-                heard.failure = "a stream without an end"
+                heard.failure = "the stream has no end"
             heard.total_s = time.monotonic() - began
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, msgspec.DecodeError) as error:
         heard.failure = type(error).__name__
@@ -167,11 +167,11 @@ def advice(rounds: Sequence[dict[str, Any]], load: LoadTest) -> str:
     good = [one for one in rounds if meets(one, load)]
     if not good:
         return (
-            f"{load.replicas} replicas miss {load.target_ttft_s:g} s at {rounds[0]['asked_per_s']:g} requests/s; "
-            "take more replicas, or a lower --rate to begin with"
+            f"{load.replicas} replicas miss {load.target_ttft_s:g} s at {rounds[0]['asked_per_s']:g} requests/s; use "
+            "more replicas, or begin with a lower --rate"
         )
     best = good[-1]["asked_per_s"]
-    missed = "" if len(good) < len(rounds) else " at least (no rate that was tried misses it)"
+    missed = "" if len(good) < len(rounds) else " at least (no tried rate misses the target)"
     return (
         f"target_qps_per_replica: {best / load.replicas:.2f}{missed}    # {load.replicas} replicas keep the first "
         f"token within {load.target_ttft_s:g} s (p95) up to {best:.2f} requests/s"

@@ -58,7 +58,9 @@ class Bounds:
             if isinstance(value, int) and value < least:
                 raise ValueError(f"{one.name} is {value}; it must be at least {least}")
         if any(not host or "/" in host or ":" in host for host in self.media_domains):
-            raise ValueError(f"media_domains are names of hosts, such as example.org; not {list(self.media_domains)}")
+            raise ValueError(
+                f"media_domains must be names of hosts, such as example.org; not {list(self.media_domains)}"
+            )
 
 
 PLAIN = Bounds()

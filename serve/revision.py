@@ -84,7 +84,7 @@ def document_of(
     if replicas is not None:
         if replicas < 1:
             raise UsageError(
-                f"--replicas is {replicas}; it must be at least 1 (down to none: min_replicas in --config)"
+                f"--replicas is {replicas}; it must be at least 1 (to scale down to none: min_replicas in --config)"
             )
         document["service"] = _fixed(document["service"], replicas)
     if spend_limit:
@@ -124,11 +124,11 @@ def check_file(service: Service, tell: Say) -> None:
         certificate.client_context(service.tls.certfile)
     if unused := only_for_skyserve(service, service_file.load(CONFIG)):
         tell(
-            f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
-            "run, and the least loaded replica is asked"
+            f"{', '.join(unused)}: only for sky serve up. Slipway runs engines by --engine and slipway.engine, and "
+            "sends requests to the least loaded replica"
         )
     for name, instead in placement.unread(service):
-        tell(f"{name}: for sky serve up only; here {instead}")
+        tell(f"{name}: only for sky serve up; in Slipway, {instead}")
 
 
 def model_meant(service: Service, config: str, model: str, tag: str, old: Version | None) -> str:
@@ -143,8 +143,8 @@ def model_meant(service: Service, config: str, model: str, tag: str, old: Versio
         return old.model
     if config:
         raise UsageError(
-            f"{config} names no model; add `slipway: {{model: hf://user/repo}}` to it, or type --model: "
-            "sft, an artifact, a folder, hf://user/repo"
+            f"{config} names no model; add `slipway: {{model: hf://user/repo}}` to {config}, or type --model: sft, "
+            "an artifact, a folder, hf://user/repo"
         )
     return ""
 
@@ -223,7 +223,7 @@ def with_room(version: Version, settings: Settings, tell: Say) -> Version:
     try:
         need = memory_fit.needed(source, version.engine, tuning)
     except (UsageError, StoreError) as error:
-        tell(f"whether {source} fits into a GPU is not known: {error}")
+        tell(f"Slipway cannot tell whether {source} fits into a GPU: {error}")
         return version
     sizes = [
         gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS if gpus.is_asked(asked, gpu.name)
@@ -244,16 +244,16 @@ def check_reach(version: Version, settings: Settings) -> None:
         if provider.recovers:
             more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
             raise UsageError(
-                f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
-                f"none; take local, ssh or a vendor{more}"
+                f"--provider {one}: the provider runs jobs, chooses the machines, and cannot run a service; use "
+                f"local, ssh or a vendor{more}"
             )
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
     if rents(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
-            f"the model is {version.model} on this machine, which no rented machine can reach; first: "
-            "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
+            f"the model {version.model} is on this machine, and rented machines cannot reach the model. First: inv "
+            "ckpt.push --to hf://user/repo, then --model hf://user/repo"
         )
 
 
@@ -261,8 +261,8 @@ def check_scheme(name: str, old: WantedService | None, service: Service) -> None
     """Raise UsageError when TLS is added or removed: clients know the address with the scheme."""
     if old is not None and (service.tls is None) != (old.newest.service.tls is None):
         raise UsageError(
-            f"service.tls cannot be {'added' if service.tls else 'removed'} while {name} is running, since its address "
-            f"would be another one; end it first: inv serve.down {name}, then inv serve.up"
+            f"service.tls cannot be {'added' if service.tls else 'removed'} while {name} is running, because the "
+            f"address would change. End the service first: inv serve.down {name}, then inv serve.up"
         )
 
 
@@ -285,8 +285,8 @@ def after(
     seen = service_state.seen_of(row.seen)
     if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
         raise UsageError(
-            f"{name} listens on {seen.endpoint}, and that stays; another address takes: inv serve.down {name}, "
-            f"then inv serve.up {name}"
+            f"{name} listens on {seen.endpoint}, and a running service keeps the address. To change the address: inv "
+            f"serve.down {name}, then inv serve.up {name}"
         )
     newest = old.newest
     if replaces_nothing(newest, new) and not (seen.held and not ready_of(seen, newest.number)):

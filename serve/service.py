@@ -189,7 +189,7 @@ def load(path: Path) -> Service:
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no service file {path}; copy serve/service.yaml there") from None
+        raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
     return parse(str(path), document)
 
 
@@ -200,7 +200,7 @@ def parse(where: str, document: Any) -> Service:
     except strict_records.Misfit as error:
         raise UsageError(f"{where}: {_explained(error)}") from None
     if not isinstance(document.get("service"), dict):
-        raise UsageError(f"{where}: it needs a section `service:`")
+        raise UsageError(f"{where}: the section `service:` is missing")
     if {"pool", "workers"} & set(document["service"]):
         raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
     if not document.get("run"):  # an engine of ours reports readiness at /health
@@ -228,7 +228,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
     """
     policy, ours = service.policy, service.ours
     if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
-        raise UsageError("SkyServe scales by requests only; give target_qps_per_replica")
+        raise UsageError("SkyServe scales by requests only; set target_qps_per_replica")
     document = _plain(service.file)
     document.pop("slipway", None)
     envs = dict(service.envs)
@@ -265,7 +265,7 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
         return MODEL_MOUNT, {MODEL_MOUNT: model}
     raise UsageError(
-        f"{model!r} is not reachable from there; give hf://org/name, s3:// or gs://bucket/path or a folder (./{model})"
+        f"SkyServe cannot reach {model}; give hf://org/name, s3:// or gs://bucket/path or a folder (./{model})"
     )
 
 
@@ -316,7 +316,9 @@ def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> Replic
     if ours.target_queue_per_replica is not None and ours.target_queue_per_replica <= 0:
         raise UsageError(f"{where}: slipway.target_queue_per_replica must be more than 0")
     if target is None and ours.target_queue_per_replica is None and policy.most != policy.min_replicas:
-        raise UsageError(f"{where}: {policy.min_replicas} to {policy.most} replicas, but no target_qps_per_replica")
+        raise UsageError(
+            f"{where}: {policy.min_replicas} to {policy.most} replicas, but target_qps_per_replica is missing"
+        )
     if ours.spend_limit is not None:
         try:
             limit_of(ours.spend_limit)
@@ -338,7 +340,9 @@ def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> i
     port = section.ports
     if port is None:
         if len(opened) > 1 or any(not one.isdigit() for one in opened):
-            raise UsageError(f"{where}: service.ports must say which of {', '.join(opened)} the engine listens on")
+            raise UsageError(
+                f"{where}: service.ports must name the port of the engine; resources.ports lists {', '.join(opened)}"
+            )
         port = int(opened[0]) if opened else 8000
     if not 0 < port < 65536:
         raise UsageError(f"{where}: {port} is not a port")

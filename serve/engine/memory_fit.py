@@ -113,15 +113,15 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
         if engine == "vllm-cpu"
         else f"each of {tuning.num_gpus} GPUs"
         if tuning.num_gpus > 1
-        else ("the GPU")
+        else "the GPU"
     )
     longest = room.longest(there)
     help = [f"max_model_len of at most {longest:,}"] if engine != "vllm-cpu" and longest >= 256 else []
     help += [f"--gpu with more memory, or num_gpus {2 * tuning.num_gpus}"] if engine == "vllm" else ["a larger machine"]
     raise UsageError(
-        f"{what} does not fit: it needs {room.total / GB:.1f} GB of {where} (weights {room.weights / GB:.1f}, cache"
-        f" {room.cache / GB:.1f} for {room.tokens:,} tokens, engine {room.engine / GB:.1f}), and there is"
-        f" {there / GB:.1f} GB; it would with {', or '.join(help)}"
+        f"{what} does not fit: the model needs {room.total / GB:.1f} GB of {where} (weights {room.weights / GB:.1f}, "
+        f"cache {room.cache / GB:.1f} for {room.tokens:,} tokens, engine {room.engine / GB:.1f}), but "
+        f"{there / GB:.1f} GB are available. To make the model fit: {', or '.join(help)}"
     )
 
 

@@ -54,7 +54,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     if folder.is_dir():
         return ServedModel(folder=model_folder(folder), name=name)
     raise UsageError(
-        f"no model {source!r}: {_known(store)}; a folder or hf://user/repo, s3:// or gs://bucket/folder are accepted"
+        f"no model {source!r}: {_known(store)}; or give a folder, hf://user/repo, s3:// or gs://bucket/folder"
     )
 
 
@@ -66,16 +66,16 @@ def model_folder(folder: Path) -> Path:
     if (trouble := problem({path.name for path in inner.iterdir() if path.is_file()})) or (trouble := _unread(inner)):
         raise UsageError(f"{folder} is not a model that an engine can load: {trouble}")
     if trouble := vocabulary.problem_in(folder):
-        raise UsageError(f"{folder}: {trouble}; an engine could not answer sensibly")
+        raise UsageError(f"{folder}: {trouble}; an engine could not give useful answers")
     return inner
 
 
 def problem(names: set[str]) -> str:
     """Return the reason why files with these names are no model, as text; "" = complete by name."""
     if CONFIG not in names:
-        return f"it has no {CONFIG}; wanted is a Hugging Face folder, such as ./inv export makes"
+        return f"the model has no {CONFIG}; give a Hugging Face folder, such as ./inv export makes"
     if not any(one.endswith(WEIGHTS) for one in names):
-        return f"it has no {WEIGHTS} file; weights are read from those only"
+        return f"the model has no {WEIGHTS} file; weights are read from {WEIGHTS} files only"
     if not any(one.startswith("tokenizer") or one == "vocab.json" for one in names):
         return f"it has no {TOKENIZER}"
     return ""

@@ -13,7 +13,9 @@ import msgspec
 
 from serve.request_bounds import Bounds
 
-ELSEWHERE = "answers are not kept, and another replica may be asked next; send the whole conversation as `input`"
+ELSEWHERE = (
+    "answers are not stored, and the next request may go to a different replica; send the whole conversation as `input`"
+)
 
 _encode = msgspec.json.encode
 
@@ -98,7 +100,7 @@ def _check_grammar(name: str, value: Any, bounds: Bounds) -> None:
 def _check_template(name: str, value: Any, bounds: Bounds) -> None:
     is_one = name == "chat_template" or (isinstance(value, dict) and value.get("chat_template") is not None)
     if is_one and not bounds.allow_chat_template:
-        raise Bad(f"`{name}`: a request's own chat template is not taken here")
+        raise Bad(f"`{name}`: a chat template in a request is not accepted")
     _short(name, value, bounds.max_other_bytes)
 
 
@@ -116,7 +118,7 @@ def _check_links(name: str, value: Any, bounds: Bounds) -> None:
                 if key[-4:] == "_url":
                     link = inner.get("url") if isinstance(inner, dict) else inner
                     if isinstance(link, str) and not _is_taken(link, bounds):
-                        raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send it as data:...;base64,...")
+                        raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send the data as data:...;base64,...")
 
 
 def _is_taken(link: str, bounds: Bounds) -> bool:

@@ -118,7 +118,7 @@ def load(path: Path) -> Keys:
     """
     try:
         if path.stat().st_mode & 0o022:
-            raise UsageError(f"{path}: others may write to it; run: chmod 600 {path}")
+            raise UsageError(f"{path}: other users can write to the file; run: chmod 600 {path}")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None

@@ -101,9 +101,9 @@ class GatewayMetrics(Collector):
         yield _counts("access_log_lost", "Lines of the log", (), [((), self._unwritten)])
         fleet, now = self._turns.fleet, self._turns.clock()
         seats = [*fleet.seats.values(), *fleet.leaving.values()]
-        yield _one("replicas", "Replicas that requests may go to", len(fleet.seats))
+        yield _one("replicas", "Replicas that accept requests", len(fleet.seats))
         out = sum(seat.ejected_until is not None for seat in fleet.seats.values())
-        yield _one("replicas_ejected", "Of these, taken out after failures", out)
+        yield _one("replicas_ejected", "Replicas taken out after failures", out)
         yield _one("queued", "Requests that wait for a replica", self._turns.waiting)
         yield _one("arrivals_per_second", "Over the last minute", self.arrivals.per_second(now))
         yield _each("in_flight", "Requests at a replica", seats, lambda seat: seat.in_flight)

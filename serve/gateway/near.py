@@ -20,12 +20,14 @@ def check(request: ClientRequest, own: bytes) -> None:
     `own`: listen address of the gateway, which may be a different loopback address.
     """
     if request.host not in NAMES and request.host != own:
-        raise RequestRefused(403, "Forbidden", "without an API key this answers only to localhost, 127.0.0.1 and [::1]")
+        raise RequestRefused(
+            403, "Forbidden", "without an API key the gateway answers only to localhost, 127.0.0.1 and [::1]"
+        )
     headers = request.headers
     if b"origin" in headers:
         found = _ORIGIN.fullmatch(headers[b"origin"].lower())
         if found is None or found[1] not in NAMES and found[1] != own:
-            raise RequestRefused(403, "Forbidden", "without an API key this answers no page of another site")
+            raise RequestRefused(403, "Forbidden", "without an API key the gateway answers no page of a different site")
     if request.method == b"POST":
         kind = headers.get(b"content-type", b"")
         if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":

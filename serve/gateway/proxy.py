@@ -113,7 +113,7 @@ class Proxy:
             ask = EngineRequest(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
-                    raise RequestRefused(415, "BadRequestError", "compressed bodies are not taken")
+                    raise RequestRefused(415, "BadRequestError", "compressed bodies are not accepted")
                 body = request.rest() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
@@ -133,7 +133,7 @@ class Proxy:
             if not deadline.forgive():
                 raise
             if deadline.what == "body":
-                raise RequestRefused(408, "Request Timeout", "the body did not come in time") from None
+                raise RequestRefused(408, "Request Timeout", "the body did not arrive in time") from None
             raise RequestRefused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
         finally:
             deadline.clear()
@@ -161,7 +161,7 @@ class Proxy:
             try:
                 part = await request.readany()
             except Broken:
-                raise RequestRefused(400, "BadRequestError", "the body is broken") from None
+                raise RequestRefused(400, "BadRequestError", "the body is malformed") from None
             if not part:
                 break
             parts.append(part)
@@ -169,7 +169,7 @@ class Proxy:
             charge.grow_to(size, self.limits)
             if request.is_torn:
                 raise RequestRefused(
-                    400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
+                    400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer pieces"
                 )
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
@@ -218,7 +218,7 @@ class Proxy:
                     outcome = LOST if deadline.what == "connect" else FAILED
                 if deadline.what not in ("connect", "first byte") or not deadline.forgive():
                     raise
-                failed = Failed(f"{deadline.what}: its limit is over", outcome)
+                failed = Failed(f"{deadline.what}: the time limit has passed", outcome)
             finally:
                 self._release(assignment, outcome)
                 if outcome is SERVED and failing:
@@ -376,7 +376,7 @@ def _break_off(request: ClientRequest, tell: bool) -> None:
 
     Clients of an event stream get an error event, and no client gets a final chunk.
     """
-    error = RequestRefused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
+    error = RequestRefused(502, "Bad Gateway", "the replica failed during this answer; send the request again")
     # Do not wait for a client that has left or currently takes no bytes.
     with contextlib.suppress(ConnectionError):
         if tell and not request.is_behind:

@@ -59,9 +59,9 @@ def route(method: bytes, path: bytes) -> str:
     if name is not None:
         return name
     if any(path == known for _, known in ROUTES):
-        raise RequestRefused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
+        raise RequestRefused(405, "MethodNotAllowedError", f"{path.decode()} does not accept {method.decode()}")
     there = ", ".join(known.decode() for _, known in ROUTES)
-    raise RequestRefused(404, "NotFoundError", f"there is no such route; available: {there}")
+    raise RequestRefused(404, "NotFoundError", f"no such route; available: {there}")
 
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
@@ -72,9 +72,9 @@ def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     try:
         said = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise RequestRefused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
+        raise RequestRefused(400, "BadRequestError", f"the body is not a JSON object: {str(error)[:200]}") from None
     if path == CHAT and not said.get("messages"):
-        raise RequestRefused(400, "BadRequestError", "`messages` must be a list with one message at least")
+        raise RequestRefused(400, "BadRequestError", "`messages` must be a list with at least one message")
     try:
         check(said, len(body), limits)
     except Bad as bad:

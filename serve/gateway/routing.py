@@ -131,7 +131,7 @@ class Fleet:
         wanted = list(dict.fromkeys(replicas))
         ids = [one.replica_id for one in wanted]
         if len(set(ids)) < len(ids):
-            raise ValueError(f"two replicas with one id: {', '.join(sorted(ids))}")
+            raise ValueError(f"two replicas have the same id: {', '.join(sorted(ids))}")
         known = {**self.leaving, **self.seats}
         self.seats = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}

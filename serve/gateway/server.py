@@ -47,7 +47,7 @@ class Gateway:
         """Start listening and return the port. Raises UsageError for an outside address without a key, OSError."""
         if not self.keys and not _is_loopback(host):
             raise UsageError(
-                f"{host} can be reached by others and there is no API key; make one: inv serve.key NAME --for WHO; "
+                f"other machines can reach {host}, but no API key exists. Make a key: inv serve.key NAME --for WHO; "
                 "or listen on 127.0.0.1"
             )
         self.limit(self.limits)
@@ -151,7 +151,7 @@ class Gateway:
 
 def _mistaken(request: ClientRequest) -> None:
     """Answer 500; the log has the error with a traceback."""
-    refuse(request, RequestRefused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
+    refuse(request, RequestRefused(500, "InternalServerError", "the gateway failed; see the log of the gateway"))
 
 
 def _is_loopback(host: str) -> bool:

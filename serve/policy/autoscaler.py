@@ -217,19 +217,19 @@ def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
     failures, unproven = _never_ready(seen.members)
     most = REPLICA.retries.most
     if failures >= most:
-        return 0, f"{failures} replicas in a row were never ready; see their logs"
+        return 0, f"{failures} replicas in a row were never ready; see the logs of the replicas"
     if failures:  # at most three replicas are spent on the experiment
         may = max(0, most - failures - unproven)
         if may < wanted:
             return _afforded(
-                may, seen, f"{failures} replicas in a row were never ready; {unproven} more are being tried"
+                may, seen, f"{failures} replicas in a row were never ready; {unproven} more replicas are being tried"
             )
     return _afforded(wanted, seen, "")
 
 
 def _afforded(wanted: int, seen: Measurements, held: str) -> tuple[int, str]:
     if seen.affordable is not None and seen.affordable < wanted:
-        return max(0, seen.affordable), f"the budget admits {max(0, seen.affordable)} more"
+        return max(0, seen.affordable), f"the budget allows {max(0, seen.affordable)} more"
     return wanted, held
 
 

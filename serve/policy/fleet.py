@@ -51,7 +51,7 @@ def course(
     final = decision.memory.target + rule.extra
     old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
-    stop |= {number: f"version {newest} takes its place" for number in old}
+    stop |= {number: f"version {newest} replaces the replica" for number in old}
     return FleetCourse(
         memory=decision.memory,
         start_spot=decision.start_spot,

@@ -169,14 +169,14 @@ def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
         late_s = missing_s if facts.waits_since is None else now - facts.waits_since
         if late_s > probe.initial_delay_seconds or missing_s > LONGEST_MAKING_S + probe.initial_delay_seconds:
             what = (
-                f"not ready within initial_delay_seconds ({probe.initial_delay_seconds:g}) of its engine's start; "
-                "raise it, or see its log"
+                f"not ready within initial_delay_seconds ({probe.initial_delay_seconds:g}) of the engine's start; "
+                "raise the value, or see the log of the replica"
             )
             return replace(facts, is_late=True), what
         return facts, ""
     limit_s = probe.consecutive_failure_threshold_timeout
     if missing_s >= limit_s:
-        return replace(facts, is_ready=False), f"no probe has passed for {limit_s:g} s; see its log"
+        return replace(facts, is_ready=False), f"no probe has passed for {limit_s:g} s; see the log of the replica"
     return facts, ""
 
 

@@ -32,7 +32,7 @@ def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Servic
     row = service_rows.find(journal, name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     if not was_kept and row is not None and row.seen:
-        tell(f"{name}: no controller was at work; a new one has taken over")
+        tell(f"{name}: no controller was running; a new controller has taken over")
     return seen
 
 
@@ -66,7 +66,7 @@ def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[
     """Return the observed and the desired state; restart a dead controller. Raises SlipwayError if either fails."""
     row = service_rows.find(journal, name)
     if row is None:
-        raise SlipwayError(f"{name} was ended by another command")
+        raise SlipwayError(f"{name} was ended by a different command")
     seen = (
         service_state.seen_of(row.seen)
         if controller_process.is_kept(name, journal)
@@ -85,7 +85,7 @@ def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
         controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     deadline, told, told_at = time.monotonic() + LEAVE_S, "", 0.0
     while (row := service_rows.find(journal, name)) is not None or controller_process.is_kept(name, journal):
-        waits = waiting_for(service_state.seen_of(row.seen)) if row is not None else "its controller to leave"
+        waits = waiting_for(service_state.seen_of(row.seen)) if row is not None else "the controller to exit"
         if waits != told or time.monotonic() - told_at > TELL_EVERY_S:
             told, told_at = waits, time.monotonic()
             tell(f"{name}: waiting for {waits}")
@@ -93,8 +93,8 @@ def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
             controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
         if time.monotonic() > deadline:
             raise SlipwayError(
-                f"{name} is still ending after {duration(LEAVE_S)}: it waits for {waits}; "
-                f"see: inv serve.logs {name} --controller"
+                f"{name} is still ending after {duration(LEAVE_S)}: waiting for {waits}; see: inv serve.logs {name} "
+                "--controller"
             )
         time.sleep(POLL_S)
 
@@ -102,14 +102,14 @@ def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
 def waiting_for(seen: ServiceRecord) -> str:
     """Return the reason why a service is still ending, as text."""
     left = [f"{one.run} ({one.state.value})" for one in seen.members if one.state in (*LIVE, State.SHUTTING_DOWN)]
-    return f"replicas to end, requests under way first: {', '.join(left)}" if left else "its controller to leave"
+    return f"replicas to end, requests under way first: {', '.join(left)}" if left else "the controller to exit"
 
 
 def find(name: str, journal: Journal) -> str:
     """Return the name of the service with the prefix `name`, or of the only service for "". Raises UsageError."""
     known = [one.name for one in service_rows.every(journal)]
     if not known:
-        raise UsageError("no service is running; begin with: inv serve.up")
+        raise UsageError("no service is running; start a service: inv serve.up")
     if not name and len(known) > 1:
         raise UsageError(f"several services are running; name one of: {', '.join(known)}")
     return match(name, known) if name else known[0]

@@ -38,7 +38,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     """
     row = service_rows.find(journal, name)
     if row is None:
-        raise UsageError(f"there is no service {name}; see: inv serve.status")
+        raise UsageError(f"no service is called {name}; see: inv serve.status")
     seen = seen_of(row.seen)
     if is_kept(name, journal) and seen.endpoint:
         return seen
@@ -61,7 +61,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
         elif has_ended and process is not None:
             raise SlipwayError(f"the controller of {name} ended with code {process.returncode}: {tail(places.log)}")
         time.sleep(POLL_S)
-    raise SlipwayError(f"the controller of {name} does not answer after {duration(START_S)}; its log: {places.log}")
+    raise SlipwayError(f"the controller of {name} does not answer after {duration(START_S)}; log: {places.log}")
 
 
 def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen[bytes]":

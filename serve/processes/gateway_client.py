@@ -142,7 +142,7 @@ class GatewayClient:
             except (_Gone, ConnectionError) as error:
                 was_known, self.report, self._obeyed = self.report is not None, None, None
                 if was_known:
-                    self.say(f"the gateway has ended: {error or 'it hung up'}; it is started again")
+                    self.say(f"the gateway has ended: {error or 'it hung up'}; starting a new gateway")
                     self.restarts += 1
                 failures = 0 if was_known else failures + 1
                 if failures >= MOST_FAILURES:
@@ -187,7 +187,7 @@ class GatewayClient:
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGKILL)
-            raise _Gone(f"it did not answer for {limit_s:g} s, and was killed") from None
+            raise _Gone(f"the gateway did not answer for {limit_s:g} s, and was killed") from None
         if not line.endswith(b"\n"):
             raise _Gone("")
         try:
@@ -196,7 +196,7 @@ class GatewayClient:
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGTERM)
-            raise _Gone(f"its reports cannot be read ({error}); it was told to end") from None
+            raise _Gone(f"the reports of the gateway cannot be read ({error}); the gateway was asked to end") from None
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> "AsyncIterator[Streams]":
@@ -207,7 +207,7 @@ class GatewayClient:
             self._start_if_none(is_first)
             is_first = False
             if time.monotonic() > until:
-                raise _Gone(f"it did not come up: {tail(self.places.gateway_log)}")
+                raise _Gone(f"the gateway did not start: {tail(self.places.gateway_log)}")
             await asyncio.sleep(CONNECT_S)
         self.is_found = self.is_found or is_first and self._process is None
         async with _open(near) as streams:

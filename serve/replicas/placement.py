@@ -24,16 +24,16 @@ from serve.service import ReplicaResources, Service
 GB = 10**9
 # Keys of `resources` that only SkyServe reads, and the rule that holds here instead.
 UNREAD = {
-    "infra": "--provider says where replicas go",
-    "cloud": "--provider says where replicas go",
-    "zone": "only `region` narrows where machines stand",
-    "any_of": "only what stands beside it is asked for; `accelerators` takes several kinds",
-    "ordered": "only what stands beside it is asked for; own machines are tried first, then the cheapest spot ones",
-    "disk_tier": "vendors here have one kind of disk; `disk_size` says how much",
-    "network_tier": "no vendor here tells what joins its machines; a replica is one machine",
-    "job_recovery": "a replica that is lost is always replaced, by whichever machine is next",
-    "image_id": "each vendor's own image is booted, and the engine's environment is made in it",
-    "labels": "machines carry our own marks only",
+    "infra": "--provider names the vendor of the replicas",
+    "cloud": "--provider names the vendor of the replicas",
+    "zone": "only `region` limits the place of the machines",
+    "any_of": "other keys of `resources` are used; `accelerators` takes several kinds",
+    "ordered": "other keys of `resources` are used; own machines are tried first, then the cheapest spot machines",
+    "disk_tier": "vendors have a single kind of disk; `disk_size` sets the size",
+    "network_tier": "no vendor reports the network between machines; a replica is a single machine",
+    "job_recovery": "a lost replica is always replaced, on the next machine that fits",
+    "image_id": "the image of the vendor is booted, and the environment of the engine is made in the image",
+    "labels": "machines carry only Slipway's own marks",
 }
 
 
@@ -81,7 +81,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
         said.append(explain(asked, survey.considered))
     if not found:
         size = f" and has {request.gpu_memory_bytes / GB:.0f} GB on each GPU" if request.gpu_memory_bytes else ""
-        told = "; ".join(said) or f"nothing there satisfies `resources`{size}"
+        told = "; ".join(said) or f"no offer satisfies `resources`{size}"
         raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}\nsee: inv offers")
     for what in said:
         tell(f"{request.run}: left out: {what}")
@@ -98,7 +98,7 @@ def unread(service: Service) -> list[tuple[str, str]]:
     said = service.file.resources
     found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]
     if service.policy.spot_placer:
-        instead = "the cheapest spot machine is tried first, and one that failed is tried last for six hours"
+        instead = "the cheapest spot machine is tried first, and a failed machine is tried last for six hours"
         found.append(("service.replica_policy.spot_placer", instead))
     return found
 

@@ -98,7 +98,7 @@ async def probe(
     if why and before is not None and before.tokens is not None and found.tokens is not None:
         if found.tokens > before.tokens:
             return Probed(True, counters=found)
-        why += ", and it makes none for others"
+        why += ", and makes no tokens for other requests"
     return Probed(not why, why, found)
 
 
@@ -132,7 +132,7 @@ async def body_of(reply: aiohttp.ClientResponse) -> bytes:
     async for piece in reply.content.iter_chunked(1 << 16):
         body += piece
         if len(body) > MOST_BYTES:
-            raise aiohttp.ClientPayloadError(f"an answer longer than {MOST_BYTES >> 20} MiB")
+            raise aiohttp.ClientPayloadError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
     return bytes(body)
 
 
@@ -171,9 +171,9 @@ async def _token(
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise _Wrong(f"invalid response from the engine: {error}") from None
     if answered != model:
-        raise _Wrong(f"the model there is {answered!r}, not {model!r}")
+        raise _Wrong(f"the engine answers as model {answered!r}, not {model!r}")
     if not choices:
-        raise _Wrong("an answer without a choice")
+        raise _Wrong("the answer has no choice")
 
 
 async def _counters_within(

@@ -61,8 +61,8 @@ class Prober:
             return ""
         self._told_at = now
         return (
-            f"{before.errors} requests failed one after another, and its careful probe passes: "
-            "the requests are at fault, it stays"
+            f"{before.errors} requests failed in a row, but the replica's careful probe passes; the requests cause "
+            "the failures, and the replica stays"
         )
 
     async def rest(self, asked: Probe, is_well: bool, was_doubted: bool) -> None:

@@ -192,7 +192,7 @@ class ReplicaLauncher:
         try:
             mirror.bring_logs(op, self.reach(op), RunHome.of(op.run, self.settings.homes))
         except (SlipwayError, OSError) as error:
-            self.say(f"{op.run}: its log stays behind: {error}")
+            self.say(f"{op.run}: the log was not copied: {error}")
 
     def _remove(self, op: Op) -> None:
         """Remove the pod's copy of the code, which has no further use.
@@ -230,7 +230,7 @@ def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Ca
         mirror.put(transport, path, f"{draft}/{path.name}")
     done = transport.run(["sh", "-c", PUT_IN_PLACE, "sh", draft, target], timeout_s=ASK_S)
     if done.exited != 0:
-        raise SlipwayError(f"{op.run}: the model was not put in place: {done.stderr.strip()}")
+        raise SlipwayError(f"{op.run}: the model was not copied: {done.stderr.strip()}")
 
 
 def free_port(taken: Sequence[int]) -> int:

@@ -183,7 +183,7 @@ class Replicas:
                 self.say(f"{one.member.run}: {error}")
                 self._drop(one)
                 return
-            self.say(f"{one.member.run}: it was not launched: {error}")
+            self.say(f"{one.member.run}: the launch failed: {error}")
             one.member = replace(one.member, why=str(error), ended_at=time.time())
             self.note(one, replace(one.member.facts, launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED))
             self._retire(one)
@@ -209,7 +209,7 @@ class Replicas:
                 await self._care(one)
             except SlipwayError as error:
                 facts = replace(one.member.facts, app_failed=True)
-                self.end(one, f"it cannot be reached: {error}", facts, drains=False, has_failed=True)
+                self.end(one, f"the replica cannot be reached: {error}", facts, drains=False, has_failed=True)
         await one.told.wait()
         await self._drain(one)
         await self._finish(one)
@@ -282,18 +282,18 @@ class Replicas:
             return False
         facts = one.member.facts
         if op is not None and op.is_live and seen.kind is Kind.GONE:
-            self.end(one, f"its machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False)
+            self.end(one, f"the machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False)
             return True
         if op is None:
-            why = "its row is in the journal no more"
+            why = "the row is no longer in the journal"
         elif not op.is_live:
             why = op.reason or "it was ended"
         elif seen.verdict:
             state = seen.verdict["state"]
             state = "exit code 0" if state == "succeeded" else state  # vLLM's exit code after the core has died
-            why = f"its engine has ended: {seen.verdict['reason'] or state}"
+            why = f"the engine has ended: {seen.verdict['reason'] or state}"
         else:
-            why = "neither its guard nor its agent is running"
+            why = "neither the guard nor the agent is running"
         self.end(one, why, replace(facts, app_failed=True, is_ready=False), drains=False, has_failed=True)
         return True
 

@@ -73,7 +73,7 @@ def test_bad_requests_of_one_client_take_out_no_replica(place):
     url = place.up("demo", place.model("A", **SCRIPT), "--config", place.config(1))["endpoint"]
     bad, good = Clients(BAD, 3, 0.0), Clients(GOOD, 1, 0.0)
     ask_together(url, bad, times=8)  # nobody else is served meanwhile: 24 failures in a row
-    until(lambda: "the requests are at fault" in controller_log(place), "the verdict of a probe", GUARD_S)
+    until(lambda: "the requests cause the failures" in controller_log(place), "the verdict of a probe", GUARD_S)
     ask_together(url, bad, good, times=20)
     assert set(bad.statuses) == {500} and good.statuses == [200] * 20
     assert least_ready(place, 1) == 1

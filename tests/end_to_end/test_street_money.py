@@ -63,7 +63,10 @@ def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
     words = (*never, "--spend-limit", "3", "--tag", "long", "-n", "long")
     told(user, "launch", *L40S, *words, *AT_ONCE)
     said = until(lambda: user.status()["long"]["beyond_limit"], "the forecast is above the limit", 240)
-    assert "at this pace the run takes about" in said and "To raise the limit: inv down long, then inv resume long --sp" in said
+    assert (
+        "at this pace the run takes about" in said
+        and "To raise the limit: inv down long, then inv resume long --sp" in said
+    )
     user.json("down", "long", "--rehearse")
     assert user.status()["long"]["beyond_limit"] is None
 

@@ -181,7 +181,9 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
 
     lost = World(folder, {**world.extra, "SLIPWAY_EXTENSIONS": str(folder / "gone.py")})
     assert "racked" in [one["run"] for one in lost.json("status")]
-    assert any("name the provider's file in SLIPWAY_EXTENSIONS" in one for one in lost.json("audit", code=5)["problems"])
+    assert any(
+        "name the provider's file in SLIPWAY_EXTENSIONS" in one for one in lost.json("audit", code=5)["problems"]
+    )
     process = lost.begin("down", "racked")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2 and "provider 'lab' is not known" in err and "Traceback" not in err

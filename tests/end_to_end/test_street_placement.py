@@ -91,7 +91,7 @@ def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
     try:
         said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
         _, err = said.communicate(timeout=GUARD_S)
-        assert said.returncode == 2 and "does not fit: it needs 63.0 GB of the GPU (weights 60.0" in err
+        assert said.returncode == 2 and "does not fit: the model needs 63.0 GB of the GPU (weights 60.0" in err
         assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
         place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
         shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")

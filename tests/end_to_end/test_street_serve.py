@@ -42,7 +42,7 @@ def test_a_service_from_its_first_request_to_its_end(place):
         "--dry-run",
     ).communicate(timeout=GUARD_S)
     assert "own" in shown and place.world.processes() == []
-    assert all(f"resources.{name}: for sky serve up only; here " in said for name in sky), said
+    assert all(f"resources.{name}: only for sky serve up; in Slipway, " in said for name in sky), said
     up = place.up("demo", model, "--config", place.config())
     url = up["endpoint"]
     assert (up["state"], up["ready"], up["target"]) == ("READY", 2, 2)
@@ -350,7 +350,7 @@ def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(pl
     until(lambda: {one.version for one in place.seen("demo").members} == {1, 2}, "a replica of the second", GUARD_S)
     assert place.up("demo", place.model("C"))["versions"] == [3]
     _, said = first.communicate(timeout=GUARD_S)
-    assert first.returncode == 1 and "another command has put version 3 in the place of version 2" in said
+    assert first.returncode == 1 and "a different command has replaced version 2 with version 3" in said
 
 
 @pytest.mark.nightly

@@ -175,7 +175,7 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     (tmp_path / "pools.yaml").write_text(json.dumps({"box": {**own, "hosts": ["192.0.2.1", "192.0.2.2"]}}))
     (tmp_path / "clusters.yaml").write_text(json.dumps({"lab": {**own, "host": "192.0.2.3"}}))
     found = told()
-    assert found["ssh pools"] == ("ok", "enabled: 2 machines; inv doctor --provider ssh asks them")
+    assert found["ssh pools"] == ("ok", "enabled: 2 machines; to check the machines: inv doctor --provider ssh")
     assert found["slurm"] == ("ok", "enabled: 1 cluster; inv doctor --provider slurm asks them")
 
 

@@ -91,7 +91,9 @@ def test_a_plan_whose_gpu_no_table_has_is_not_known(settings):
     offer = Offer(provider="runpod", offer_id="o", gpu="TPU-9", num_gpus=1, micro_usd_per_hour=1)
     plan = planned(rehearsed(settings), offer, profile="tiny", phase="base")
     assert plan.shown.steps == () and plan_json(plan)["estimate_s"] is None
-    with pytest.raises(UsageError, match="the speed of TPU-9 is not known; give --hours; GPUs with a known speed: A100"):
+    with pytest.raises(
+        UsageError, match="the speed of TPU-9 is not known; give --hours; GPUs with a known speed: A100"
+    ):
         quotes.quote([profile_named("tiny").phases["base"]], "TPU-9", 1, [], settings)
 
 

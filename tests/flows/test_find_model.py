@@ -20,7 +20,9 @@ def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_t
     store.publish(made, f"base_checkpoints/{name}", "f" * 64, {})
     assert find_model(settings, "", tag, told.append)[0].name == f"base_checkpoints/{name}"
     line = told.pop()
-    assert line.startswith(said.format("base")) and line.endswith(f". To make chatsft_checkpoints/{name}: ./inv launch --phase sft{typed}")
+    assert line.startswith(said.format("base")) and line.endswith(
+        f". To make chatsft_checkpoints/{name}: ./inv launch --phase sft{typed}"
+    )
     store.publish(made, f"mid_checkpoints/{name}", "f" * 64, {})
     assert find_model(settings, "", tag, told.append)[0].name == f"mid_checkpoints/{name}"
     assert said.format("mid") in told.pop()

@@ -142,7 +142,7 @@ def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, m
 
 
 def test_a_key_for_the_end_of_a_pod_is_for_rented_ones(settings):
-    with pytest.raises(UsageError, match="--self-end is for rented machines"):
+    with pytest.raises(UsageError, match="--self-end applies to rented machines"):
         resolved(settings, self_end=True)
 
 

@@ -89,7 +89,11 @@ def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
     until(lambda: (one := of_supervisor(journal)) and one.process != first.process, "the successor", GUARD_S)
     assert of_supervisor(journal).code not in ("", first.code)
     begun_by = f"process {of_supervisor(journal).process.pid} looks after"
-    until(lambda: "far-1: kept by the supervisor from now on" in log.read_text().partition(begun_by)[2], "its keeper", GUARD_S)
+    until(
+        lambda: "far-1: kept by the supervisor from now on" in log.read_text().partition(begun_by)[2],
+        "its keeper",
+        GUARD_S,
+    )
     left = journal.ops(run="far-1")
     assert [(one.token, one.state) for one in left] == [(op.token, op.state)]
 

@@ -27,7 +27,10 @@ def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
         ({"SALIENCY_ENABLED": "true"}, (), "examples/jobs/ablation_saliency.yaml -e SALIENCY_ENABLED=true"),
         ({"EXPERIMENT": "haar"}, (), "ablation_haar.yaml has that variable"),
         pytest.param(
-            {"TOKENS": "5"}, (), "-e TOKENS: only for the phase dlm; to add the phase: --phase sft.dlm", marks=pytest.mark.pack("blocks")
+            {"TOKENS": "5"},
+            (),
+            "-e TOKENS: only for the phase dlm; to add the phase: --phase sft.dlm",
+            marks=pytest.mark.pack("blocks"),
         ),
         ({"STAGE": "2"}, ("phase",), "-e STAGE and --phase mean the same"),
         pytest.param({"STAGE": "7", "TOKENS": "5"}, (), "unknown phase '7'", marks=pytest.mark.pack("blocks")),

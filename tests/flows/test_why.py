@@ -55,7 +55,7 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
     ("killed engine", "killed by SIGKILL", dict(
         state="failed", rows=[ENDED], is_engine=True, verdict=failed("step engine was killed by SIGKILL", "", -9))),
     ("killed engine", "ended with exit code 3", dict(  # its folder, and its verdict with it, are gone
-        state="failed", is_engine=True, rows=[pod("t1", "its engine has ended: step engine failed with exit code 3")])),
+        state="failed", is_engine=True, rows=[pod("t1", "the engine has ended: step engine failed with exit code 3")])),
     ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
     ("failure", "KeyError: 'text'", dict(
         state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "KeyError: 'text'"))),
@@ -181,7 +181,7 @@ def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
 
 
 @pytest.mark.parametrize(("said", "cause"), [
-    ("its engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
+    ("the engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
 ])  # fmt: skip
 def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_path, said, cause):
     environ = {

@@ -55,7 +55,10 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
             ("replicas: 2", "replica_policy: {min_replicas: 3, max_replicas: 1}"),
             "min_replicas (3) must be at least 0 and at most max_replicas (1)",
         ),
-        (("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 3}"), "but no target_qps_per_replica"),
+        (
+            ("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 3}"),
+            "target_qps_per_replica is missing",
+        ),
         (("replicas: 2", "replica_policy: {min_replicas: 1, target_qps_per_replica: 3}"), "needs max_replicas"),
         (
             ("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 2, target_qps_per_replica: 0}"),
@@ -86,7 +89,7 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
             ("run:", "slipway: {limits: {media_domains: ['http://a.net/']}}\nrun:"),
             "names of hosts, such as example.org",
         ),
-        (("ports: 8000", "ports: [8000, 9000]"), "must say which of 8000, 9000"),
+        (("ports: 8000", "ports: [8000, 9000]"), "must name the port of the engine; resources.ports lists 8000, 9000"),
         (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "not the name of a variable"),
         (("ports: 8000", "ports: 8000\nenvs: {TOKEN: }"), "TOKEN must have a value"),
         (("service:", "slipway: {holds: 3}\nservice:"), "x.yaml: slipway: unknown key 'holds'"),
@@ -141,7 +144,7 @@ def test_a_model_is_named_or_mounted(model, env, mounts):
 
 
 def test_a_name_that_only_we_know_cannot_be_exported():
-    with pytest.raises(UsageError, match="not reachable from there"):
+    with pytest.raises(UsageError, match="SkyServe cannot reach"):
         service.to_skyserve(parse(SMALL), "brave-otter-3")
 
 

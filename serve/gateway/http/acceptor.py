@@ -39,7 +39,7 @@ class Acceptor:
             for family, _, _, _, address in dict.fromkeys(found):
                 port = self._listen(family, (address[0], port, *address[2:])) or port
             if not self._sockets:
-                raise OSError(errno.EADDRNOTAVAIL, f"this machine has no address of {host}")
+                raise OSError(errno.EADDRNOTAVAIL, f"this machine has no address {host}")
         except OSError:
             self.close()
             raise

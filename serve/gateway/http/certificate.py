@@ -56,12 +56,12 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     quoted = shlex.quote(tls.keyfile)
     if mode & 0o077:
         raise UsageError(
-            f"service.tls: keyfile {tls.keyfile} has mode {mode:o}, others can read it; run: chmod 600 {quoted}"
+            f"service.tls: other users can read keyfile {tls.keyfile} (mode {mode:o}); run: chmod 600 {quoted}"
         )
     if "ENCRYPTED" in _text(tls.keyfile):
         raise UsageError(
-            f"service.tls: keyfile {tls.keyfile} has a password, which a gateway cannot ask for; write it "
-            f"without one, to a file of mode 600: openssl pkey -in {quoted} -out FILE"
+            f"service.tls: keyfile {tls.keyfile} has a password, and the gateway cannot ask for the password. Write "
+            f"the key without a password to a file of mode 600: openssl pkey -in {quoted} -out FILE"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -75,7 +75,7 @@ class EagerTask:
             return
         except Exception as error:
             self.is_done = True
-            said = {"message": "a task of the gateway ended by a mistake", "exception": error}
+            said = {"message": "a task of the gateway ended with an error", "exception": error}
             asyncio.get_running_loop().call_exception_handler(said)
             return
         self._waits_for = waits_for

@@ -39,25 +39,25 @@ def checked(version: str, headers: Mapping[bytes, bytes], doubled: bytes) -> tup
     `doubled`: name of a repeated header, or empty.
     """
     if version not in ("1.0", "1.1"):
-        return b"", (505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1")
+        return b"", (505, f"HTTP/{version} is not supported; use HTTP/1.1")
     if doubled:
-        return b"", (400, f"there are two headers {doubled.decode()}")
+        return b"", (400, f"the header {doubled.decode()} is given twice")
     host, codings = headers.get(b"host"), headers.get(b"transfer-encoding")
     if host is None and version == "1.1":
-        return b"", (400, "there is no header host")
+        return b"", (400, "the header host is missing")
     found = _HOST.fullmatch(host or b"")
     if found is None:
-        return b"", (400, "the header host is none")
+        return b"", (400, "the header host is invalid")
     return found[1].lower(), _fault_of(codings, version) if codings is not None else None
 
 
 def _fault_of(codings: bytes, version: str) -> Fault | None:
     if codings.lower() == b"chunked":
-        return (400, "HTTP/1.0 has no transfer-encoding") if version == "1.0" else None
+        return (400, "HTTP/1.0 does not allow transfer-encoding") if version == "1.0" else None
     *before, last = (one.strip().lower() for one in codings.split(b","))
     if last != b"chunked" or last in before:
-        return 400, "a transfer-encoding must end with chunked, once"
-    return 501, "no transfer-encoding but chunked is known here"
+        return 400, "a transfer-encoding must end with a single chunked"
+    return 501, "the only supported transfer-encoding is chunked"
 
 
 _dated = (0, b"")

@@ -28,7 +28,7 @@ MOST_AHEAD = 8  # requests parsed ahead of their answers; later bytes wait unpar
 PIECE_BYTES = 16 << 10  # bytes parsed at once; a piece may hold more requests than MOST_AHEAD
 WITHOUT_BODY = (204, 304)
 FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers forwarded to the engine
-UNREADABLE = (400, "this is no HTTP request that can be read")
+UNREADABLE = (400, "the request is not valid HTTP")
 
 log = logging.getLogger(__name__)
 

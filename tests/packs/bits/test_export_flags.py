@@ -52,7 +52,10 @@ def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
 def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
     model = folder(replace(BITNET, intermediate_size=768))
     Path(model, "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(UsageError, match="GGUF file of tq2_0: the GGUF export writes Slipway's own tokenizers only.*leave out --bits gguf"):
+    with pytest.raises(
+        UsageError,
+        match="GGUF file of tq2_0: the GGUF export writes Slipway's own tokenizers only.*leave out --bits gguf",
+    ):
         export.export.work(ExportFlags(model=model, bits="gguf"))
 
 

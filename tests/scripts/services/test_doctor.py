@@ -45,7 +45,7 @@ def test_a_replica_that_is_not_well_leads_to_its_log_its_machine_and_its_patienc
 
 def test_an_overload_a_dead_controller_and_a_held_launch_are_told():
     busy = {"requests": 10, "failed": 5, "queue_s": {"p95": 3.0}}
-    text = said(ServiceRecord(held="the budget admits 0 more"), busy, was_kept=False)
+    text = said(ServiceRecord(held="the budget allows 0 more"), busy, was_kept=False)
     for word in ("wait 3 s", "serve.scale demo --min-replicas 3", "50.0% of the requests", "--controller", "budget"):
         assert word in text
 

@@ -26,7 +26,7 @@ def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_pat
     line = capsys.readouterr().out.strip()
     assert (
         line.split()[1:]
-        == ("200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann 2 attempts").split()
+        == "200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann 2 attempts".split()
     )
     logs.write(tmp_path / "access.jsonl", 0, None)
     assert json.loads(capsys.readouterr().out)["replica"] == "demo-1"
@@ -38,7 +38,7 @@ def test_the_end_of_a_service_says_what_it_waits_for():
     assert controller_client.waiting_for(ServiceRecord(members=(ready,))).startswith(
         "replicas to end, requests under way first: demo-0 ("
     )
-    assert controller_client.waiting_for(ServiceRecord()) == "its controller to leave"
+    assert controller_client.waiting_for(ServiceRecord()) == "the controller to exit"
 
 
 @pytest.mark.parametrize(

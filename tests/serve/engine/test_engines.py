@@ -137,7 +137,7 @@ def test_our_own_server_runs_over_our_decoder_or_over_llama_cpp(tmp_path):
 
 
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, torch, llama.cpp, fake"):
+    with pytest.raises(UsageError, match="no engine is called 'vlm'; known: vllm, vllm-cpu, torch, llama.cpp, fake"):
         command(ServedModel(folder=tmp_path, name="m"), "vlm", port=1)
 
 
@@ -258,8 +258,8 @@ def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
     ("said", "why"),
     [
         ({"source": "nope"}, "no model 'nope'"),
-        ({"engine": "vlm"}, "there is no engine 'vlm'"),
-        ({"engine": "vllm-cpu", "source": "LARGE"}, "does not fit: it needs 14"),
+        ({"engine": "vlm"}, "no engine is called 'vlm'"),
+        ({"engine": "vllm-cpu", "source": "LARGE"}, "does not fit: the model needs 14"),
         ({"engine": "vllm"}, "1 GPUs are needed, and this machine has 0"),
     ],
 )

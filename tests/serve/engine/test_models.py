@@ -156,7 +156,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path, caller):
 
 def test_a_model_that_is_not_there_is_told_with_those_that_are(tmp_path, caller):
     caller.store = str(tmp_path / "store")
-    with pytest.raises(UsageError, match="no model 'nope': .* has none yet; a folder or hf://"):
+    with pytest.raises(UsageError, match="no model 'nope': .* has none yet; or give a folder, hf://"):
         caller.ask("nope")
     Store(caller.store).publish(artifact(tmp_path / "made"), NAME, "f" * 64, {})
     with pytest.raises(UsageError, match=f"no model 'chatsft_checkpoints/small': .* has {NAME}; "):
@@ -170,8 +170,8 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(tmp_path, caller)
 @pytest.mark.parametrize(
     ("missing", "why"),
     [
-        ("config.json", "it has no config.json"),
-        ("model.safetensors", "weights are read from those only"),
+        ("config.json", "the model has no config.json"),
+        ("model.safetensors", "weights are read from .safetensors files only"),
         ("tokenizer.json", "it has no tokenizer.json"),
     ],
 )

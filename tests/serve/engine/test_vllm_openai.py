@@ -205,7 +205,7 @@ def test_a_tool_is_called_and_a_format_followed(sides):
 
 def test_a_response_that_goes_on_from_another_is_refused_as_that_lives_in_one_replica(sides):
     first = sides.through.responses.create(**INPUT)
-    with pytest.raises(openai.BadRequestError, match="another replica may be asked next"):
+    with pytest.raises(openai.BadRequestError, match="the next request may go to a different replica"):
         sides.through.responses.create(**INPUT, previous_response_id=first.id)
 
 

@@ -185,7 +185,7 @@ def test_what_would_live_in_one_replica_is_refused(pair, said):
     async def main():
         async with gateway(pair[0]) as front:
             async with front.session.post(f"{front.url}/v1/responses", json={"input": "x", **said}) as reply:
-                assert reply.status == 400 and "another replica" in await reply.text()
+                assert reply.status == 400 and "may go to a different replica" in await reply.text()
             async with front.session.get(f"{front.url}/v1/responses/resp_1") as reply:
                 assert reply.status == 404
             async with front.session.post(f"{front.url}/v1/responses", json={"input": "x"}) as reply:

@@ -291,7 +291,7 @@ def test_a_body_that_breaks_is_refused_at_once(pair):
             writer.write(b"no size\r\n")
             said = await asyncio.wait_for(reader.read(), GUARD_S)
             writer.close()
-            assert said.startswith(b"HTTP/1.1 400") and b"the body is broken" in said
+            assert said.startswith(b"HTTP/1.1 400") and b"the body is malformed" in said
             assert pair[0].seen()["running"] == pair[1].seen()["running"] == 0
 
     run(main)

@@ -97,7 +97,7 @@ def test_an_address_that_is_used_again_inherits_nothing():
 
 def test_two_replicas_with_one_id_are_refused_and_nothing_changes():
     fleet = fleet_of(2)
-    with pytest.raises(ValueError, match="one id"):
+    with pytest.raises(ValueError, match="the same id"):
         fleet.replace([Target(replica_id="a", url="http://x"), Target(replica_id="a", url="http://y")], 0.0)
     assert len(fleet.seats) == 2
 

@@ -133,7 +133,7 @@ def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
 def test_a_budget_is_never_passed_and_ends_nothing_that_runs():
     alive = [NewestReplica(number=one, state=State.READY, spot=True) for one in range(1, 4)]
     decision = autoscaler.decide(RULE, AutoscalerMemory(9), Measurements(qps=45, members=alive, affordable=2))
-    assert (decision.start_spot, decision.stop, decision.held) == (2, (), "the budget admits 2 more")
+    assert (decision.start_spot, decision.stop, decision.held) == (2, (), "the budget allows 2 more")
     broke = autoscaler.decide(RULE, AutoscalerMemory(9), Measurements(qps=45, members=alive, affordable=-1))
     assert (broke.start_spot, broke.stop) == (0, ())
 

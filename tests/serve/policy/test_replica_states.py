@@ -75,7 +75,7 @@ def test_its_time_to_get_ready_counts_from_its_engine_s_start():
     started = replica_states.told(making, 2.0, 512)  # 2 s ago, says its pod
     assert replica_states.must_end(started, PROBE, 630) == (started, "")
     late, why = replica_states.must_end(started, PROBE, 631)
-    assert late.is_late and "(120) of its engine's start" in why
+    assert late.is_late and "(120) of the engine's start" in why
     assert replica_states.must_end(making, PROBE, 621)[0].is_late  # nothing was heard of it since
     assert replica_states.must_end(waiting, PROBE, 131)[0].is_late  # nor ever
     hanging = replica_states.told(making, None, 4000)

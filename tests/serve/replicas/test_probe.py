@@ -121,7 +121,7 @@ def test_requests_that_fail_alone_leave_a_replica_well_and_are_told_once(fresh):
         before = well.prober.doubt
         assert well.probe() and not well.prober.doubt.is_open
         told.append(well.prober.verdict(before))
-    assert "the requests are at fault" in told[0] and told[1:] == ["", ""]
+    assert "the requests cause the failures" in told[0] and told[1:] == ["", ""]
 
 
 def test_a_model_without_conversations_is_not_held_to_them(fresh):
