@@ -168,7 +168,7 @@ class Courier:
             if not isinstance(error, Damaged):
                 raise
             self.damaged[name] = str(error)
-            self.say(f"{name} is damaged here, and is not carried: {error}")
+            self.say(f"{name} is damaged on this machine, and is not uploaded: {error}")
             return False
         above, known = name.rpartition("/")[0], {**self.known, name: time.time()}
         dropped = _newest_first(known, above)[KEPT:]
@@ -233,7 +233,9 @@ def carry(root: Path, config: Config) -> int:
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     ending = root / "state" / "ending.json"
-    with local_files.held(root / "state" / "courier.lock", StoreError("another courier carries for this pod")):
+    with local_files.held(
+        root / "state" / "courier.lock", StoreError("a second courier is already uploading for this pod")
+    ):
         courier = Courier(root, config, _say)
         trial = _Trial(courier)
         while not told and not ending.exists():
@@ -244,7 +246,7 @@ def carry(root: Path, config: Config) -> int:
     if wait_s or courier.waiting:
         _say(f"not in the store: {', '.join(courier.waiting) or 'what there was to look for'}")
         return 1
-    _say("all is in the store")
+    _say("all files are in the store")
     return 0
 
 
@@ -264,7 +266,7 @@ class _Trial:
             if words != self.said:
                 self.said = words
                 self.courier.tell_problem(words)
-                _say(f"not carried, trying again until it is: {words}")
+                _say(f"not carried, retrying until the upload succeeds: {words}")
             return BACKOFF.wait_s(self.failures)
         if self.said:
             _say("the store answers again")
@@ -339,7 +341,7 @@ def main(words: list[str]) -> int:
             step_back()
             return carry(root, config)
         if os.environ.get("SLIPWAY_NODE_RANK", "0") != "0":
-            emit("result", note="node 0 has what is in the store")
+            emit("result", note="node 0 has the files of the store")
             return 0
         Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say, config.mounts).run()
         return 0

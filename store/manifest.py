@@ -109,11 +109,11 @@ class Manifest:
             check_name(manifest.name)
             paths = {entry.path for entry in files}
             if not paths or len(paths) != len(files) or MANIFEST in paths:
-                raise ValueError("it lists no file, one twice, or itself")
+                raise ValueError("the manifest lists no file, lists a file twice, or lists itself")
             if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
-                raise ValueError(f"entry {outside.shown(odd[0])} of an artifact that is flat")
+                raise ValueError(f"entry {outside.shown(odd[0])} is not allowed in a flat artifact")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
-            raise ValueError(f"its manifest cannot be used ({error})") from None
+            raise ValueError(f"the manifest cannot be used ({error})") from None
         return manifest
 
 
@@ -181,7 +181,7 @@ def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tup
 
 
 def other(seen: str, wanted: str) -> str:
-    return f"its fingerprint is {seen}, wanted is {wanted}; launch again"
+    return f"the fingerprint is {seen}, but {wanted} is wanted; launch again"
 
 
 def places(name: str) -> tuple[str, str]:
@@ -222,7 +222,7 @@ def _is_flat(path: str) -> bool:
 def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
     """Return the relative paths of the files to publish from a folder. Raise StoreError for unsupported entries."""
     if flat and "/" in name:
-        raise StoreError(f"{name} cannot be flat: its name has folders")
+        raise StoreError(f"{name} cannot be flat: the name has folders")
     found = []
     for here, folders, files in os.walk(folder, onerror=_raise):
         for one in (*folders, *files):
@@ -231,7 +231,7 @@ def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 raise StoreError(f"{path} is neither a file nor a folder; {name} was not published")
             if flat and (path.is_dir() or not _is_flat(one)):
-                raise StoreError(f"{path} cannot lie at the store's root; {name} was not published")
+                raise StoreError(f"{path} is not allowed at the root of the store; {name} was not published")
             # Skip the manifest of a republished artifact, since publishing writes a new manifest.
             if path.is_file() and relative != MANIFEST:
                 found.append(relative)

@@ -301,8 +301,8 @@ def lacking(kind: str, word: str) -> str:
         return ""
     gone = [one for one in _below(name) if not (FOLDER / one).is_dir()]
     folders = [f"packs/{one}" for one in gone]
-    said = f"{word} belongs to the pack {name}, and {' and '.join(folders)} is not there"
-    return f"{said}; to bring it back: git checkout HEAD -- {' '.join(folders)}"
+    said = f"{word} belongs to the pack {name}, and {' and '.join(folders)} is missing"
+    return f"{said}; to restore the pack: git checkout HEAD -- {' '.join(folders)}"
 
 
 def _below(name: str) -> list[str]:

@@ -65,7 +65,7 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         assert f"  {command} " not in listed and about["summary"] not in listed
         process = world.begin(command)
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 2 and f"{command} belongs to the pack {name}, and packs/{name} is not there" in err
+        assert process.returncode == 2 and f"{command} belongs to the pack {name}, and packs/{name} is missing" in err
     for flag in packs.known()[name]["line_flags"]:
         process = world.begin("status", flag, "word")
         _, err = process.communicate(timeout=60)

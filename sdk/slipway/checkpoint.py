@@ -167,7 +167,7 @@ def verify(folder: Path) -> Dict[str, Any]:
     for file in about["files"]:
         path = folder / file["path"]
         if path.stat().st_size != file["size"] or _sha256(path) != file["sha256"]:
-            raise ValueError(f"{file['path']} is not what the manifest says")
+            raise ValueError(f"{file['path']} does not match the manifest")
     return dict(about)
 
 
@@ -198,7 +198,7 @@ def save_checkpoint(
             try:
                 state = function(*args, **kwargs)
             except Exception as error:  # for example a temporary disk failure
-                log.error("Failed to save checkpoint at step %s: %s; once more", step, error)
+                log.error("Failed to save checkpoint at step %s: %s; trying once more", step, error)
                 state = function(*args, **kwargs)
             model = kwargs.get("model", args[1] if len(args) > 1 else None)
             model_type = "" if model is None else type(model).__name__
@@ -282,7 +282,7 @@ class OwnFiles:
         written = {name: seen[0] for name, seen in now.items() if before.get(name) != seen and seen[0]}
         if not written:
             log.warning(
-                "step %d is no checkpoint: nothing was returned, and no file was written in %s", step, self.folder
+                "step %d has no checkpoint: the function returned no value, and wrote no file in %s", step, self.folder
             )
             return
         for name in written:
@@ -350,7 +350,7 @@ def _write(folder: Path, state: Any) -> None:
             torch.load(folder / "state.pt", map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
             raise ValueError(
-                f"the state could not be loaded again ({str(error).splitlines()[0]}); save tensors and plain values, "
+                f"the saved state could not be loaded ({str(error).splitlines()[0]}); save tensors and plain values, "
                 "or write files with draft()"
             ) from None
         return
@@ -402,7 +402,7 @@ def _newest(folder: Path, steps: List[int], read: Callable[[int], T]) -> Optiona
     if steps:
         log.error("Failed to load any checkpoint")
         raise CheckpointError(
-            f"none of the checkpoints in {folder} can be loaded (steps {steps}); remove them to begin again"
+            f"no checkpoint in {folder} can be loaded (steps {steps}); to start again, remove the checkpoints"
         )
     log.warning("No checkpoints found in %s", folder)
     return None

@@ -165,7 +165,7 @@ class FolderStore:
                 probe.write(b"x")
         except OSError as error:
             raise NoStore(
-                f"nothing can be written to the store {self.uri}: {error}; give another: --store, of inv train --out"
+                f"the store {self.uri} is not writable: {error}; give a different store: --store, or inv train --out"
             ) from None
 
     def artifacts(self) -> list[Artifact]:
@@ -236,7 +236,7 @@ class FolderStore:
             if not is_kept(manifest.name):
                 self.point(manifest.name, manifest.fingerprint, manifest.flat)
         except OSError as error:
-            raise StoreError(f"taking over {manifest.name} into {self.uri}: {error}") from error
+            raise StoreError(f"{manifest.name} could not be moved into {self.uri}: {error}") from error
 
     # Writing.
 
@@ -270,7 +270,7 @@ class FolderStore:
             copy.flush()
             os.fsync(copy.fileno())
         if _sha256(target) != digest.hexdigest():
-            raise StoreError(f"{target} reads back otherwise than it was written; nothing was published")
+            raise StoreError(f"{target} reads back with other bytes than were written; nothing was published")
         return FileEntry(path, size, digest.hexdigest())
 
     def _swap(self, staging: str, manifest: Manifest) -> None:
@@ -316,7 +316,10 @@ class FolderStore:
             others += [f"{name}{FLAT_MANIFEST}"]
         for one in others:
             if (one != f"{name}/{MANIFEST}" or manifest.flat) and os.path.exists(self._at(one)):
-                raise StoreError(f"{name} in {self.uri}: {one} is there, and one would hold the other")
+                raise StoreError(
+                    f"{name} in {self.uri}: {one} exists already, and an artifact cannot lie inside of a second "
+                    "artifact"
+                )
 
     def _sweep(self) -> None:
         """Finish or remove the leftovers of dead writers.
@@ -363,7 +366,7 @@ class FolderStore:
                 try:
                     manifest = self._read(self._at(path))
                     if places(manifest.name)[manifest.flat] != path:
-                        raise ValueError(f"its manifest is that of {manifest.name}")
+                        raise ValueError(f"the manifest belongs to {manifest.name}")
                 except ValueError as error:
                     waiting.append((Artifact(outside.printable(name), "", str(error)), []))
                     continue
@@ -372,7 +375,7 @@ class FolderStore:
                 known = {f"{base}{entry.path}" for entry in manifest.files} | {path}
                 extra = [one for one in paths if base and one.startswith(base) and one not in known]
                 extra = [one for one in extra if not is_hidden(one)]
-                problem = f"{outside.printable(extra[0])} is not in its manifest" if extra else ""
+                problem = f"{outside.printable(extra[0])} is not in the manifest" if extra else ""
                 waiting.append((manifest.artifact(problem), problems))
             found = []
             for artifact, problems in waiting:
@@ -391,7 +394,7 @@ class FolderStore:
                 return f"{relative} is {'no regular file' if os.path.lexists(path) else 'missing'}"
             size = os.stat(path).st_size
             if size != entry.size:
-                return f"{relative} has {size} bytes, its manifest says {entry.size}"
+                return f"{relative} has {size} bytes, but {entry.size} bytes in the manifest"
             before = os.stat(path)
             digest = verified.get(relative, before)
             if digest is None:
@@ -401,15 +404,15 @@ class FolderStore:
             return f"{relative} is missing"
         except OSError as error:
             return f"{relative} cannot be read ({error})"
-        return "" if digest == entry.sha256 else f"{relative} is not what was published (its sha256 differs)"
+        return "" if digest == entry.sha256 else f"{relative} has changed since the publication (other sha256)"
 
     def _read(self, path: str) -> Manifest:
         try:
             if os.path.realpath(path) != path:
-                raise ValueError("its manifest is reached through a symbolic link")
+                raise ValueError("the manifest is reached through a symbolic link")
             return Manifest.from_json(outside.content(path))
         except OSError as error:
-            raise ValueError(f"its manifest cannot be read ({error})") from None
+            raise ValueError(f"the manifest cannot be read ({error})") from None
 
     # Paths.
 

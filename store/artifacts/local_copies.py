@@ -38,7 +38,7 @@ class Mirror:
                 if not self._holds(manifest):
                     self._bring_all(manifest, draft, place, at, there)
         except OSError as error:
-            raise StoreError(f"bringing {manifest.name} from {self.uri} to {self.root}: {error}") from error
+            raise StoreError(f"{manifest.name} could not be copied from {self.uri} to {self.root}: {error}") from error
         return self.store.path(manifest.name, manifest.fingerprint)
 
     def seed(self, folder: Path, manifest: Manifest) -> None:
@@ -101,7 +101,7 @@ class Mirror:
             path.unlink()
             if start == 0:
                 break
-        raise StoreError(f"{name} in {self.uri}: the copy differs from what was published (by its sha256)")
+        raise StoreError(f"{name} in {self.uri}: the copy has a different sha256 than the published file")
 
 
 def _kept(manifest: Manifest) -> Manifest:

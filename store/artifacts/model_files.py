@@ -46,7 +46,7 @@ def held(folder: Path, name: str) -> Path:
     In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
     if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
-        raise Unreadable(f"{outside.shown(name)} is no name of a file in {folder}")
+        raise Unreadable(f"{outside.shown(name)} is not a valid file name in {folder}")
     if folder.parent.name == "snapshots":
         blob = os.path.realpath(folder / name)
         if os.path.dirname(blob) == os.path.realpath(folder.parent.parent / "blobs"):
@@ -73,11 +73,11 @@ def weight_files(folder: Path) -> list[Path]:
             index = outside.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
             said = outside.typed(index, "weight_map", dict)
             if not said or (odd := [one for one in said.values() if type(one) is not str]):
-                raise Unreadable(f"its weight_map names {outside.shown(odd[0]) if said else 'no file'}")
+                raise Unreadable(f"the weight_map names {outside.shown(odd[0]) if said else 'no file'}")
             names = set(said.values())
         files = [held(folder, name) for name in sorted(names)]
     except (Unreadable, OSError) as error:
-        raise Unreadable(f"{folder / INDEX} is no index of weights: {error}; fetch it again") from None
+        raise Unreadable(f"{folder / INDEX} is not a valid index of weights: {error}; fetch the file again") from None
     if missing := [file.name for file in files if not file.is_file()]:
         raise Unreadable(f"{folder} lacks {', '.join(missing[:5])}; weights are read from safetensors files only")
     return files
@@ -90,11 +90,11 @@ def header(file: Path) -> dict[str, Stored]:
             room = os.fstat(opened.fileno()).st_size - 8
             (length,) = struct.unpack("<Q", opened.read(8))
             if length > min(room, HEADER_BYTES):
-                raise Unreadable(f"its header would have {length} bytes")
+                raise Unreadable(f"the header would have {length} bytes")
             said = outside.mapping(opened.read(length), HEADER_BYTES, HEADER_VALUES)
         return {name: _stored(name, one, room - length) for name, one in said.items() if name != "__metadata__"}
     except (Unreadable, struct.error, OSError) as error:
-        raise Unreadable(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
+        raise Unreadable(f"{file} is damaged or not a safetensors file: {error}; fetch the file again") from None
 
 
 def _stored(name: str, said: Any, room: int) -> Stored:
@@ -107,7 +107,7 @@ def _stored(name: str, said: Any, room: int) -> Stored:
     start, stop = places
     size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
     if not start <= stop <= room or stop - start != size:
-        raise Unreadable(f"{outside.shown(name)} would need {size} bytes and has {start} to {stop} of {room}")
+        raise Unreadable(f"{outside.shown(name)} needs {size} bytes, but has {start} to {stop} of {room}")
     return Stored(dtype, tuple(shape), stop - start)
 
 
@@ -142,16 +142,16 @@ def check_sizes(config: dict[str, Any]) -> None:
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
-                raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
+                raise Unreadable(f"{key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
         for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
             for key in ("rope_theta", "rms_norm_eps", "factor"):
                 value = at.get(key)
                 if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
-                    raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a number above 0")
+                    raise Unreadable(f"{key} is {outside.shown(value)}; it must be a number above 0")
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     if value is not None and type(value) is not dict:
-        raise Unreadable(f"its {key} is {outside.shown(value)}, expected an object")
+        raise Unreadable(f"{key} is {outside.shown(value)}, expected an object")
     return value or {}

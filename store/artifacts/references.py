@@ -128,7 +128,7 @@ def _read(place: Backend, name: str) -> Reference | None:
         return None
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{place.uri}: {name}: {error}; who wrote it may read anything there: mend or remove it"
+            f"{place.uri}: {name}: {error}; the lease may protect any artifact of the store. Fix or remove the lease"
         ) from None
 
 

@@ -129,7 +129,9 @@ class RemoteStore:
         now = self.place.listing()  # list before reading the bytes: a later change shows as a different version
         for entry in target.files:
             if target.place(entry.path) not in now or not self._reads_back(target, entry, ""):
-                raise Conflict(f"{target.name} in {self.uri}: somebody else has changed it meanwhile; do it again")
+                raise Conflict(
+                    f"{target.name} in {self.uri}: a different writer has changed the artifact meanwhile; try again"
+                )
         target = replace(
             target, files=tuple(replace(entry, version=now[target.place(entry.path)].version) for entry in target.files)
         )
@@ -151,11 +153,11 @@ class RemoteStore:
         try:
             self.place.check_writable()
         except FileNotFoundError as error:  # the hub reports a missing branch as a missing file
-            raise NoStore(f"nothing can be written to the store {self.uri}: {error}") from None
+            raise NoStore(f"the store {self.uri} is not writable: {error}") from None
         except StoreError:
             raise
         except Exception as error:  # fsspec drivers raise errors of any type
-            raise NoStore(f"nothing can be written to the store {self.uri}: {clean(error)}") from None
+            raise NoStore(f"the store {self.uri} is not writable: {clean(error)}") from None
 
     def artifacts(self) -> list[Artifact]:
         at = self.place.pin()
@@ -228,7 +230,9 @@ class RemoteStore:
         for entry in manifest.files:
             if not self._reads_back(manifest, entry, at):
                 self.place.put({}, [where])
-                raise StoreError(f"{self.uri}: {manifest.place(entry.path)} reads back otherwise; publish it again")
+                raise StoreError(
+                    f"{self.uri}: {manifest.place(entry.path)} reads back with other bytes; publish the artifact again"
+                )
 
     def _put_one_by_one(
         self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, ListedFile]
@@ -246,7 +250,9 @@ class RemoteStore:
             self.place.put({path: source})
             if not self._reads_back(manifest, entry, ""):
                 self.place.put({}, [path])
-                raise StoreError(f"{self.uri}: {path} reads back otherwise than it was written; nothing was published")
+                raise StoreError(
+                    f"{self.uri}: {path} reads back with other bytes than were written; nothing was published"
+                )
         now = self.place.listing()
         files = tuple(replace(entry, version=now[manifest.place(entry.path)].version) for entry in manifest.files)
         manifest = replace(manifest, files=files)
@@ -267,14 +273,14 @@ class RemoteStore:
         try:
             manifest = self._read(where, at)
             if places(manifest.name)[manifest.flat] != where:
-                raise ValueError(f"its manifest is that of {manifest.name}")
+                raise ValueError(f"the manifest belongs to {manifest.name}")
         except (ValueError, FileNotFoundError) as error:
             return Artifact(outside.printable(name), "", str(error))
         problems = [self._problem(manifest, entry, there, at, deep) for entry in manifest.files]
         known = {manifest.place(entry.path) for entry in manifest.files} | {where}
         if not manifest.flat:
             extra = [path for path in there if path.startswith(f"{name}/") and path not in known]
-            problems += [f"{outside.printable(path)} is not in its manifest" for path in extra if not is_hidden(path)]
+            problems += [f"{outside.printable(path)} is not in the manifest" for path in extra if not is_hidden(path)]
         wrong = [problem for problem in problems if problem]
         return manifest.artifact("; ".join(wrong[:3]))
 
@@ -286,10 +292,10 @@ class RemoteStore:
         if entry is None:
             return f"{path} is missing"
         if entry.size != file.size:
-            return f"{path} has {entry.size} bytes, its manifest says {file.size}"
+            return f"{path} has {entry.size} bytes, but {file.size} bytes in the manifest"
         is_other = entry.sha256 != file.sha256 if entry.sha256 else file.version and entry.version != file.version
         if is_other or (deep and not self._reads_back(manifest, file, at)):
-            return f"{path} is not what was published (its sha256 differs)"
+            return f"{path} has changed since the publication (other sha256)"
         return ""
 
     def _read(self, where: str, at: str) -> Manifest:
@@ -306,4 +312,6 @@ def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, ListedF
         inside = [path for path in there if path.startswith(f"{name}/") and is_manifest(path) and not is_hidden(path)]
         clash += [path for path in (*above, *inside) if path in there and path != f"{name}/{MANIFEST}"]
     if clash:
-        raise StoreError(f"{name} in {uri}: {clash[0]} is there, and one would hold the other")
+        raise StoreError(
+            f"{name} in {uri}: {clash[0]} exists already, and an artifact cannot lie inside of a second artifact"
+        )

@@ -187,25 +187,25 @@ def _checked(raw: bytes) -> tuple[list[tuple[str, float, int]], bool]:
     from google.protobuf.message import DecodeError
 
     if len(raw) > MOST_BYTES:
-        raise UnknownKind(f"it has {len(raw)} bytes, at most {MOST_BYTES} are read")
+        raise UnknownKind(f"the file has {len(raw)} bytes; at most {MOST_BYTES} are read")
     try:
         model = _message().FromString(raw)
     except DecodeError as error:
         raise UnknownKind(f"not a file of SentencePiece: {error}") from None
     if not model.HasField("trainer_spec"):
-        raise UnknownKind("not a file of SentencePiece: it does not say how it was trained")
+        raise UnknownKind("not a file of SentencePiece: the kind of training is missing")
     trainer, rules = model.trainer_spec, model.normalizer_spec
     if trainer.model_type != BPE:
         raise UnknownKind(f"SentencePiece's {MODELS.get(trainer.model_type, f'number {trainer.model_type}')} model")
     if not trainer.byte_fallback:
-        raise UnknownKind("SentencePiece's BPE without byte fallback: what it has no piece for is lost")
+        raise UnknownKind("SentencePiece's BPE without byte fallback: text without a matching piece would be lost")
     if rules.precompiled_charsmap:
         name = shown(rules.name.decode("utf-8", "replace"))
         raise UnknownKind(f"SentencePiece's BPE with rules that rewrite text ({name})")
     if rules.remove_extra_whitespaces or not rules.escape_whitespaces or trainer.treat_whitespace_as_suffix:
         raise UnknownKind("SentencePiece's BPE with spaces that are removed, not escaped, or put behind words")
     if len(model.pieces) > MOST_PIECES:
-        raise UnknownKind(f"it has {len(model.pieces)} pieces, at most {MOST_PIECES} are read")
+        raise UnknownKind(f"the file has {len(model.pieces)} pieces; at most {MOST_PIECES} are read")
     pieces = [(_text(one.piece), one.score, one.type) for one in model.pieces]
     _check_pieces(pieces)
     return pieces, rules.add_dummy_prefix
@@ -216,16 +216,18 @@ def _check_pieces(pieces: Sequence[tuple[str, float, int]]) -> None:
     if odd := {kind for _, _, kind in pieces} - {NORMAL, UNKNOWN, CONTROL, BYTE}:
         raise UnknownKind(f"SentencePiece's BPE with {OTHERS.get(min(odd), 'pieces of an unknown kind')}")
     if len({piece for piece, _, _ in pieces}) < len(pieces):
-        raise UnknownKind("some of its pieces are there twice")
+        raise UnknownKind("some pieces occur twice")
     of_bytes = {piece for piece, _, kind in pieces if kind == BYTE}
     if of_bytes != BYTES.keys() or sum(kind == UNKNOWN for _, _, kind in pieces) != 1:
-        raise UnknownKind("SentencePiece's BPE without a piece for each byte, or without one for what is unknown")
+        raise UnknownKind("SentencePiece's BPE without a piece for each byte, or without exactly one unknown piece")
     scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
     long = [piece for piece in scores if len(piece) > 1]
     if wrong := [piece for piece in long if len(piece) > LONGEST or not all(one in scores for one in piece)]:
-        raise UnknownKind(f"the piece {shown(wrong[0])} is longer than {LONGEST}, or one of its characters is no piece")
+        raise UnknownKind(
+            f"the piece {shown(wrong[0])} is longer than {LONGEST}, or contains a character without a piece"
+        )
     if len({scores[piece] for piece in long}) < len(long):
-        raise UnknownKind("some of its pieces have the same score, so that their order is not told")
+        raise UnknownKind("some pieces have the same score, so the order of the pieces is unknown")
 
 
 def _merges(scores: Mapping[str, float]) -> list[list[str]]:
@@ -245,7 +247,7 @@ def _text(piece: bytes) -> str:
     try:
         return piece.decode()
     except UnicodeDecodeError:
-        raise UnknownKind(f"the piece {shown(piece.decode('utf-8', 'replace'))} is no UTF-8") from None
+        raise UnknownKind(f"the piece {shown(piece.decode('utf-8', 'replace'))} is not UTF-8") from None
 
 
 @cache

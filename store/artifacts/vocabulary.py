@@ -39,7 +39,7 @@ UNREAD = (
 MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
 
-SUPPORTED = "supported are tokenizers on bytes (Llama 3, Qwen, SmolLM) and BPE with byte fallback (Llama 2, 1bitLLM)"
+SUPPORTED = "supported tokenizers: byte-level (Llama 3, Qwen, SmolLM), and BPE with byte fallback (Llama 2, 1bitLLM)"
 
 Read = Callable[[str], bytes]
 """Reader of a file in the folder: takes a name, returns the bytes, raises FileNotFoundError."""
@@ -66,10 +66,13 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
         ids = {}
     rows, told = config.get("vocab_size"), about.get("tokenizer_sha256")
     if isinstance(told, str) and told and sha256(content).hexdigest() != told:
-        known = f"with {about['vocab']} ids" if isinstance(about.get("vocab"), int) else "another one"
-        return f"it was trained with another tokenizer ({known}) than the {TOKENIZER} beside it ({len(ids)} ids)"
+        known = f"with {about['vocab']} ids" if isinstance(about.get("vocab"), int) else "of unknown size"
+        return (
+            f"the model was trained with a different tokenizer ({known}) than {TOKENIZER} in the folder ({len(ids)} "
+            "ids)"
+        )
     if type(rows) is int and ids and max(ids.values()) >= rows:
-        return f"{TOKENIZER} has ids up to {max(ids.values())}, the model has {rows}"
+        return f"{TOKENIZER} has ids up to {max(ids.values())}, but the model has only {rows} rows"
     return _odd_special(read, config, ids) if ids else ""
 
 
@@ -97,7 +100,7 @@ def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     known = {str(pair[0]): number for number, pair in enumerate(vocab)} if type(vocab) is list else dict(vocab)
     ids = {**known, **{str(one["content"]): one["id"] for one in tokenizer.get("added_tokens") or ()}}
     if any(type(number) is not int or number < 0 for number in ids.values()):
-        raise ValueError("an id is no number")
+        raise ValueError("an id is not a number")
     return ids
 
 
@@ -111,8 +114,8 @@ def file_of(names: Collection[str]) -> str:
     other = next((one for one in names if one in UNREAD or one.endswith((".tiktoken", ".spm"))), "")
     if other:
         raise sentencepiece.UnknownKind(
-            f"it has {other}, and neither {TOKENIZER} nor {sentencepiece.FILE}, so that its tokenizer cannot be read; "
-            f"transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a {TOKENIZER}"
+            f"the folder has {other}, but neither {TOKENIZER} nor {sentencepiece.FILE}, so the tokenizer cannot be "
+            f"read. To write a {TOKENIZER}, use transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     return ""
 
@@ -154,12 +157,12 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     # The tokenizers library ignores the ids in the file and numbers added tokens consecutively after the model tokens.
     of_model = ids_of({"model": said["model"]})
     if max(of_model.values(), default=0) >= max(1, len(ids)):
-        return f"some of its {len(ids)} ids are larger: a model would have no row for them"
+        return f"the file has {len(ids)} ids, but some ids are larger: a model would have no row for these ids"
     missing = [name for name in ours if name not in ids]
     if not keeps_ids and 0 < len(missing) < len(ours):
-        return f"has some of our chat tokens and lacks {', '.join(missing)}"
+        return f"has some of Slipway's chat tokens, but lacks {', '.join(missing)}"
     if keeps_ids and len(ids) < len(ours):
-        return f"its {len(ids)} ids are fewer than the chat tokens"
+        return f"the {len(ids)} ids are fewer than the chat tokens"
     return ""
 
 

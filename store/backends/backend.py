@@ -118,7 +118,7 @@ class Backend(ABC):
         for piece in self.pieces(name, at):
             content += piece
             if len(content) > SMALL_BYTES:
-                raise NotSmall(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes, which it cannot have")
+                raise NotSmall(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes; a valid {name} is smaller")
         return content
 
     def sha256(self, name: str, at: str = "") -> str:

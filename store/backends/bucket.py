@@ -21,8 +21,8 @@ class BucketBackend(Backend):
 
     def _no_bucket(self) -> NoStore:
         return NoStore(
-            f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to {self.scheme}://{self.bucket}"
+            f"{self.uri}: no such bucket; to make the bucket: inv ckpt.init --to {self.scheme}://{self.bucket}"
         )
 
     def _conflict(self, words: str) -> Conflict:
-        return Conflict(f"{words}: somebody else has written there meanwhile")
+        return Conflict(f"{words}: a different writer has written the same object meanwhile")

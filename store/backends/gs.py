@@ -130,7 +130,7 @@ class GoogleBucket(BucketBackend):
                 raise
         account = self._account()
         if account.project is None and not account.is_anonymous:
-            raise NoStore(f"{self.uri}: whose project the bucket is to be in is not known; set GOOGLE_CLOUD_PROJECT")
+            raise NoStore(f"{self.uri}: the project for the new bucket is unknown; set GOOGLE_CLOUD_PROJECT")
         asked = {"project": account.project} if account.project else {}
         body, kind = json.dumps({"name": self.bucket}).encode(), {"Content-Type": "application/json"}
         self._ask("making the bucket", "POST", f"{_host()}/storage/v1/b", asked, kind, body)
@@ -190,7 +190,7 @@ class GoogleBucket(BucketBackend):
                 verb, address, body=body or None, headers=signed, timeout=timeout, retries=False, redirect=False
             )
         except TransportError as error:
-            raise Retryable(f"whose keys these are cannot be asked: {error}") from None
+            raise Retryable(f"the account of the keys cannot be queried: {error}") from None
         except GoogleAuthError as error:
             raise Denied(f"{self.uri}: {what}: {clean(error)}; {HINT}") from None
         except (HTTPError, ConnectionError, TimeoutError) as error:
@@ -217,7 +217,7 @@ class GoogleBucket(BucketBackend):
         if status == 404 and ("bucket does not exist" in said or "bucket" in what or what.startswith("listing")):
             return self._no_bucket()
         if status in (404, 410) and what.startswith("writing"):
-            return Retryable(f"{what}: its upload has been given up meanwhile")
+            return Retryable(f"{what}: the upload was aborted meanwhile")
         return FileNotFoundError(words) if status == 404 else StoreError(words)
 
 
@@ -254,7 +254,9 @@ class GoogleAccount:
                 found = users.Credentials.from_authorized_user_info(info, scopes=[SCOPE])
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            raise DefaultCredentialsError(f"GOOGLE_CREDENTIALS is no key file, nor the path of one ({why})") from None
+            raise DefaultCredentialsError(
+                f"GOOGLE_CREDENTIALS is neither a key file nor the path of a key file ({why})"
+            ) from None
         return found, info.get("project_id") or info.get("quota_project_id")
 
     def headers(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from store.manifest import Denied, NoStore, StoreError
 from store.patience import Conflict, Patience, Retryable, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
-HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may write there"
+HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token with write access"
 TRIES = 8  # commit attempts under concurrent commits
 _URI = re.compile(r"hf://(?:(datasets|models|spaces)/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.*))?")
 
@@ -135,7 +135,7 @@ class Repository(Backend):
                 head = self.pin()
                 there = self.listing(at=head)
                 if guard and (there[guard[0]].version if guard[0] in there else "") != guard[1]:
-                    raise Conflict(f"{self.uri}: somebody else has committed {guard[0]} meanwhile")
+                    raise Conflict(f"{self.uri}: a different writer has committed {guard[0]} meanwhile")
                 drops = [CommitOperationDelete(self.prefix + name, is_folder=False) for name in gone if name in there]
                 if not adds and not drops:
                     return
@@ -151,7 +151,7 @@ class Repository(Backend):
                 except _Moved:
                     if self._has(ours, gone):  # an earlier attempt committed; the response was lost
                         return
-            raise Conflict(f"{self.uri}: others commit there all the time; tried {TRIES} times")
+            raise Conflict(f"{self.uri}: other writers commit all the time; gave up after {TRIES} tries")
 
     def _operation(self, name: str, source: Source, open_files: contextlib.ExitStack) -> Any:
         from huggingface_hub import CommitOperationCopy
@@ -259,8 +259,10 @@ class Repository(Backend):
         if status in (401, 403) and not isinstance(error, RepositoryNotFoundError):
             return Denied(f"{words}; {HINT}")
         if isinstance(error, RepositoryNotFoundError):
-            seen = "there is no such repository, or its token may not see it"
-            return NoStore(f"{self.uri}: {what}: {seen}; {HINT}, or make it: inv ckpt.init --to hf://{self.repo}")
+            seen = "no such repository, or the token has no access"
+            return NoStore(
+                f"{self.uri}: {what}: {seen}; {HINT}, or make the repository: inv ckpt.init --to hf://{self.repo}"
+            )
         return FileNotFoundError(words) if status == 404 else StoreError(words)
 
 

@@ -34,7 +34,7 @@ WRITES = {
     "copy_object",
     "upload_part_copy",
 }  # calls with an ETag in the response
-HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
+HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
 
 class Bucket(BucketBackend):
@@ -188,7 +188,7 @@ class Bucket(BucketBackend):
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
             told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
             if verb in WRITES and not told.get("ETag"):  # botocore accepts truncated responses
-                raise Retryable("its answer was cut short")
+                raise Retryable("the answer was cut short")
             return answer
 
         return self._patiently(what, ask, num_bytes)
@@ -207,7 +207,7 @@ class Bucket(BucketBackend):
         except ClientError as error:
             raise self._in_words(what, error) from None
         except NoCredentialsError:
-            raise Denied(f"{self.uri}: no credentials for it; {HINT}") from None
+            raise Denied(f"{self.uri}: no credentials for the store; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
             raise Retryable(f"{type(error).__name__}: {error}") from None
         except BotoCoreError as error:
@@ -226,7 +226,7 @@ class Bucket(BucketBackend):
         if code == "NoSuchBucket" or (status == 404 and "bucket" in what):
             return self._no_bucket()
         if code == "NoSuchUpload":
-            return Retryable(f"{what}: its upload has been given up meanwhile")
+            return Retryable(f"{what}: the upload was aborted meanwhile")
         if code == "InvalidRange":
             return _Beyond()
         if code in MISSING or status == 404:

@@ -89,8 +89,8 @@ class Extension:
                     return ast.literal_eval(statement.value), statement.lineno
                 except ValueError:
                     raise ExtensionError(
-                        f"{self.where}:{statement.lineno}: {name} must be written out, of texts, numbers, lists and "
-                        "dictionaries: it is read without running the file"
+                        f"{self.where}:{statement.lineno}: {name} must be a literal of texts, numbers, lists and "
+                        f"dictionaries, because Slipway reads {name} without running the file"
                     ) from None
         return None, 0
 
@@ -127,7 +127,7 @@ def find(setting: str, kind: str, name: str, ours: Sequence[str] = ()) -> Extens
         return None
     if taken:
         raise ExtensionError(
-            f"{listed[0]} adds a {kind} called {name}, and Slipway's own {kind} has that name; rename the file"
+            f"{listed[0]} adds a {kind} called {name}, but {name} is also a {kind} of Slipway; rename the file"
         )
     if name not in (name_of(word) for word in listed):
         raise ExtensionError(f"{kind} {name!r} is not known; did you mean {name_of(listed[0])!r}, of {listed[0]}?")
@@ -143,8 +143,8 @@ def read(word: str) -> Extension:
     name = name_of(word)
     if not NAME.fullmatch(name):
         raise ExtensionError(
-            f"{word}: an extension is called as its file is, and {name!r} cannot be a name: letters, digits, _ and -, "
-            "beginning with a letter; rename the file"
+            f"{word}: the file name is the name of the extension, and {name!r} is not a valid name: letters, digits, "
+            "_ and -, beginning with a letter; rename the file"
         )
     if is_file(word):
         return of_file(Path(word))
@@ -195,7 +195,7 @@ def nearest(name: str, defined: Mapping[str, ast.stmt]) -> str:
     """Return a hint with the definition closest to `name` and its line, or ""."""
     lower = {one.lower(): one for one in defined if not one.isupper()}  # constants are not misspelt functions
     near = difflib.get_close_matches(name, lower, 1, 0.7)
-    return f"; line {defined[lower[near[0]]].lineno} has {lower[near[0]]}: did you mean that?" if near else ""
+    return f"; did you mean {lower[near[0]]} in line {defined[lower[near[0]]].lineno}?" if near else ""
 
 
 # Extensions registered in this process, by the planner of a run and by the job of a run.
@@ -236,7 +236,7 @@ def _of_module(word: str) -> Extension:
             places = list(spec.submodule_search_locations or ()) if spec else []
             if spec is None:
                 raise ExtensionError(
-                    f"{word}: there is no module {word[:end]} for {sys.executable}; give the file: path/to/NAME.py"
+                    f"{word}: {sys.executable} has no module {word[:end]}; give the file: path/to/NAME.py"
                 )
     assert spec is not None
     if not spec.origin or not spec.origin.endswith(".py"):
@@ -256,8 +256,8 @@ def _of_module(word: str) -> Extension:
     text = PACKED + json.dumps(word) + ', "modules": ' + json.dumps(modules, sort_keys=True) + "}"
     if len(text) > MOST_BYTES:
         raise ExtensionError(
-            f"{word}: the package {top} is {len(text) >> 10} KiB of code, all of which would be sent "
-            f"with each run; at most {MOST_BYTES >> 10} KiB can be: give a single file"
+            f"{word}: the package {top} has {len(text) >> 10} KiB of code, and all code is sent with each run; the "
+            f"limit is {MOST_BYTES >> 10} KiB. Give a single file"
         )
     return Extension(name_of(word), text, spec.origin, word)
 

@@ -86,8 +86,8 @@ def _module(extension: Extension) -> Any:
         loader = getattr(sys.modules[top].__spec__, "loader", None)
         if not isinstance(loader, _Texts) or loader.texts != finder.texts:
             raise ExtensionError(
-                f"{extension.where}: another module {top} is in use by this process already; give the "
-                "package another name, or run the command again"
+                f"{extension.where}: this process already uses a different module {top}; give the package a "
+                "different name, or run the command again"
             )
     else:
         sys.meta_path.insert(0, finder)

@@ -28,10 +28,14 @@ def text_of(path: Path) -> str:
         for place, one in ((real, about), *((folder, folder.stat()) for folder in real.parents)):
             if said := complaint(one, trusted_owners()):
                 whose = f"{place} {said}" if place == real else f"{path} lies in {place}, which {said}"
-                raise ExtensionError(f"{whose}: its code would run with your keys; own it, then: chmod go-w '{place}'")
+                raise ExtensionError(
+                    f"{whose}: the code would run with your keys; own the file, then: chmod go-w '{place}'"
+                )
         raw = file.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
-        raise ExtensionError(f"{path} is larger than {MOST_BYTES >> 10} KiB, which is more than can be sent with a run")
+        raise ExtensionError(
+            f"{path} is larger than {MOST_BYTES >> 10} KiB, the limit for code that is sent with a run"
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -53,9 +57,9 @@ def complaint(about: os.stat_result, owners: frozenset[int]) -> str:
     if stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX:
         return ""  # sticky, such as /tmp: only the owner of an entry can replace the entry
     if about.st_mode & stat.S_IWOTH:
-        return "may be written by everybody"
+        return "may be written by all users"
     if about.st_mode & stat.S_IWGRP and about.st_gid != 0 and not _is_private_group(about.st_gid, about.st_uid):
-        return "may be written by its group"
+        return "may be written by the group"
     return ""
 
 

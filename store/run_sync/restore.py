@@ -86,7 +86,7 @@ class Fetch:
             self._tell(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
         brought = sorted(self.checkpoints)
         said = ", ".join([*brought, *(f"the work of step {one}" for one in marks), *figures, f"{len(logs)} logs"])
-        self._tell(f"brought from the store: {said}" if names else "nothing of this run is in the store yet")
+        self._tell(f"brought from the store: {said}" if names else "the store holds no files of this run yet")
         self.emit("result", checkpoints=brought, marks=marks, figures=figures, logs=len(logs), damaged=self.damaged)
 
     def _bring_checkpoints(self, names: Mapping[str, int]) -> None:
@@ -95,10 +95,10 @@ class Fetch:
             there.setdefault(name.rpartition("/")[0], [])
         lost = [above for above, checkpoints in there.items() if not self._bring_newest(above, checkpoints)]
         if lost:
-            seen = "; ".join(self.damaged) or "its checkpoints were acknowledged, and are not there any more"
+            seen = "; ".join(self.damaged) or "the checkpoints were acknowledged, but are missing now"
             raise StoreError(
-                f"no checkpoint of {', '.join(lost)} in {self.folder.uri} under runs/ is whole: {seen}; "
-                f"put a good copy back, or remove that folder and its lines in {ACKNOWLEDGED} there to begin it again"
+                f"no checkpoint of {', '.join(lost)} in {self.folder.uri} under runs/ is whole: {seen}. Put a good "
+                f"copy back; or, to start again, remove the folder and the matching lines in {ACKNOWLEDGED}"
             )
 
     def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
@@ -131,7 +131,7 @@ class Fetch:
         except NotSmall:
             mark = b""
         if not _is_mark(mark):
-            self._tell(f"{step} is done again: its mark is damaged")
+            self._tell(f"{step} runs again, because the mark of the step is damaged")
             return False
         local_files.replace(self.root / name, mark)
         return True

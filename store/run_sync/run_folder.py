@@ -60,12 +60,12 @@ class ListedCheckpoint:
             for key in metrics:
                 outside.typed(metrics, key, float)
         except ValueError as error:
-            raise Damaged(f"its manifest cannot be read ({error})") from None
+            raise Damaged(f"the manifest cannot be read ({error})") from None
         paths = {file.path for file in files}
         if not paths or MANIFEST in paths or len(paths) != len(files):
-            raise Damaged("its manifest lists no file, one twice, or itself")
+            raise Damaged("the manifest lists no file, lists a file twice, or lists itself")
         if not _STEP.fullmatch(folder) or step != step_of(folder):
-            raise Damaged(f"its manifest is of step {step}")
+            raise Damaged(f"the manifest belongs to step {step}")
         return ListedCheckpoint(raw, phase, step, files)
 
     @staticmethod
@@ -74,7 +74,7 @@ class ListedCheckpoint:
         try:
             return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)
         except outside.Unreadable as error:
-            raise Damaged(f"its manifest cannot be read ({error})") from None
+            raise Damaged(f"the manifest cannot be read ({error})") from None
 
 
 def step_of(name: str) -> int:
@@ -129,7 +129,7 @@ class RunFolder:
         at = self._place.pin()
         for name, digest in digests.items():
             if self._place.sha256(self._at(name), at) != digest:
-                raise StoreError(f"{self.uri}: {self._at(name)} reads back otherwise than it was written")
+                raise StoreError(f"{self.uri}: {self._at(name)} reads back with other bytes than were written")
 
     def put_checkpoint(self, folder: Path, name: str) -> None:
         """Upload a local checkpoint; readers see the checkpoint only after every file was verified.
@@ -148,7 +148,9 @@ class RunFolder:
             self._place.put({**files, manifest: checkpoint.raw})
             if problem := self.problem(name):
                 self._place.put({}, [manifest])
-                raise StoreError(f"{self.uri}: {name}: {problem}: it reads back otherwise than it was written")
+                raise StoreError(
+                    f"{self.uri}: {name}: {problem}: the copy reads back with other bytes than were written"
+                )
             return
         for file, (target, source) in zip(checkpoint.files, files.items(), strict=True):
             if self._is_there(target, file):
@@ -156,13 +158,13 @@ class RunFolder:
             self._place.put({target: source})
             if not self._is_there(target, file):
                 self._place.put({}, [target])
-                raise StoreError(f"{self.uri}: {target} reads back otherwise than it was written")
+                raise StoreError(f"{self.uri}: {target} reads back with other bytes than were written")
         self.put({f"{name}/{MANIFEST}": [checkpoint.raw]})
         listed = self._listing()
         for file in checkpoint.files:
             if (path := self._at(f"{name}/{file.path}")) not in listed or listed[path].size != file.size:
                 self._place.put({}, [manifest])
-                raise StoreError(f"{self.uri}: {name}: {file.path} is not listed with its {file.size} bytes")
+                raise StoreError(f"{self.uri}: {name}: the store does not list {file.path} with {file.size} bytes")
 
     def get_checkpoint(self, name: str, folder: Path, told: Callable[[int, int], object]) -> ListedCheckpoint:
         """Download a checkpoint, whole or not at all. Raise Damaged. The callback gets bytes so far and total bytes."""
@@ -198,7 +200,7 @@ class RunFolder:
         try:
             for file in self._manifest(name, at).files:
                 if not self._is_there(self._at(f"{name}/{file.path}"), file, at):
-                    return f"{file.path} is not what its manifest says"
+                    return f"{file.path} does not match the manifest"
         except Damaged as error:
             return str(error)
         return ""
@@ -221,7 +223,9 @@ class RunFolder:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise StoreError(f"{self._at(ACKNOWLEDGED)} cannot be read ({error}); remove it to do without") from None
+            raise StoreError(
+                f"{self._at(ACKNOWLEDGED)} cannot be read ({error}); to continue without the list, remove the file"
+            ) from None
 
     def _at(self, name: str) -> str:
         log = name.removeprefix("logs/")
@@ -234,7 +238,7 @@ class RunFolder:
         try:
             raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
-            raise Damaged("it has no manifest") from None
+            raise Damaged("the manifest is missing") from None
         except NotSmall as error:
             raise Damaged(str(error)) from None
         return ListedCheckpoint.parse(raw, name.rpartition("/")[2])

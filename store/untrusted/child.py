@@ -99,7 +99,7 @@ class LimitedChild:
             _send(process, limited.framed(question), until)
             size = int.from_bytes(_received(process, limited.HEAD_BYTES, until), "big")
             if size > self.limits.answer_bytes:
-                raise ChildFailed(f"makes more than {self.limits.answer_bytes >> 20} MiB")
+                raise ChildFailed(f"returns more than {self.limits.answer_bytes >> 20} MiB")
             answer = _received(process, size, until)
         except TimeoutError:
             _end(process, os.getpid())
@@ -118,7 +118,7 @@ class LimitedChild:
 
     def _ended(self, code: int) -> str:
         if code == -signal.SIGPROF:
-            return f"takes more than {self.limits.cpu_s:g} s of computing"
+            return f"uses more than {self.limits.cpu_s:g} s of CPU time"
         if code in (-signal.SIGKILL, -signal.SIGABRT):
             return f"ended its process ({signal.Signals(-code).name}; out of memory?)"
         return f"ended its process with {code}"

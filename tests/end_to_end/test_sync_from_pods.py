@@ -162,7 +162,7 @@ def test_a_store_that_is_away_costs_the_run_nothing_and_the_verdict_says_what_is
     )
     assert verdict["reason"].startswith("not in the store yet: work/checkpoints/first-f00d/step-000000020")
     assert "work/checkpoints/first-f00d/step-000000020" not in acknowledged(one)
-    assert "not carried, trying again until it is: " in one.pod.log("carry").read_text()
+    assert "not carried, retrying until the upload succeeds: " in one.pod.log("carry").read_text()
 
 
 inputs = trainer.inputs

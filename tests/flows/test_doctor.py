@@ -97,13 +97,17 @@ def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     assert doctor._uploads(settings) == []
     log = tmp_path / "runs" / "calm-wren-1" / "pod" / "logs" / "carry.log"
     log.parent.mkdir(parents=True)
-    log.write_text("2026-11-22T03:04:02Z step-000000012 is in the store\n2026-11-22T03:04:10Z all is in the store\n")
+    log.write_text(
+        "2026-11-22T03:04:02Z step-000000012 is in the store\n2026-11-22T03:04:10Z all files are in the store\n"
+    )
     (well,) = doctor._uploads(settings)
     assert (well.name, well.state) == ("uploads", "ok") and well.detail.startswith("calm-wren-1: 2026")
     with log.open("a") as file:
-        file.write("2026-11-22T03:05:02Z not carried, trying again until it is: StoreError: 403\x1b[31m\n")
+        file.write("2026-11-22T03:05:02Z not carried, retrying until the upload succeeds: StoreError: 403\x1b[31m\n")
     (ill,) = doctor._uploads(settings)
-    assert ill.state == "off" and ill.detail.endswith("not carried, trying again until it is: StoreError: 403[31m")
+    assert ill.state == "off" and ill.detail.endswith(
+        "not carried, retrying until the upload succeeds: StoreError: 403[31m"
+    )
 
 
 @pytest.mark.process

@@ -89,13 +89,13 @@ def test_why_an_artifact_is_stale_names_the_file(settings_of, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("sft", PHASE, "Slipway's own phase has that name"),
-        ("tokens", PHASE, "Slipway's own phase has that name"),
+        ("sft", PHASE, "is also a phase of Slipway"),
+        ("tokens", PHASE, "is also a phase of Slipway"),
         ("slow", "def phase(run): ...\n", "has no PHASE = "),
         ("slow", "PHASE = {'lik': 'sft'}\ndef phase(run): ...\n", r"slow\.py:1: PHASE.*did you mean 'like'"),
         ("slow", "PHASE = {'like': 'rl'}\ndef phase(run): ...\n", "like is 'rl'; known: base, mid, sft"),
         ("slow", "PHASE = {'like': 'sft', 'follows': ['bas']}\ndef phase(run): ...\n", "did you mean 'base'"),
-        ("slow", "PHASE = {'like': 'sft'}\ndef phases(run): ...\n", "line 2 has phases: did you mean that"),
+        ("slow", "PHASE = {'like': 'sft'}\ndef phases(run): ...\n", r"did you mean phases in line 2\?"),
     ],
 )
 def test_a_phase_that_cannot_be_one_is_refused_in_words(settings_of, name, text, said):
@@ -112,7 +112,7 @@ def test_sources_are_mixed_and_ours_stay_ours(settings_of):
     settings = settings_of(source="words=0.5,pydocs=0.5", words=SOURCE)
     assert settings.source == "words=0.5,pydocs=0.5"
     assert extensions.use_source(settings.source, settings) == {"words": SOURCE}
-    with pytest.raises(UsageError, match="Slipway's own source has that name"):
+    with pytest.raises(UsageError, match="is also a source of Slipway"):
         extensions.use_source("fineweb", settings_of(fineweb=SOURCE))
 
 

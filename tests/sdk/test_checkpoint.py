@@ -46,7 +46,7 @@ def test_a_damaged_one_is_passed_over_and_none_whole_is_an_error(caplog):
     assert saver.load_latest() == ({"sum": 30}, 30)
     assert "Failed to load checkpoint at step 40, trying previous checkpoint" in caplog.text
     (saver.folder / "step-000000030" / "state.json").write_text("{")
-    with pytest.raises(checkpoint.CheckpointError, match="remove them to begin again"):
+    with pytest.raises(checkpoint.CheckpointError, match="to start again, remove the checkpoints"):
         saver.load_latest()
 
 
@@ -106,7 +106,7 @@ def test_tensors_come_back_bit_for_bit(monkeypatch):
 def test_no_state_is_saved_that_could_not_be_loaded(monkeypatch):
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     saver = checkpoint.Saver("tensors")
-    with pytest.raises(ValueError, match="could not be loaded again"):
+    with pytest.raises(ValueError, match="the saved state could not be loaded"):
         saver.save({"path": Path("a")}, 5)
     assert saver.steps() == [] and list(saver.folder.iterdir()) == []
 
@@ -205,7 +205,7 @@ def test_the_examples_of_the_guide_save_and_load_with_older_files_behind(guide, 
     assert guide["load"](0, fresh, *more) == loads[name][1] and fresh.weight[0, 0] == 50
     for path in (tmp_path / "checkpoints").glob("*.pt"):
         path.write_bytes(b"half a file")
-    with pytest.raises(checkpoint.CheckpointError, match="remove them to begin again"):
+    with pytest.raises(checkpoint.CheckpointError, match="to start again, remove the checkpoints"):
         guide["load"](0, fresh, *more)
 
 
@@ -234,7 +234,7 @@ def test_a_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_pat
         return step
 
     nothing(7)
-    assert tries == [7, 7] and "once more" in caplog.text and "step 7 is no checkpoint" in caplog.text
+    assert tries == [7, 7] and "once more" in caplog.text and "step 7 has no checkpoint" in caplog.text
     assert load(0) == 0 and list((tmp_path / "own").iterdir()) == []
 
 

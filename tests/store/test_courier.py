@@ -165,7 +165,7 @@ def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_
     assert pod.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     pod.write("logs/base.log", "hello\nworld\n")
     pod.write("state/ending.json", json.dumps({"state": "succeeded", "ends_at_monotonic_s": time.monotonic() + 30}))
-    assert left(one).endswith("all is in the store\n")  # it has seen the ending by itself
+    assert left(one).endswith("all files are in the store\n")  # it has seen the ending by itself
     assert pod.log("base.log") == "hello\nworld\n"
     assert json.loads((pod.there / "state/ending.json").read_text())["state"] == "succeeded"
     assert set(json.loads((pod.there / "state/acknowledged.json").read_text())) == set(pod.shown())
@@ -219,7 +219,7 @@ def test_a_first_start_finds_nothing_and_says_so(pods):
     pod = pods("one")
     assert fetch(pod)["checkpoints"] == []
     one = pod.begin("fetch")
-    assert "nothing of this run is in the store yet" in left(one)
+    assert "the store holds no files of this run yet" in left(one)
     (record,) = [json.loads(line) for line in (pod.root / "records.jsonl").read_text().splitlines()][-1:]
     assert record["kind"] == "result" and record["checkpoints"] == []
     assert not Path(pod.store).exists()
@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_comes(pods, damage)
         fetch(third)
     assert "is whole" in left(third.begin("fetch"), code=1)
     shutil.rmtree(first.there / FOLDER)
-    with pytest.raises(StoreError, match="not there any more"):
+    with pytest.raises(StoreError, match="are missing now"):
         fetch(third)
     assert not list(third.root.glob("work/checkpoints/*/step-*"))
     assert not (first.there.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
@@ -295,7 +295,7 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(po
     until(lambda: "Error" in json.loads(log.read_text()).get("problem", ""), "it says why")
     assert one.poll() is None and pod.acknowledged() == {}
     said = pod.end(one, code=1)
-    assert "not carried, trying again until it is: " in said and f"not in the store: {name}" in said
+    assert "not carried, retrying until the upload succeeds: " in said and f"not in the store: {name}" in said
     two = pod.begin()
     (tmp_path / "store").unlink()
     until(lambda: name in pod.acknowledged(), "it is acknowledged")
@@ -367,7 +367,7 @@ def test_there_is_one_courier_for_a_pod(pods):
     pod = pods("one")
     one = pod.begin()
     until((pod.root / "state" / "waiting.json").exists, "it is at work")
-    assert "another courier carries for this pod" in left(pod.begin(), code=1)
+    assert "a second courier is already uploading for this pod" in left(pod.begin(), code=1)
     pod.end(one)
 
 
@@ -427,7 +427,9 @@ class Lossy(MemoryFileSystem):
         return found
 
 
-@pytest.mark.parametrize(("flips", "omits", "why"), [(1, 0, "reads back otherwise"), (0, 1, "is not listed with its")])
+@pytest.mark.parametrize(
+    ("flips", "omits", "why"), [(1, 0, "reads back with other bytes"), (0, 1, "the store does not list")]
+)
 def test_what_does_not_read_back_or_is_not_listed_is_not_acknowledged(pods, flips, omits, why, request):
     register_implementation("memory", Lossy, clobber=True)
     request.addfinalizer(lambda: register_implementation("memory", MemoryFileSystem, clobber=True))

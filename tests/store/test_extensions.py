@@ -49,8 +49,8 @@ def test_files_of_other_names_are_not_even_opened(write):
     [
         ("x = 1\ndef reward(:\n", "mine.py:2: not Python: invalid syntax"),
         ("x = 1\0\n", "mine.py"),
-        ("def rewards(question, answer, completion): ...\n", "line 1 has rewards: did you mean that?"),
-        ("class Reward: ...\n", "line 1 has Reward: did you mean that?"),
+        ("def rewards(question, answer, completion): ...\n", "did you mean rewards in line 1?"),
+        ("class Reward: ...\n", "did you mean Reward in line 1?"),
         ("\ndef reward(question): ...\n", "mine.py:2: reward(question) cannot be called as"),
         ("def reward(q, a, c, d): ...\n", "mine.py:1: reward(q, a, c, d) cannot be called as"),
         ("def reward(a, b, c, *, d): ...\n", "cannot be called as"),
@@ -71,12 +71,12 @@ def test_a_file_that_is_no_text_or_is_not_there_is_told(write, tmp_path):
     assert "folder.py" in refused(str(tmp_path / "folder.py"), "reward", "folder")
     os.mkfifo(tmp_path / "pipe.py")
     assert "is no file" in refused(str(tmp_path / "pipe.py"), "reward", "pipe")
-    assert "cannot be a name" in refused(f"{tmp_path}/two words.py", "reward", "two words")
+    assert "is not a valid name" in refused(f"{tmp_path}/two words.py", "reward", "two words")
 
 
 def test_a_name_of_ours_is_refused_and_so_are_two_of_one_name(write):
     mine = write("RunPod.py", "def provider(settings): ...\n")
-    assert "Slipway's own provider has that name; rename the file" in refused(mine, "provider", "runpod", ("runpod",))
+    assert "is also a provider of Slipway; rename the file" in refused(mine, "provider", "runpod", ("runpod",))
     other = write("other/wandb.py", REWARD)
     assert extensions.find(other, "tracker", "wandb", ("wandb",)) is None, "it adds no tracker"
     both = f"{write('a/short.py', REWARD)},{write('b/short.py', REWARD)}"
@@ -90,7 +90,7 @@ def test_a_file_that_others_may_write_is_refused(write, tmp_path):
     write("mine.py", REWARD)
     path.chmod(0o666)
     said = refused(str(path), "reward", "mine")
-    assert "may be written by everybody: its code would run with your keys" in said and "chmod go-w" in said
+    assert "may be written by all users: the code would run with your keys" in said and "chmod go-w" in said
     path.chmod(0o644)
     folder = tmp_path / "open"
     folder.mkdir()
@@ -114,7 +114,7 @@ def test_code_of_another_user_is_refused_whatever_its_mode():
     assert "belongs to" in trust.complaint(about(stat.S_IFREG | 0o600, 4242), owners)
     assert "belongs to" in trust.complaint(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
     assert trust.complaint(about(stat.S_IFREG | 0o644, 1000), owners) == ""
-    assert "by its group" in trust.complaint(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
+    assert "by the group" in trust.complaint(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
     assert trust.complaint(about(stat.S_IFREG | 0o664, 4242, 4242), frozenset({4242})) == "", "a group of its own"
     assert {0, os.geteuid()} <= trust.trusted_owners()
 
@@ -138,7 +138,7 @@ def test_a_module_goes_along_with_its_package_and_is_found_without_running_any_o
     write("my_lab/parts/weights.py", "BASE = 11\n")
     write("my_lab/judge.py", "def reward(question, answer, completion): ...\n")
     assert extensions.read("my_lab.judge").sha256 != found.sha256
-    with pytest.raises(ExtensionError, match="in use by this process"):
+    with pytest.raises(ExtensionError, match="this process already uses a different module"):
         function(extensions.read("my_lab.judge"), "reward")
 
 
@@ -159,5 +159,5 @@ def test_what_it_raises_is_told_with_its_own_line(write):
 def test_constants_are_read_and_must_be_written_out(write):
     found = extensions.read(write("one.py", "PHASE = {'like': 'sft'}\nN = len('x')\n"))
     assert found.literal("PHASE") == ({"like": "sft"}, 1) and found.literal("OTHER") == (None, 0)
-    with pytest.raises(ExtensionError, match=r"one\.py:2: N must be written out"):
+    with pytest.raises(ExtensionError, match=r"one\.py:2: N must be a literal"):
         found.literal("N")

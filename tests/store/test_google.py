@@ -40,7 +40,7 @@ def test_a_write_whose_answer_was_lost_is_no_conflict_and_one_of_somebody_else_i
     seen = place.listing()["note"].version
     place.put({"note": b"second"}, guard=("note", seen))
     for before in (seen, ""):
-        with pytest.raises(Conflict, match="somebody else has written there meanwhile"):
+        with pytest.raises(Conflict, match="a different writer has written the same object meanwhile"):
             place.put({"note": b"third"}, guard=("note", before))
     with pytest.raises(Conflict):
         place.get("note", 0, 9, version=seen)
@@ -90,13 +90,13 @@ def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp
 @pytest.mark.parametrize("said", ["{}", "{", "/no/such/file", '{"type": "service_account"}', "nonsense"])
 def test_what_is_no_key_file_is_told_in_one_line(google, monkeypatch, said):
     monkeypatch.setenv("GOOGLE_CREDENTIALS", said)
-    with pytest.raises(Denied, match="GOOGLE_CREDENTIALS is no key file, nor the path of one") as seen:
+    with pytest.raises(Denied, match="GOOGLE_CREDENTIALS is neither a key file nor the path of a key file") as seen:
         open_place(google.bucket()).listing()
     assert "\n" not in str(seen.value) and seen.value.exit_code == 4
 
 
 def test_a_bucket_that_is_not_there_says_how_to_make_it(google):
-    with pytest.raises(NoStore, match="there is no such bucket; make it: inv ckpt.init --to gs://nowhere"):
+    with pytest.raises(NoStore, match="no such bucket; to make the bucket: inv ckpt.init --to gs://nowhere"):
         open_place("gs://nowhere/x").listing()
     with pytest.raises(NoStore, match="expected gs://bucket/folder"):
         open_place("gs:///x").listing()

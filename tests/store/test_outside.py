@@ -103,7 +103,7 @@ def test_a_list_of_acknowledged_checkpoints_of_any_content_is_read_or_refused_in
     try:
         assert all(type(at) is float for at in RunFolder(str(tmp_path), "calm-ox-1").acknowledged().values())
     except StoreError as error:
-        assert "remove it" in str(error) or "bytes" in str(error)
+        assert "remove the file" in str(error) or "bytes" in str(error)
     assert all(type(at) is float for at in acknowledged_here(tmp_path / "runs/calm-ox-1").values())
 
 

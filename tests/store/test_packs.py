@@ -39,7 +39,7 @@ def test_a_pack_is_on_when_its_folder_is_there(folder):
     assert list(packs.installed()) == ["one"]
     assert packs.lacking("commands", "one") == ""
     assert packs.lacking("commands", "two") == (
-        "two belongs to the pack two, and packs/two is not there; to bring it back: git checkout HEAD -- packs/two"
+        "two belongs to the pack two, and packs/two is missing; to restore the pack: git checkout HEAD -- packs/two"
     )
     assert packs.lacking("commands", "three") == ""
 
@@ -51,9 +51,9 @@ def test_a_pack_is_off_where_one_that_it_needs_is_not_there_and_so_on_upwards(fo
     folder("other")
     assert list(packs.installed()) == ["other"]
     assert packs.lacking("commands", "middle").endswith(
-        "packs/low is not there; to bring it back: git checkout HEAD -- packs/low"
+        "packs/low is missing; to restore the pack: git checkout HEAD -- packs/low"
     )
-    assert "packs/low is not there" in packs.lacking("commands", "top")
+    assert "packs/low is missing" in packs.lacking("commands", "top")
 
 
 def test_a_pack_that_has_another_name_than_its_folder_is_refused(folder):

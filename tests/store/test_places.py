@@ -143,7 +143,7 @@ def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_sto
         assert (place / "b.bin").read_bytes() == LARGE
         assert (store.path("who", "f3") / "who.jsonl").read_bytes() == b"[]\n"
         assert (store.path("datasets/text", "f1") / "train/a.txt").read_bytes() == b"alpha"  # what it was, stays
-    with pytest.raises(StoreError, match="its fingerprint is f2, wanted is f7"):
+    with pytest.raises(StoreError, match="the fingerprint is f2, but f7 is wanted"):
         store.path("datasets/text", "f7")
     store.point("datasets/text", "f1")
     assert store.check("datasets/text", deep=True).fingerprint == "f1"
@@ -152,7 +152,7 @@ def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_sto
     with pytest.raises(StoreError, match="wanted is f2"):
         store.point("datasets/text", "f2")
     assert store.check("datasets/text").fingerprint == "f1"
-    with pytest.raises(StoreError, match="one would hold the other"):
+    with pytest.raises(StoreError, match="an artifact cannot lie inside of a second artifact"):
         store.publish(made, "datasets", "f1", {})
 
 
@@ -176,7 +176,7 @@ def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, t
         "flipped": "sha256 differs",
         "shorter": "has 699999 bytes",
         "missing": "is missing",
-        "more": "not in its manifest",
+        "more": "not in the manifest",
         "garbled": "cannot be used",
     }[damage]
     assert words in store.check(where).problem
@@ -198,7 +198,7 @@ def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path,
     store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE}), "text", "f1", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     hub.faults = [Fault(f"GET /store/us/things/{digest(LARGE)}", "stale")]
-    with pytest.raises(StoreError, match="the copy differs from what was published"):
+    with pytest.raises(StoreError, match="the copy has a different sha256 than the published file"):
         store.path("text", "f1")
     assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # the next time it is
 
@@ -451,7 +451,7 @@ def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_l
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("s3://nowhere-at-all/x", "there is no such bucket; make it: inv ckpt.init --to s3://nowhere-at-all"),
+        ("s3://nowhere-at-all/x", "no such bucket; to make the bucket: inv ckpt.init --to s3://nowhere-at-all"),
         ("s3:///x", "expected s3://bucket/folder"),
         ("hf://us/nothing", "no such repository.*inv ckpt.init --to hf://us/nothing"),
         ("hf://us", "expected hf://user/repo"),
@@ -495,7 +495,7 @@ def test_a_signed_address_is_not_told(hub):
 def test_without_keys_a_bucket_says_which(monkeypatch, s3):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with pytest.raises(NoStore, match="no credentials for it; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(NoStore, match="no credentials for the store; set AWS_ACCESS_KEY_ID"):
         open_place(s3.bucket()).listing()
 
 

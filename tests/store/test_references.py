@@ -51,7 +51,7 @@ def test_what_no_name_and_no_lease_refers_to_is_found_and_nothing_of_which_nobod
         Artifact(kept_name("base_checkpoints/x", one), one, published_at=at)
         for one, at in (("f1", 5.0), ("f2", 1.0), ("f3", 2.0), ("f4", 50.0), ("f5", 3.0))
     ]
-    kept.append(Artifact(kept_name("base_checkpoints/x", "f6"), "", "its manifest cannot be used"))
+    kept.append(Artifact(kept_name("base_checkpoints/x", "f6"), "", "the manifest cannot be used"))
     named = [Artifact("base_checkpoints/tiny", "f1")]
     due = references.unread(named, kept, {("base_checkpoints", "f2")}, 10.0)
     assert [one.fingerprint for one in due] == ["f3", "f5"]
@@ -90,8 +90,8 @@ def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
     good = {"config.json": b'{"vocab_size": 9}', "tokenizer.json": words(9), **named}
     told = {"tokenizer_sha256": sha256(words(9)).hexdigest(), "vocab": 9}
     assert said(good) == said(good, told) == said({"config.json": b"{}"}) == ""
-    assert "another tokenizer (with 9 ids)" in said({**good, "tokenizer.json": words(5)}, told)
-    assert "ids up to 10, the model has 9" in said({**good, "tokenizer.json": words(11)})
+    assert "a different tokenizer (with 9 ids)" in said({**good, "tokenizer.json": words(5)}, told)
+    assert "ids up to 10, but the model has only 9 rows" in said({**good, "tokenizer.json": words(11)})
     assert "'<end>' is 3" in said({**good, "tokenizer.json": words(9, eos=3)})
     for content in (b"[]", b"\xff", b'{"model": NaN}'):
         assert "cannot be read" in said({**good, "tokenizer.json": content})

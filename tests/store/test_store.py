@@ -70,7 +70,7 @@ def test_a_new_store_is_empty_and_says_what_is_missing(store, root):
 
 def test_another_fingerprint_is_refused_naming_both(store, made):
     store.publish(made, "tokenizer", "f1", {})
-    with pytest.raises(StoreError, match="its fingerprint is f1, wanted is f2"):
+    with pytest.raises(StoreError, match="the fingerprint is f1, but f2 is wanted"):
         store.path("tokenizer", "f2")
 
 
@@ -103,11 +103,11 @@ def flip(path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (flip, "not what was published"),
-        (lambda path: path.write_bytes(b"a"), "has 1 bytes, its manifest says 5"),
+        (flip, "has changed since the publication"),
+        (lambda path: path.write_bytes(b"a"), "has 1 bytes, but 5 bytes in the manifest"),
         (Path.unlink, "is missing"),
         (lambda path: (path.rename(path.with_name(".m")), path.symlink_to(path.with_name(".m"))), "symbolic"),
-        (lambda path: (path.parent / "c.txt").write_text("c"), "is not in its manifest"),
+        (lambda path: (path.parent / "c.txt").write_text("c"), "is not in the manifest"),
         (lambda path: (path.parents[1] / "ARTIFACT.json").write_text("{"), "manifest cannot be used"),
     ],
 )
@@ -141,11 +141,11 @@ def test_a_verified_file_is_not_read_again_until_its_stat_changes(store, made, r
         if name.endswith("notes.json"):
             known[name][-1] = "0" * 64  # what is remembered is what is believed
     remembered.write_text(json.dumps(known))
-    assert "not what was published" in store.check("text").problem
+    assert "has changed since the publication" in store.check("text").problem
     (root / "text/notes.json").write_bytes(b"{}")
     assert store.check("text").problem == ""
     flip(root / "text/train/a.txt")
-    assert "a.txt is not what was published" in store.check("text").problem
+    assert "a.txt has changed since the publication" in store.check("text").problem
 
 
 @pytest.mark.parametrize("name", ["", "/etc", "../x", "a/../b", "a//b", ".hidden", "-flag", "a b", "a\n", "a/"])
@@ -199,9 +199,9 @@ def test_nothing_and_nested_things_are_not_published(store, made, tmp_path):
         store.publish(tmp_path / "absent", "text", "f1", {})
     store.publish(made, "data/text", "f1", {})
     for inner_or_outer in ("data", "data/text/more"):
-        with pytest.raises(StoreError, match="one would hold the other"):
+        with pytest.raises(StoreError, match="an artifact cannot lie inside of a second artifact"):
             store.publish(made, inner_or_outer, "f1", {})
-    with pytest.raises(StoreError, match="cannot lie at the store's root"):
+    with pytest.raises(StoreError, match="is not allowed at the root of the store"):
         store.publish(made, "flat", "f1", {}, flat=True)
     assert [one.name for one in store.artifacts()] == ["data/text"]
 

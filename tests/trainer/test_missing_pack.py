@@ -19,7 +19,7 @@ from trainer.plan.wanted import parse_phases, profile_named
 from trainer.records import model_config as shapes
 from trainer.records import phase_options
 
-LACKING = "belongs to the pack bits, and packs/bits is not there; to bring it back: git checkout HEAD -- packs/bits"
+LACKING = "belongs to the pack bits, and packs/bits is missing; to restore the pack: git checkout HEAD -- packs/bits"
 PLAIN = written(TINY, "float32", 0, [0])
 ONE_BIT = {**PLAIN, "model_type": "llama", "architectures": ["BitnetForCausalLM"]}
 ROUNDED = {**PLAIN, "model_type": "bitnet", "quantization_config": {"quant_method": "bitnet"}}

@@ -267,7 +267,7 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
     assert words.count("tokenizer_sha256") == 2
     missing = replace(making, inputs={**making.inputs, "tokenizer": Input(name="tokenizer", fingerprint="removed")})
     assert run(world, monkeypatch, "mid", chat_phase("mid"), missing) == 1
-    assert "its fingerprint is other, wanted is removed" in capfd.readouterr().err
+    assert "the fingerprint is other, but removed is wanted" in capfd.readouterr().err
     mine = world.making("mid", base=entry)  # the one that the model learned with is there, whatever the name stands for
     assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 

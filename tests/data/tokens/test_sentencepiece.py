@@ -210,7 +210,7 @@ def test_bytes_of_tokens_are_those_of_the_text(tmp_path):
 )
 def test_other_kinds_of_sentencepiece_are_refused_by_name(options, said, tmp_path):
     folder = write(tmp_path, trained(**options))
-    with pytest.raises(InputError, match=f"{said}.*supported are tokenizers on bytes"):
+    with pytest.raises(InputError, match=f"{said}.*supported tokenizers: byte-level"):
         sentencepiece_file.write(folder)
 
 
@@ -221,9 +221,9 @@ def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
     cases = {
         "the same score": lambda one: setattr(one.pieces[300], "score", one.pieces[301].score),
         "user defined symbols": lambda one: setattr(one.pieces[300], "type", 4),
-        "are there twice": lambda one: setattr(one.pieces[300], "piece", one.pieces[301].piece),
+        "occur twice": lambda one: setattr(one.pieces[300], "piece", one.pieces[301].piece),
         "without a piece for each byte": lambda one: setattr(one.pieces[5], "type", 1),
-        "one of its characters is no piece": lambda one: setattr(one.pieces[300], "piece", "\U0001f984x"),
+        "contains a character without a piece": lambda one: setattr(one.pieces[300], "piece", "\U0001f984x"),
         "longer than 256": lambda one: setattr(one.pieces[300], "piece", "e" * 257),
     }
     for said, change in cases.items():

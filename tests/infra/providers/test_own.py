@@ -136,7 +136,7 @@ def test_a_provider_that_is_not_listed_or_gone_is_told_from_one_that_is_misspelt
     with pytest.raises(UsageError, match=r"boxes\.py: no such file"):
         registry.provider(settings, "boxes")
     (tmp_path / "runpod.py").write_text(HEAD)
-    with pytest.raises(UsageError, match="Slipway's own provider has that name"):
+    with pytest.raises(UsageError, match="is also a provider of Slipway"):
         registry.provider(settings_of(tmp_path, f"{tmp_path}/runpod.py"), "runpod")
 
 

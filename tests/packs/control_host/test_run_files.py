@@ -162,18 +162,18 @@ GOOD = {"is_folder": True, "large": [["top/weights", 40, 0o644]], "bytes": len(s
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"large": [["../../victim", 5, 511]]}, "is no name under a folder"),
-        ({"large": [["/etc/victim", 5, 511]]}, "is no name under a folder"),
+        ({"large": [["../../victim", 5, 511]]}, "is not a path inside a folder"),
+        ({"large": [["/etc/victim", 5, 511]]}, "is not a path inside a folder"),
         ({"large": [["other/victim", 5, 511]]}, "was not asked for"),
         ({"large": [["top/x", 5, 511]]}, "holds 'top/x' twice"),
         ({"large": [["top/x/y", 5, 511]]}, "is a file and a folder in it"),
         ({"large": [["top/w", -5, 511]]}, "no size"),
         ({"large": [["top/w", 10**15, 511]]}, "and .* has room for .*; nothing was brought"),
         ({"large": [["top/w"]]}, "expected a name, a size and a mode"),
-        ({"large": None}, "its large is of the wrong kind"),
+        ({"large": None}, "large is of the wrong kind"),
         ({"bytes": 10**15}, "has room for"),
         ({"bytes": 10**30}, "no size|64 bits"),
-        ({"is_folder": "yes"}, "its is_folder is of the wrong kind"),
+        ({"is_folder": "yes"}, "is_folder is of the wrong kind"),
         ({"is_folder": False}, "does not hold 'top'"),
     ],
 )

@@ -33,13 +33,13 @@ def test_a_record_is_the_outcome():
 @pytest.mark.parametrize(
     ("over", "words"),
     [
-        ({"digest": "", "problem": ""}, "its code is of the wrong kind: None"),
-        ({**GOOD, "code": "zero"}, "its code is of the wrong kind: 'zero'"),
-        ({**GOOD, "code": True}, "its code is of the wrong kind"),
+        ({"digest": "", "problem": ""}, "code is of the wrong kind: None"),
+        ({**GOOD, "code": "zero"}, "code is of the wrong kind: 'zero'"),
+        ({**GOOD, "code": True}, "code is of the wrong kind"),
         ({**GOOD, "code": 2**40}, "expected 0 to 255"),
         ({**GOOD, "code": -1}, "expected 0 to 255"),
-        ({**GOOD, "digest": None}, "its digest is of the wrong kind"),
-        ({**GOOD, "problem": ["x"]}, "its problem is of the wrong kind"),
+        ({**GOOD, "digest": None}, "digest is of the wrong kind"),
+        ({**GOOD, "problem": ["x"]}, "problem is of the wrong kind"),
         ({**GOOD, "archive": "\u00e4"}, "not in ASCII"),
         ([], "expected an object"),
     ],

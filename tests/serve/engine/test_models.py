@@ -142,7 +142,7 @@ def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, call
     Store(bucket).publish(artifact(tmp_path / "made"), NAME, "f" * 64, {})
     place.put({f"{NAME}/hf/model.safetensors": b"x" * len(FILES["model.safetensors"])})
     caller.store = bucket
-    with pytest.raises(StoreError, match="is not what was published"):
+    with pytest.raises(StoreError, match="has changed since the publication"):
         caller.ask(NAME)
     with pytest.raises(StoreError, match="model.safetensors: the download does not match its listing"):
         caller.ask(f"{bucket}/{NAME}")  # its store is not asked, its manifest is

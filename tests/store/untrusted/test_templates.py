@@ -189,6 +189,6 @@ def test_a_model_folder_is_checked_before_an_engine_reads_it(tmp_path):
 
 
 def test_a_limit_of_time_is_that_of_computing():
-    with pytest.raises(Unreadable, match="more than 0.05 s of computing"):
+    with pytest.raises(Unreadable, match="more than 0.05 s of CPU time"):
         limits = ChildLimits(cpu_s=0.05, answer_s=60)
         Template("{% for a in range(99999) %}{% for b in range(99) %}{% endfor %}{% endfor %}", limits).render({})

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 LATE = "{% if messages|length > 4 %}" + LOOPS + "{% endif %}" + CHATML
 TEMPLATES = {
-    "loops": (LOOPS, "the model's chat template (takes more than|is not done)"),
+    "loops": (LOOPS, "the model's chat template (uses more than|is not done)"),
     "memory": ("{{ 'a'|center(2000000000) }}", "the model's chat template takes more memory than it may have"),
     "nested": ("{% if 1 %}" * 300 + "{% endif %}" * 300, "the model's chat template is nested too deeply"),
 }
@@ -109,7 +109,7 @@ def test_a_template_that_is_hostile_on_data_only_is_refused_there_and_goes_on(ho
     words = tokenizers.load(folder)
     talk = [{"role": ("user", "assistant")[number % 2], "content": "a"} for number in range(6)]
     whole = conversations.render(talk[:4], words)
-    with pytest.raises(InputError, match="the model's chat template (takes more than|is not done)") as told:
+    with pytest.raises(InputError, match="the model's chat template (uses more than|is not done)") as told:
         conversations.render(talk, words)
     assert told.value.exit_code == 2 and conversations.render(talk[:4], words) == whole
 
