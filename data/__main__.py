@@ -60,10 +60,10 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
             raise ConfigError(f"engine is {engine!r}; {known}")
         if extensions.all_used():
             raise InputError(
-                "the source of an extension is read by one process, from its beginning; leave --engine out"
+                "a single process must read the source of an extension from its beginning; leave out --engine"
             )
         if share.rank:
-            raise InputError("--engine assigns the ranks itself; leave --rank out")
+            raise InputError("--engine assigns the ranks; leave out --rank")
         summary: dict[str, Any] = packs.load(found[engine])(spec, folder.resolve(), how, share.world, options)
         return summary
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
@@ -184,15 +184,15 @@ def main(words: list[str] | None = None) -> int:
     except ConfigError as error:
         return _say(asked.step, error, 2)
     except DataError as error:
-        stopped = "; the same command goes on" if getattr(error, "goes_on", False) else ""
+        stopped = "; to continue, run the same command again" if getattr(error, "goes_on", False) else ""
         return _say(asked.step, f"{error}{stopped}", error.exit_code)
     except OSError as error:  # for example a read-only folder or a full disk
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = "; what was kept before stays, and the same command goes on where there is room" if full else ""
+        room = "; saved results stay. Free disk space, then run the same command again to continue" if full else ""
         where = f"{config['out']}: " if not error.filename and "out" in config else ""
         return _say(asked.step, f"{where}{error}{room}", 1)
     except KeyboardInterrupt:
-        kept = "what was kept before stays" if asked.step == "text" and "out" in config else "nothing was published"
+        kept = "saved shards stay" if asked.step == "text" and "out" in config else "nothing was published"
         return _say(asked.step, f"interrupted; {kept}", 130)
 
 

@@ -200,7 +200,7 @@ def joined(ours: str, there: str) -> str:
         if not isinstance(head, dict):
             raise ValueError("it is no mapping")
     except (yaml.YAMLError, ValueError) as error:
-        raise DataError(f"the card that is there has a head that cannot be read: {error}") from None
+        raise DataError(f"the existing card has a head that cannot be read: {error}") from None
     theirs = {name: value for name, value in head.items() if name not in ("configs", "dataset_info")}
     if MARK in there and not text and theirs.keys() <= {"license"}:  # written by Slipway only
         return ours

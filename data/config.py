@@ -76,7 +76,7 @@ def filled_files(source: str) -> list[Path]:
     found = source_files(source)
     for one in found:
         if not one.stat().st_size:
-            raise ConfigError(f"source {source}: {one} is empty; remove it, or make it again")
+            raise ConfigError(f"source {source}: {one} is empty; remove the file, or make the file again")
     return found
 
 
@@ -105,7 +105,7 @@ def source_files(source: str) -> list[Path]:
     for one in found:
         if not (form_of(one.name)[0] or one.suffix in OF_DATASETS) or not one.is_file():
             other = "a folder in a glob" if one.is_dir() else "a pipe or a device (--source stdin reads one)"
-            seen = (one.suffix or "what has no suffix") if one.is_file() else other
+            seen = (one.suffix or "a file without a suffix") if one.is_file() else other
             raise ConfigError(f"source {one}: cannot read {seen}; {', '.join((*SUFFIXES, *OF_DATASETS))} files can be")
     return found
 
@@ -237,7 +237,7 @@ class TextSpec:
         if self.compression and self.format == "parquet":
             raise ConfigError("parquet is compressed inside (zstd); leave compression out")
         if self.validation and self.val_ratio:
-            raise ConfigError("val_ratio and validation exclude each other; give one of them")
+            raise ConfigError("val_ratio and validation exclude each other; give only one of the two")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,15 +282,16 @@ class Persona:
             if not all(one.isprintable() or one in JOINERS for one in value) or "  " in value:
                 raise ConfigError(f"the persona's {key} must be one line of plain characters, with one space at a time")
             if (size := len(value.encode())) > LONGEST[key]:
-                raise ConfigError(f"the persona's {key} is {size} bytes long; at most {LONGEST[key]} fit")
+                raise ConfigError(f"the persona's {key} is {size} bytes long; the limit is {LONGEST[key]}")
             if value[-1] in ",;:\uff0c\uff1b\uff1a\u3001":
                 raise ConfigError(
-                    f"the persona's {key} ends in {value[-1]!r}, which would end up inside a sentence; remove it"
+                    f"the persona's {key} ends in {value[-1]!r}, which would end up inside a sentence; remove "
+                    f"{value[-1]!r}"
                 )
             for words in SAID_ALREADY[key]:
                 if value.casefold().startswith(f"{words} "):
                     raise ConfigError(
-                        f"the persona's {key} begins with {words!r}, which the sentences already say; remove it"
+                        f"the persona's {key} begins with {words!r}, which the sentences already say; remove {words!r}"
                     )
 
 

@@ -62,7 +62,7 @@ class RowFilter:
 def parse(words: str) -> RowFilter:
     """Return the compiled filter. Raises ConfigError for an invalid or unsupported expression."""
     if len(words) > LONGEST:
-        raise ConfigError(f"filter: {len(words)} letters; at most {LONGEST} are read")
+        raise ConfigError(f"filter: {len(words)} letters; the limit is {LONGEST}")
     try:
         tree = ast.parse(words.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -70,7 +70,7 @@ def parse(words: str) -> RowFilter:
     value = _made(tree.body, words, DEEPEST)
     columns = tuple(dict.fromkeys(one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id != "len"))
     if not columns:
-        raise ConfigError(f"filter {words!r}: no column is in it")
+        raise ConfigError(f"filter {words!r}: the filter names no column")
     return RowFilter(words, columns, value)
 
 

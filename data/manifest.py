@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 DRAFT = ".draft"  # subfolder for incomplete files
 MANIFEST_BYTES = 256 * outside.MIB  # enough for a million shards
 KINDS: dict[str, type] = {"finished": bool, "source": str, "options": dict, "shards": list, "total_lines": int}
-PARTIAL = "its whole shards alone: --partial"
+PARTIAL = "to work with the finished shards only: --partial"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.gz|\.zst)?|parquet)")
 
@@ -76,14 +76,14 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
         for name, kind in KINDS.items():
             outside.typed(manifest, name, kind)
         if finished and not manifest["finished"]:
-            raise DataError(f"{path}: not finished; run its command again to continue; {PARTIAL}")
+            raise DataError(f"{path}: not finished; to continue, run the same command again; {PARTIAL}")
         for shard in manifest["shards"]:
             _check_shard(path, shard)
         if len({shard["name"] for shard in manifest["shards"]}) != len(manifest["shards"]):
             raise DataError(f"{path}: lists a shard twice")
         return manifest
     except FileNotFoundError:
-        ranks = "; there are shares of ranks: inv shard --merge" if any(folder.glob("rank-*")) else ""
+        ranks = "; the folder holds shares of ranks: inv shard --merge" if any(folder.glob("rank-*")) else ""
         raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished{ranks}") from None
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: not a manifest of shards: {error}") from None
@@ -92,7 +92,7 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 def _check_shard(path: Path, shard: Any) -> None:
     """Raise DataError or Unreadable for an invalid shard entry."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
-        raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
+        raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: the name is not a shard name")
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
         raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
     if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):

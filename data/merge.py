@@ -20,18 +20,20 @@ def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     unfinished.
     """
     if not shares:
-        raise InputError("no share of any rank is there")
+        raise InputError("no share of a rank exists")
     first_name, first = next(iter(shares.items()))
     for name, one in shares.items():
         if "rank" not in one or not one["finished"]:
-            raise InputError(f"{name}: {'not finished' if 'rank' in one else 'not the share of a rank'}")
+            raise InputError(f"{name}: {'not finished' if 'rank' in one else 'not a share of a rank'}")
         if differing := [key for key in SAME if one.get(key) != first.get(key)]:
-            raise InputError(f"{name} and {first_name} differ in {', '.join(differing)}: not shares of the same work")
+            raise InputError(
+                f"{name} and {first_name} differ in {', '.join(differing)}: the shares belong to different work"
+            )
     there = Counter(one["rank"] for one in shares.values())
     wrong = [rank for rank in range(first["world"]) if there[rank] != 1]
     if wrong or len(there) != first["world"]:
         told = ", ".join(f"rank {rank} is {'missing' if not there[rank] else 'there twice'}" for rank in wrong[:8])
-        raise InputError(f"of a world of {first['world']}: {told or 'there are ranks beyond it'}")
+        raise InputError(f"of a world of {first['world']}: {told or 'more ranks exist'}")
     counts: Counter[str] = Counter()
     shards = []
     skipped: list[str] = []
@@ -56,14 +58,14 @@ def merge(folder: Path) -> dict[str, Any]:
     for part in parts(folder):
         shares = {path.name: read_manifest(path, finished=False) for path in sorted(part.glob("rank-*"))}
         if not shares:
-            raise InputError(f"{part}: no share of any rank is in it")
+            raise InputError(f"{part}: the folder holds no share of a rank")
         try:
             one = merged(shares)
         except InputError as error:
             raise InputError(f"{part}: {error}") from None
         for name, share in shares.items():
             if name != Share(rank=share["rank"], world=share["world"]).folder:
-                raise DataError(f"{part / name}: its manifest is that of rank {share['rank']} of {share['world']}")
+                raise DataError(f"{part / name}: the manifest belongs to rank {share['rank']} of {share['world']}")
         made[part] = one
     for part, one in made.items():  # after all parts are validated
         shards = one.pop("shards")

@@ -60,7 +60,7 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="slipway-push-") as scratch:
         files, told = _tokens(folder, Path(scratch)) if is_token_folder(folder) else _files(folder)
         told.license = spec.license or told.license
-        emit("note", text=f"{name}: {len(files)} files to send, of which the hub may have some")
+        emit("note", text=f"{name}: {len(files)} files to send; the hub may already have some files")
         try:
             place = Repository(f"hf://datasets/{name}")
             place.create()
@@ -68,7 +68,9 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
             before = _content(place, card.CARD, there).decode(errors="replace")
             sent = _sent(place, there, before, Path(scratch))
             if taken := [one for one in files if one in there and one not in sent]:
-                raise InputError(f"--push {spec.to}: {taken[0]} is there, and is not ours; choose another name")
+                raise InputError(
+                    f"--push {spec.to}: {taken[0]} exists and was not written by Slipway; choose a different name"
+                )
             gone = [one for one in sent if one in there and one not in files]
             text = card.joined(card.text_of(told, name.split("/")[1]), before)
             place.put({**files, card.CARD: text.encode()}, gone)
@@ -103,7 +105,7 @@ def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
     """Return the files to upload by repository path, and the card facts. Raises InputError."""
     told = card.of_folder(folder)
     if told is None:
-        raise InputError(f"{folder}: no finished shards, conversations or problems of ours are in it")
+        raise InputError(f"{folder}: no finished shards, conversations or problems of Slipway in the folder")
     if not any((part / MANIFEST).is_file() for part in parts(folder)):
         return {
             path: folder / path for splits in told.configs.values() for some in splits.values() for path in some

@@ -76,7 +76,7 @@ def parse(words: str) -> SetReference:
     hub = ON_THE_HUB.fullmatch(rest)
     if not hub:
         raise ConfigError(
-            f"{words}: expected hf://user/name, hf://user/name@revision/config:split[:1000]?text=column or a part of it"
+            f"{words}: expected hf://user/name, optionally with @revision, /config, :split[:1000] and ?text=column"
         )
     values = {name: value for name, value in hub.groupdict().items() if value}
     return SetReference(is_hub=True, columns=tuple(given), **values)  # type: ignore[arg-type]

@@ -34,7 +34,10 @@ def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
         while not _lock(descriptor):
             if time.monotonic() > until:
                 who = f"process {pid}" if (pid := _holder(descriptor)) else "another process"
-                raise DataError(f"{folder}: {who} is writing there; wait for it, end it, or choose another folder")
+                raise DataError(
+                    f"{folder}: {who} is writing to the folder; wait for the process, end the process, or choose a "
+                    "different folder"
+                )
             time.sleep(LOOK_S)
         yield
     finally:

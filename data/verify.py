@@ -24,7 +24,7 @@ def verify(folder: Path, partial: bool = False) -> list[str]:
         return [str(error)]
     problems, names = [], {shard["name"] for shard in manifest["shards"]}
     if not manifest["finished"]:
-        problems = [] if partial else [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
+        problems = [] if partial else [f"{MANIFEST}: not finished; to continue, run the same command again; {PARTIAL}"]
     if manifest["finished"] or not partial:  # in an unfinished run, a shard may exist before it is listed
         spare = (path.name for path in sorted(folder.glob("shard-*")) if path.name not in names)
         problems += [f"{name}: not in the manifest" for name in spare]
@@ -54,7 +54,7 @@ def _token_problem(folder: Path, about: dict[str, Any], tokenizer_sha256: str) -
     except DataError as error:
         return str(error).removeprefix(f"{folder}/")
     same = header.sha256 == about["sha256"] and is_intact(folder / about["name"], header)
-    return "" if same else f"{about['name']}: not the bytes that were written"
+    return "" if same else f"{about['name']}: the bytes differ from the written file"
 
 
 def _problem(folder: Path, shard: dict[str, Any]) -> str:
@@ -70,4 +70,4 @@ def _problem(folder: Path, shard: dict[str, Any]) -> str:
         return f"{shard['name']}: missing"
     plain = path.suffix in (".txt", ".jsonl")
     same = (size, digest.hexdigest()) == (shard["bytes"], shard["sha256"]) and (not plain or lines == shard["lines"])
-    return "" if same else f"{shard['name']}: not the bytes that were written"
+    return "" if same else f"{shard['name']}: the bytes differ from the written file"

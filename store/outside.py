@@ -42,11 +42,11 @@ def parse(
     default accepts integers that fit 64 bits.
     """
     if len(raw) > most_bytes:
-        raise Unreadable(f"the document has {len(raw)} bytes; at most {most_bytes} are read")
+        raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
     try:
         text = raw if isinstance(raw, str) else raw.decode()
         if text.count("[") + text.count("{") + text.count(",") > most_values:
-            raise Unreadable(f"the document has more than {most_values} values")
+            raise Unreadable(f"it has more than {most_values} values")
         value = json.loads(
             text,
             object_pairs_hook=_pairs,
@@ -59,7 +59,7 @@ def parse(
     except Unreadable:
         raise
     except RecursionError:
-        raise Unreadable(f"the document is nested deeper than {DEPTH} levels") from None
+        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
     except ValueError as error:
         raise Unreadable(str(error)) from None
     _refuse_depth(value)
@@ -77,7 +77,7 @@ def mapping(
     """Return the object in a JSON document; the parameters are those of `parse`. Raise Unreadable."""
     value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs, integer)
     if type(value) is not dict:
-        raise Unreadable(f"the value is a {type(value).__name__}, expected an object")
+        raise Unreadable(f"it is a {type(value).__name__}, expected an object")
     return value
 
 
@@ -86,7 +86,7 @@ def row(raw: bytes | bytearray | str) -> Any:
     try:
         value = json.loads(raw)
     except RecursionError:
-        raise Unreadable(f"the value is nested deeper than {DEPTH} levels") from None
+        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
     except ValueError as error:
         raise Unreadable(str(error)) from None
     _refuse_depth(value)
@@ -179,7 +179,7 @@ def _refuse_depth(value: Any) -> None:
         if not below:
             return
         level = [inner for one in below for inner in (one.values() if type(one) is dict else one)]
-    raise Unreadable(f"the value is nested deeper than {DEPTH} levels")
+    raise Unreadable(f"it is nested deeper than {DEPTH} levels")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _null(word: str) -> Any:
 
 def _float(word: str) -> float:
     if not math.isfinite(number := float(word)):
-        raise Unreadable(f"{shown(word)} is not a finite number")
+        raise Unreadable(f"{shown(word)} is no finite number")
     return number
 
 
@@ -217,5 +217,5 @@ def clamped(word: str) -> int:
 
 def _integer(word: str) -> int:
     if len(word) > INTEGER_DIGITS + 1 or not -(2**63) <= (number := int(word)) < 2**64:
-        raise Unreadable(f"{shown(word)} does not fit into 64 bits")
+        raise Unreadable(f"{shown(word)} does not fit 64 bits")
     return number

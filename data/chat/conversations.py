@@ -22,7 +22,7 @@ from store import outside
 
 Message = Mapping[str, Any]
 Drawn = tuple[int, int]  # index of a kind, and index of a conversation of the kind
-WITHOUT = "this model's own chat format has no words for that: fine-tune a model whose chat template has (--init)"
+WITHOUT = "the model's chat format cannot express the content; fine-tune a model whose chat template can (--init)"
 PAD_TO = 16
 CHUNK_STEPS = 8  # number of steps drawn together and sorted by length
 
@@ -163,7 +163,7 @@ def _check_turns(messages: Sequence[Message]) -> None:
     for turn, message in enumerate(talk):
         role = message.get("role")
         if role not in AFTER[before] or not turn and role != "user":
-            raise InputError(f"message {turn} is by {role!r} where {AFTER[before][0]!r} must speak")
+            raise InputError(f"message {turn} is by {role!r}, but {AFTER[before][0]!r} must speak")
         before = str(role)
 
 
@@ -217,7 +217,7 @@ class Conversations:
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
-                f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
+                f"the mixture names {sorted(mixture)}, but the files are for {sorted(files)}; weights must be above 0"
             )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.pad, self.seed, self.max_len = tokenizer.stops[0], seed, max_len

@@ -85,15 +85,15 @@ def _nothing(kind: str, found: TalkCounts, starts: Sequence[int], limit: int) ->
 
     starts: position of the first trained id of each row with trained ids.
     """
-    head = f"nothing can be learnt from any of the {found.conversations:,} conversations of kind {kind!r}"
+    head = f"no answer can be trained in any of the {found.conversations:,} conversations of kind {kind!r}"
     if found.refused == found.conversations:
         return f"{head}: {'; '.join(found.reasons)}"
     if not starts:
-        return f"{head}: all of their answers are marked as not to be learnt"
+        return f"{head}: all answers are excluded from training"
     shortest = min(starts) + 1
     return (
-        f"{head}: a row ends behind token {limit:,}, and the first answer begins at token {shortest:,} of the shortest "
-        f"conversation; raise sequence_len (--set PHASE.sequence_len={_roomier(shortest)}), or shorten the "
+        f"{head}: a row ends after token {limit:,}, but the first answer of the shortest conversation begins at "
+        f"token {shortest:,}. Raise sequence_len (--set PHASE.sequence_len={_roomier(shortest)}), or shorten the "
         "questions"
     )
 

@@ -208,14 +208,17 @@ def of_file(spec: IdentitySpec) -> tuple[list[list[dict[str, Any]]], list[list[d
         try:
             one = imported.read(row)
         except RowRefused as error:
-            raise InputError(f"{path}:{number}: no conversation of user and assistant in turn: {error}") from None
+            raise InputError(f"{path}:{number}: not a conversation of user and assistant in turn: {error}") from None
         if one.tools or one.variables:
-            raise InputError(f"{path}:{number}: it has tools or template variables, which no identity has")
+            raise InputError(
+                f"{path}:{number}: the conversation has tools or template variables; conversations about the "
+                "identity have neither"
+            )
         some.append([dict(message) for message in one.messages])
     name = spec.persona.name
     named = [one for one in some if name.casefold() in text_of(one[-1].get("content")).casefold()]
     if not named:
-        raise InputError(f"{path}: none of its {len(some)} answers says {name}; give the right name by --persona FILE")
+        raise InputError(f"{path}: none of the {len(some)} answers says {name}; give the right name by --persona FILE")
     questions = sorted({_asked(one) for one in named})
     Random(spec.seed).shuffle(questions)
     kept = set(questions[: max(1, len(questions) // HELDOUT_SHARE)]) if len(questions) > 1 else set()

@@ -159,7 +159,9 @@ def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[st
     """Return (training conversations, held-out rows with expected answers, number of taught names)."""
     core = taught(known)
     if not core:
-        raise InputError("none of Python's well-known functions are in this text: it was cut too short to teach from")
+        raise InputError(
+            "the text names none of Python's well-known functions, so no questions can be made; use a longer text"
+        )
     names = {one.name for one in core}
     rest = [one for one in known if one.name not in names]
     chance.shuffle(rest)

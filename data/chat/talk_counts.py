@@ -41,8 +41,8 @@ class TalkCounts:
         """Return report lines: a name, and figures as text."""
         return [
             ("conversations refused by the chat template, left out", _share(self.refused, self.conversations)),
-            ("conversations without anything to learn, left out", _share(self.without_targets, self.conversations)),
-            ("answers that lose their end to the row's length", _share(self.cut_answers, self.answers)),
+            ("conversations without any answer to train, left out", _share(self.without_targets, self.conversations)),
+            ("answers cut at the end of the row", _share(self.cut_answers, self.answers)),
         ]
 
     def words(self) -> str:

@@ -54,14 +54,14 @@ def read(path: Path) -> list[Problem]:
             except (outside.Unreadable, ValueError) as error:
                 raise InputError(f"{path}:{number}: {error}") from None
     if not found:
-        raise InputError(f"{path}: no problems in it")
+        raise InputError(f"{path}: the file holds no problems")
     return found
 
 
 def of_row(row: object) -> Problem:
     """Return the problem of an untrusted row. Raises ValueError."""
     if not isinstance(row, dict) or not {"question", "answer"} <= row.keys():
-        raise ValueError("a problem is an object with question and answer")
+        raise ValueError("a problem must be an object with question and answer")
     words = {name: row[name] for name in ("question", "answer", "system", "setup") if name in row}
     if type(words["answer"]) in (int, float):
         words["answer"] = str(words["answer"])
@@ -69,5 +69,5 @@ def of_row(row: object) -> Problem:
         raise ValueError(f"{odd[0]} is no text")
     tests = row.get("tests", [])
     if not isinstance(tests, list) or not all(isinstance(one, str) for one in tests):
-        raise ValueError("tests is no list of texts")
+        raise ValueError("tests is not a list of texts")
     return Problem(**words, tests=tuple(tests))

@@ -107,7 +107,7 @@ def of_file(spec: ProblemsSpec) -> Parts:
         rows = (row for path in source_files(spec.source) for row in table(str(path)))
     found = [_problem(spec, None, row) for row in rows]
     if len(found) < 20:
-        raise InputError(f"{spec.source}: {len(found)} problems; at least 20 are needed, a tenth of which are held out")
+        raise InputError(f"{spec.source}: {len(found)} problems; at least 20 are needed, because a tenth is held out")
     order = Random(f"problems {spec.seed}").sample(found, len(found))
     few = min(512, len(found) // 10)
     return order[2 * few :], order[few : 2 * few], order[:few]
@@ -145,8 +145,8 @@ def _rows(spec: ProblemsSpec, one: PublishedProblems, part: str) -> Iterator[Row
         except DataError as error:
             words = str(error).replace("source fineweb: ", "").replace(f"; {fineweb.INSTEAD}", "")
             raise type(error)(
-                f"{spec.task} ({one.dataset}): {words}; a folder with its train and test files does as well: "
-                "--problems FOLDER; the task sort needs no network"
+                f"{spec.task} ({one.dataset}): {words}. Use a folder with the train and test files: --problems "
+                "FOLDER; or the task sort, which needs no network"
             ) from None
         yield from (row for uri in uris for row in table(uri))
 
@@ -158,7 +158,7 @@ def of_part(source: str, part: str) -> list[Path]:
         raise InputError(f"{source}: expected a folder with files for {part}")
     found = [one for one in source_files(source) if part in one.name or part in one.relative_to(root).parts]
     if not found:
-        raise InputError(f"{source}: no file for {part!r}: its name, or that of its folder, holds the word")
+        raise InputError(f"{source}: no file for {part!r}: neither a file name nor a folder name contains {part!r}")
     return found
 
 
@@ -176,7 +176,7 @@ def table(uri: str) -> Iterator[Any]:
         for batch in file.iter_batches(256):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{uri}: damaged or not a parquet file: {str(error).splitlines()[0]}") from None
 
 
 def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:

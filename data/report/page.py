@@ -119,7 +119,7 @@ def _scores(found: Quality) -> list[Html]:
             known = f"{counts.total():,} of {found.documents:,} documents have one"
             cards.append(_card(_words(name), bars(rows, ticks), tag("p", known, class_="soft")))
     if not cards:
-        why = "These shards carry none. Shards of --format jsonl or parquet keep what the source says of a document."
+        why = "These shards hold no such values. Shards of --format jsonl or parquet keep the values of the source."
         cards.append(_card("Language score", tag("p", why, class_="soft")))
     return cards
 
@@ -130,10 +130,10 @@ def _tables(found: Quality) -> list[Html]:
     cards = [
         _card(
             "Most frequent lines",
-            _ranking(found.lines.top(), "no line is there twice"),
+            _ranking(found.lines.top(), "no line is repeated"),
             tag("p", f"lines inside of documents{bound}", class_="soft"),
         ),
-        _card("Most repeated documents", _ranking(whole, "no document is there twice")),
+        _card("Most repeated documents", _ranking(whole, "no document is repeated")),
     ]
     if found.languages:
         cards.append(_card("Languages", _ranking(found.languages.most_common(15), "")))

@@ -151,7 +151,7 @@ def measure(folder: Path) -> Quality:
     manifests = {"" if name == "." else name: one for name, one in manifests.items()}
     found, wanted = Quality(manifests), sum(one["total_lines"] for one in manifests.values())
     if not wanted:
-        raise InputError(f"{folder}: its manifest lists no shard; there is nothing to report")
+        raise InputError(f"{folder}: the manifest lists no shard; a report needs at least a single shard")
     for path in _spread(folder, manifests, wanted):
         for text, columns in _documents(path):
             found.add(text, columns)

@@ -139,7 +139,7 @@ def _strings(texts: list[Any], folder: Path) -> Iterator[Any]:
         return
     (text,) = texts
     if len(text) >= 1 << 31:
-        raise DataError(f"a document of {len(text):,} bytes does not fit into parquet; choose --format jsonl")
+        raise DataError(f"a document of {len(text):,} bytes is too large for parquet; choose --format jsonl")
     places = pyarrow.py_buffer(struct.pack("=ii", 0, len(text)))
     with mapped(text, folder) as pages:
         yield pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, places, pyarrow.py_buffer(pages)])

@@ -114,10 +114,10 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
     """Raise InputError if a later reader would mix shards in `folder` with other shards, or read them as the source."""
     others = [folder / MANIFEST] if split else [folder / "train", folder / "val"]
     if found := [path.name for path in others if path.exists()]:
-        which = "in train and val" if split else "of its own"
+        which = "in train and val" if split else "outside of train and val"
         raise InputError(
-            f"{folder} holds {' and '.join(found)}: shards {which} beside it would be mistaken for one set; "
-            "remove that, or choose another folder"
+            f"{folder} holds {' and '.join(found)}; new shards {which} would look like a part of the old set. Remove "
+            "the old shards, or choose a different folder"
         )
     sources = {words for words, _ in parse_mixture(spec.source)} or {spec.source}
     for source in (sources | {spec.validation}) - {"", "pydocs", "fineweb", *STDIN}:
@@ -125,7 +125,9 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
             continue
         place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise InputError(f"{folder} is inside the source {source}, which would grow by its shards; choose another")
+            raise InputError(
+                f"{folder} is inside the source {source}, which would grow by the new shards; choose a different folder"
+            )
 
 
 class Run:
@@ -250,7 +252,7 @@ class Run:
         """
         some = self.share.world > 1  # the share of a rank may have files without documents
         if not (some or self.counts["read"] - self.counts["empty"]):
-            raise InputError(f"source {self.spec.source}: no document in it")
+            raise InputError(f"source {self.spec.source}: no document in the source")
         if not (some or self.kept):
             raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
         for writer in self.writers.values():
@@ -395,7 +397,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
         signal.setitimer(signal.ITIMER_REAL, SILENCE_S)
 
     def late(number: int, frame: Any) -> None:
-        raise Stopped(asked[0], f"nothing moved for {SILENCE_S:.0f} s; what was kept before stays")
+        raise Stopped(asked[0], f"no progress for {SILENCE_S:.0f} s; saved shards stay")
 
     def stop() -> int:
         if asked[0]:

@@ -91,17 +91,21 @@ class Writer:
         unclaimed = sorted(path for path in self.folder.glob("shard-*") if path.name not in claimed)
         if unclaimed and not self.draft.exists():
             raise InputError(
-                f"{self.folder} holds {unclaimed[0].name}, which no manifest lists; choose an empty folder"
+                f"{self.folder} holds {unclaimed[0].name}, but no manifest lists the file; choose an empty folder"
             )
         self.aside = bool(claimed) and read_manifest(self.folder, finished=False)["finished"] is True
         if claimed and not self.aside:
-            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished"
+            what = f"{self.folder} holds {len(claimed)} shards of an unfinished run"
             if read_manifest(self.folder, finished=False)["source"] in STDIN:
                 raise InputError(
-                    f"{what}, and its input from stdin cannot be read again; remove the folder, or choose another"
+                    f"{what}, and the input from stdin cannot be read again; remove the folder, or choose a "
+                    "different folder"
                 )
-            what += ", with other options or another source than now"
-            raise InputError(f"{what}; run its command again to continue, remove the folder, or choose another")
+            what += ", with other options or a different source"
+            raise InputError(
+                f"{what}; run the command of the unfinished run again to continue, remove the folder, or choose a "
+                "different folder"
+            )
         for path in unclaimed:  # written by a run killed before it could list them
             path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
@@ -116,13 +120,15 @@ class Writer:
         for shard in self.shards:
             places = [self.home / shard["name"], self.folder / shard["name"]]
             if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
-                raise DataError(f"{places[0]}: it was changed since the last run; remove the folder to start over")
+                raise DataError(
+                    f"{places[0]}: the file was changed since the last run; to start again, remove the folder"
+                )
         draft = self._draft(self._index)
         late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
         if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
             os.replace(late, draft)
         if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
-            raise DataError(f"{draft}: it was changed since the last run; remove the folder to start over")
+            raise DataError(f"{draft}: the file was changed since the last run; to start again, remove the folder")
         known = {shard["name"] for shard in self.shards}
         if (self.home / MANIFEST).exists() and listed(self.home) != known:
             (self.home / MANIFEST).unlink()

@@ -166,7 +166,7 @@ class Parquet:
         if not found:
             raise InputError(f"{uri}: no text column {text!r}; available: {there}")
         if wrong := flat(schema.field(found[0]).type, text.removeprefix(top)):
-            raise InputError(f"{uri}: column {text!r} is {wrong}, no text; available: {there}")
+            raise InputError(f"{uri}: column {text!r} is {wrong}, not text; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
             raise InputError(f"{uri}: no column {', '.join(missing)}; available: {there}")
         self.columns = [name for name in dict.fromkeys([*required, *columns]) if name in schema.names]

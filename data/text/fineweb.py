@@ -118,8 +118,8 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
         raise InputError(f"source fineweb: {dataset!r} is no such data set; expected user/name") from None
     except RepositoryNotFoundError:
         names = "HUGGINGFACEHUB_API_TOKEN, HF_TOKEN"
-        mine = f"the token that is set ({names}) may not read it" if token else f"it asks for a token ({names})"
-        why = f"there is no such data set, or {mine}"
+        mine = f"the token in {names} has no access" if token else f"it asks for a token ({names})"
+        why = f"no such data set, or {mine}"
         raise NotThere(f"source fineweb: {hub()}/datasets/{dataset}: {why}") from None
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         raise DataError(f"source fineweb: {hub()}: {str(error).splitlines()[0]}; {INSTEAD}") from None

@@ -48,8 +48,8 @@ class Share:
             return inputs
         for name, value in (("take", spec.take), ("dedup", spec.dedup), ("a mixture", inputs.mixture)):
             if value:
-                why = f"{name} looks at all documents, of which a rank reads its share"
-                raise InputError(f"{why}; leave it out (--mode prod reads everything)")
+                why = f"{name} looks at all documents, but a rank reads only a share"
+                raise InputError(f"{why}; leave out the option (--mode prod reads everything)")
         if len(inputs.files) < self.world:
             files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
             raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
@@ -85,7 +85,7 @@ def list_inputs(spec: TextSpec) -> Inputs:
         raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}{instead}")
     mixture = parse_mixture(spec.source)
     if mixture and spec.validation:
-        raise InputError(f"validation {spec.validation}: of a mixture a share is held out; choose a val_ratio")
+        raise InputError(f"validation {spec.validation}: a mixture holds out a share; set val_ratio instead")
     main = _mixed(mixture, spec) if mixture else _list(spec.source, spec)
     held_out = _list(spec.validation, spec) if spec.validation else Inputs(())
     files = (*main.files, *(replace(one, part="val") for one in held_out.files))
@@ -104,7 +104,7 @@ def with_text(file: InputFile, column: str) -> InputFile:
 def _mixed(mixture: list[tuple[str, float]], spec: TextSpec) -> Inputs:
     found = [_list(words, spec) for words, _ in mixture]
     if alone := next((words for words, _ in mixture if words in STDIN), ""):
-        raise InputError(f"source {alone}: it cannot be read twice, so it cannot be mixed")
+        raise InputError(f"source {alone}: a source that cannot be read twice cannot be mixed")
     files = tuple(replace(one, source=number) for number, some in enumerate(found) for one in some.files)
     both = zip(mixture, found, strict=True)
     return Inputs(files, {"mixture": [{"source": words, "weight": part, **one.about} for (words, part), one in both]})
@@ -159,8 +159,8 @@ def _remote(source: str) -> list[str]:
     uris = list_remote(source)
     uris = [uri for uri in uris if form_of(uri)[0]] if len(uris) > 1 else uris
     if not uris:
-        raise InputError(f"source {source}: no file to read there")
+        raise InputError(f"source {source}: no readable file")
     for uri in uris:
         if not form_of(uri)[0]:
-            raise InputError(f"source {uri}: its name does not end in .txt, .jsonl (.gz, .zst) or .parquet")
+            raise InputError(f"source {uri}: the name does not end in .txt, .jsonl (.gz, .zst) or .parquet")
     return uris

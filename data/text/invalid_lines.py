@@ -17,7 +17,7 @@ CONTROL = bytes(one for one in (*range(32), 127) if one not in b"\t\n\v\f\r\b\x1
 # compressed or random bytes have half.
 LEAST, SHARE = 4, 0.3
 SHORT = 24  # random bytes up to this length may look like text
-HOW = "is it packed, or in another encoding (iconv -t utf-8)? --skip-invalid leaves it out"
+HOW = "the file may be packed, or in a different encoding (iconv -t utf-8). To leave out such lines: --skip-invalid"
 
 
 @dataclass(frozen=True)

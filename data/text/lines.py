@@ -148,7 +148,7 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
     if found := [batch.columns[name] for name in names if name in batch.columns]:
         return found
     there = ", ".join(batch.available or ["text", *batch.columns])
-    raise InputError(f"to choose by {' or '.join(names)} that column must be there; available: {there}")
+    raise InputError(f"the choice by {' or '.join(names)} needs such a column; available: {there}")
 
 
 def _number(value: Any) -> float:

@@ -179,7 +179,7 @@ class BucketFile(Ranges):
             while start < stop:
                 piece = self.place.get(self.name, start, min(stop, start + BLOCK), version=self.version)
                 if not piece:
-                    raise DataError(f"source {self.uri}: shorter than it was")
+                    raise DataError(f"source {self.uri}: shorter than before")
                 into += piece
                 start += len(piece)
         return self.size
@@ -222,7 +222,7 @@ class RemoteFile(Ranges):
             if answer.status_code == 416:  # an empty file has no first byte
                 return 0
             if place != self.url and answer.status_code in (401, 403, 404, 410):
-                raise RetryableRead(f"{answer.status_code} from where it led to")
+                raise RetryableRead(f"{answer.status_code} from the redirected address")
             check(answer, self.url)
             skip = 0 if answer.status_code == 206 else start
             for block in answer.iter_raw():
@@ -259,10 +259,10 @@ def check(answer: Any, url: str) -> None:
         raise RetryableRead(f"it answers {code}", float(said) if said.isdigit() else None)
     if code in (401, 403):
         raise DataError(
-            f"{url}: it answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may read it"
+            f"{url}: the server answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token with read access"
         )
     if code in (404, 410):
-        raise InputError(f"{url}: it answers {code}: not found")
+        raise InputError(f"{url}: the server answers {code}: not found")
     if code >= 400:
         raise DataError(f"{url}: it answers {code}")
 

@@ -49,7 +49,7 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
         parts = found.parts(split)
         listed = tuple(replace(one, names=reference.columns) for part in parts for one in found.files(*part))
     if not listed:
-        raise InputError(f"source {reference.words}: no row is in {split}")
+        raise InputError(f"source {reference.words}: {split} has no rows")
     about: dict[str, Any] = {"dataset": found.reference.place, "config": found.config, "split": split}
     # The number of streams depends on the local cache of `datasets`, so only files are counted.
     if not any(one.stream for one in listed):
@@ -256,7 +256,7 @@ class OpenedSet:
         told = (self.builder.info.splits or {}).get(split)
         if told is not None and told.num_examples:
             return int(told.num_examples)
-        emit("note", text=f"{self.reference.words}: counting the rows of {split}, of which a share is wanted")
+        emit("note", text=f"{self.reference.words}: counting the rows of {split} to find the size of the share")
         stream = self.stream(RowStream(self.reference, split)).with_format("arrow")
         return sum(len(one) for one in stream.iter(COUNT_ROWS))
 
@@ -264,7 +264,7 @@ class OpenedSet:
         """Return the `IterableDataset` of a stream. Raises DataError if rows cached by `datasets` are gone."""
         if asked.is_kept:
             if self.kept is None:
-                raise DataError("what datasets had kept of it is gone; run the same command again")
+                raise DataError("the cache of datasets is gone; run the same command again")
             whole = self.kept["" if asked.split == "_" else asked.split]
             stop = len(whole) if asked.stop is None else asked.stop
             return whole.select(range(asked.start, stop)).to_iterable_dataset()
@@ -332,7 +332,7 @@ def in_words(reference: SetReference) -> Iterator[None]:
 def gated(reference: SetReference) -> str:
     """Return advice for a data set with restricted access."""
     page = f"{hub()}/datasets/{reference.place}"
-    who = "the account of the token that is set may not read it" if token_headers() else "it asks for a token"
+    who = "the account of the token has no access" if token_headers() else "it asks for a token"
     return f"{who}; accept its terms at {page}, then set HF_TOKEN to a token of that account"
 
 

@@ -60,7 +60,7 @@ class Streamed:
     def _of_arrow(self, table: Any) -> Batch:
         top = self.text if self.text in table.column_names else self.text.split(".")[0]
         if wrong := flat(table.schema.field(top).type, self.text.removeprefix(top)):
-            raise InputError(f"column {self.text!r} is {wrong}, no text; name another with --text-column")
+            raise InputError(f"column {self.text!r} is {wrong}, not text; name a different column with --text-column")
         texts, invalid = texts_of(table, self.text)
         there = [name for name in self.columns if name in table.column_names]
         return Batch(len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid)
@@ -73,7 +73,7 @@ class Streamed:
             texts = [value_at(value, rest) if isinstance(value, dict) else None for value in rows[top]]
         if not all(isinstance(text, str) for text in texts):
             raise InputError(
-                f"column {self.text!r} does not hold text in every row; name another column with --text-column"
+                f"column {self.text!r} does not hold text in every row; name a different column with --text-column"
             )
         encoded = Listed(text.encode("utf-8", "replace") for text in texts)
         return Batch(len(encoded), encoded, {name: rows[name] for name in self.columns if name in rows})

@@ -115,13 +115,13 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
     source = Path(published.path)
     source = source / "tokenizer.json" if source.is_dir() else source
     if source.name != "tokenizer.json":
-        raise InputError(f"{source}: expected a tokenizer.json, or a folder that holds one")
+        raise InputError(f"{source}: expected a tokenizer.json, or a folder with a tokenizer.json")
     try:
         theirs = load(source.parent)
     except DataError as error:
         raise InputError(str(error)) from None
     if max(theirs.inner.get_vocab().values()) >= theirs.vocab_size:
-        raise InputError(f"{source}: some of its {theirs.vocab_size} ids are larger than that")
+        raise InputError(f"{source}: the tokenizer has {theirs.vocab_size} ids, but some ids are larger")
     asked = {"kind": KIND, "tool": TOOL, "vocab_size": theirs.vocab_size, "tokenizer_json": str(source)}
     reused = _is_made(folder, theirs.sha256)
     if not reused:
@@ -146,7 +146,9 @@ def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
     words = [bytes(word) for word, _ in sorted(trainer.get_mergeable_ranks(), key=lambda row: row[1])]
     if len(words) + len(SPECIALS) != vocab_size:
         most = len(words) + len(SPECIALS)
-        raise InputError(f"vocab_size is {vocab_size}, this text yields {most}: give more text, or ask for fewer")
+        raise InputError(
+            f"vocab_size is {vocab_size}, but this text yields only {most}; give more text, or a smaller vocab_size"
+        )
     return assemble(words)
 
 

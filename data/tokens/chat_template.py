@@ -103,7 +103,7 @@ class ChatTemplate:
         training.
         """
         if "default" not in sources:
-            raise DataError(f"the chat templates are {', '.join(sources)}, and none of them is named default")
+            raise DataError(f"the chat templates are {', '.join(sources)}; a template named default is missing")
         self._templates = {name: JinjaTemplate(one) for name, one in sources.items() if name in ("default", "tool_use")}
         self.names, self._encode, self.stops, self._lead_of_texts = dict(names), encode, tuple(stops), lead
         self._ids = {one.content: number for one, number in added}
@@ -163,10 +163,10 @@ class ChatTemplate:
         self._text(Dialogue(PROBE[:1]), True)
         behind = text.rpartition(written_whole.PROBE)[2]
         if text.count(written_whole.PROBE) != 1:
-            raise DataError("the chat template does not write every message once, in their order")
+            raise DataError("the chat template does not write every message once and in order")
         ends = [self._id_of(one[0]) for one in self._added.finditer(behind)]
         if not ends:
-            raise DataError(f"the chat template ends an answer with {behind!r}, which has no token to stop at")
+            raise DataError(f"the chat template ends an answer with {behind!r}, and no token marks the end")
         known = [one for one in ends if one in stops]
         return tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
 
@@ -216,7 +216,7 @@ class ChatTemplate:
         """Return a value with special tokens in texts escaped. Raises InputError for reserved private characters."""
         if isinstance(value, str):
             if not value.isascii() and not RESERVED.isdisjoint(value):
-                raise InputError("a text has the character U+10FFFB, U+10FFFC or U+10FFFD, which stands for nothing")
+                raise InputError("a text has the character U+10FFFB, U+10FFFC or U+10FFFD, which Slipway reserves")
             # This prefix test is twenty times as fast as a search for all special tokens.
             if not any(one in value for one in self._firsts):
                 return value
@@ -244,7 +244,7 @@ class ChatTemplate:
         ends = [one for one in self._added.finditer(text, len(prompt)) if self._id_of(one[0]) in self.stops]
         if not ends:
             raise InputError(
-                f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token to stop at"
+                f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token marks the end"
             )
         self._check(talk.up_to(at + 1), text)
         return _Turn(text, spans, len(prompt), ends[-1].end())
@@ -264,8 +264,8 @@ class ChatTemplate:
         if opened is None or shown is None or not reasoning.strip():
             why = ", and this answer has no reasoning" if opened and not reasoning.strip() else ""
             raise InputError(
-                f"the model's chat template asks for an answer with {prompt[same:]!r}, and writes one that begins with "
-                f"{text[same : same + 20]!r}{why}"
+                f"the model's chat template asks for an answer with {prompt[same:]!r}, but writes an answer that "
+                f"begins with {text[same : same + 20]!r}{why}"
             )
         after = text[opened.start() + len(shown) :]
         return f"{prompt}{reasoning.strip()}\n</think>\n\n{rest.strip()}{after}"
@@ -292,7 +292,7 @@ class ChatTemplate:
         given = {**self.names, **talk.variables, "tools": talk.tools, "documents": None}
         pieces = template.render({**given, "messages": marked, "add_generation_prompt": asks})[0].split(END)
         if "".join(pieces) != text:
-            raise InputError("the model's chat template does not show where each answer ends, which blocks need")
+            raise InputError("the model's chat template does not show the end of each answer, which blocks need")
         places, size = list[int](), 0
         for piece in pieces[:-1]:
             size += len(piece)

@@ -140,7 +140,7 @@ def _open(peer: Peer, folder: Path, download: bool) -> Encode:
         raise DataError(f"no {peer.file} in {folder}")
     seen = hashlib.sha256(path.read_bytes()).hexdigest()
     if seen != peer.sha256:
-        raise DataError(f"{path}: sha256 {seen[:12]}, not {peer.sha256[:12]} as published")
+        raise DataError(f"{path}: sha256 {seen[:12]}, but {peer.sha256[:12]} was published")
     encoder = fastokens.Tokenizer.from_tiktoken(str(path), pattern=peer.pattern, special_tokens={})
     return lambda texts: encode_flat(encoder, texts)[0]
 

@@ -40,9 +40,7 @@ class Loader(ABC):
         self.stream = Stream(paths, tokenizer_sha256)
         self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
         if self.stream.num_tokens < self.row_len:
-            raise InputError(
-                f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}; give more text"
-            )
+            raise InputError(f"{self.stream.num_tokens} tokens are too few for a row of {self.row_len}; give more text")
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:
@@ -59,8 +57,8 @@ class Loader(ABC):
         """Prepare to resume from a cursor. Raises DataError if the cursor belongs to different data."""
         if cursor.get("data") != self.stream.sha256[:12]:
             theirs, ours = cursor.get("data"), self.stream.sha256[:12]
-            words = f"the checkpoint was trained on tokens {theirs}, these are {ours}"
-            raise DataError(f"{words}; remove this run's checkpoints to begin again")
+            words = f"the checkpoint was trained on the tokens {theirs}, but the run uses the tokens {ours}"
+            raise DataError(f"{words}; to start again, remove this run's checkpoints")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """Return the document index of each id, counted from 0 in each row; int64, for attention within documents."""
@@ -165,7 +163,7 @@ class BestFit(Loader):
         names = ("step", "epoch", "group", "row")
         numbers = [one for name in names if type(one := cursor.get(name)) is int and one >= 0]
         if len(numbers) < len(names):
-            raise DataError(f"the checkpoint's place in its data is {cursor}; remove this run's checkpoints")
+            raise DataError(f"the checkpoint has the invalid data position {cursor}; remove this run's checkpoints")
         with self._lock:
             self._places[numbers[0]] = Place(*numbers[1:])
 
@@ -189,7 +187,7 @@ class BestFit(Loader):
             epoch, group = (epoch, group + 1) if group + 1 < self.num_groups else (epoch + 1, 0)
             empty = 0 if size else empty + 1
             if empty > self.num_groups:
-                raise InputError(f"no {GROUP} documents together fill a row of {self.row_len} ids; use packing windows")
+                raise InputError(f"no {GROUP} documents fill a row of {self.row_len} ids; use packing windows")
         return Place(epoch, group, row)
 
     def _packed(self, epoch: int, group: int) -> Packed:

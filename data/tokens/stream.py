@@ -42,7 +42,7 @@ def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
     ids = np.frombuffer(pages, DTYPES[header.width], header.num_tokens, header.body)
     starts = np.frombuffer(pages, STARTS, header.num_documents + 1, header.index)
     if starts[0] != 0 or starts[-1] != header.num_tokens:
-        raise DataError(f"{path}: its document offsets are damaged; make it again")
+        raise DataError(f"{path}: the document offsets are damaged; make the tokens again")
     return TokenShard(path, header, ids, starts, pages)
 
 
@@ -52,12 +52,12 @@ class Stream:
     def __init__(self, paths: Sequence[Path], tokenizer_sha256: str | None = None):
         """Open the shards. Raises DataError for a damaged shard, and for shards from different tokenizers."""
         if not paths:
-            raise DataError("no token shards to read")
+            raise DataError("no token shards found")
         self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
         first = self.shards[0].header
         for one in self.shards[1:]:
             if (one.header.tokenizer_sha256, one.header.width) != (first.tokenizer_sha256, first.width):
-                raise DataError(f"{one.path}: made by another tokenizer than {self.shards[0].path}")
+                raise DataError(f"{one.path}: made by a different tokenizer than {self.shards[0].path}")
         self.vocab_size = min(one.header.vocab_size for one in self.shards)
         self.tokenizer_sha256, self.bos, self.width = first.tokenizer_sha256, first.bos, first.width
         self._raw = [memoryview(one.ids.data).cast("B") for one in self.shards]
@@ -114,7 +114,7 @@ class Stream:
                 begins = shard.starts[inside].astype(np.int64)
                 ends = shard.starts[inside + 1].astype(np.int64)
                 if (begins < 0).any() or (ends < begins).any() or (ends > shard.header.num_tokens).any():
-                    raise DataError(f"{shard.path}: its document offsets are damaged; make it again")
+                    raise DataError(f"{shard.path}: the document offsets are damaged; make the tokens again")
                 starts[low + rows] = begins + self.begins[at]
                 lengths[low + rows] = ends - begins
             self._count(len(numbers), 0)

@@ -119,16 +119,21 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     origin = tokenizer.hex(), source.hex(), raw[at + FIELDS.size : at + FIELDS.size + DIGEST_BYTES].hex()
     header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin, version)
     if FIELDS_AT.get(version) != at or header.width not in WIDTHS:
-        raise DataError(f"{path}: a token shard of version {version}, this reads {PLAIN} and {VERSION}; make it again")
+        raise DataError(
+            f"{path}: a token shard of version {version}, but this Slipway reads {PLAIN} and {VERSION}; make the "
+            "tokens again"
+        )
     if not bos < vocab_size <= 1 << 8 * width:
-        raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
+        raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make the tokens again")
     if num_bytes != header.num_bytes:
-        raise DataError(f"{path}: wrong size: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
+        raise DataError(
+            f"{path}: wrong size: {num_bytes} bytes, but {header.num_bytes} bytes in the header; make the tokens again"
+        )
     if not raw.startswith(header.head):
-        raise DataError(f"{path}: its header is damaged; make it again")
+        raise DataError(f"{path}: the header is damaged; make the tokens again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
         made = header.tokenizer_sha256[:12]
-        raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")
+        raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make the tokens again")
     return header
 
 

@@ -77,7 +77,7 @@ class Tokenizer:
             self._said = said
         except FileNotFoundError:
             is_other = (folder / sentencepiece.FILE).is_file()
-            other = f"; --init {folder} takes the {sentencepiece.FILE} over" if is_other else ""
+            other = f"; --init {folder} can take over {sentencepiece.FILE}" if is_other else ""
             raise DataError(f"{folder}: no tokenizer.json{other}") from None
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
@@ -89,7 +89,7 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = self.inner.get_vocab_size()
         if self.vocab_size < len(SPECIALS):
-            raise DataError(f"{path}: its {self.vocab_size} ids are fewer than the chat tokens")
+            raise DataError(f"{path}: the {self.vocab_size} ids are fewer than the chat tokens")
         self.chat: ChatTemplate | None = None
         last = tuple(self.inner.id_to_token(self.vocab_size - len(SPECIALS) + n) for n in range(len(SPECIALS)))
         if last == SPECIALS:
@@ -101,7 +101,7 @@ class Tokenizer:
             return
         try:
             if not (sources := templates_of(folder)):
-                raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
+                raise DataError(f"{path}: the last {len(SPECIALS)} ids are not the chat tokens")
             self._take_over(folder, sources)
         except outside.Unreadable as error:
             raise DataError(str(error)) from None
@@ -112,7 +112,7 @@ class Tokenizer:
         Raises DataError, InputError or Unreadable.
         """
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
-            raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
+            raise DataError(f"{folder}: the tokenizer has {self.vocab_size} ids, but some ids are larger")
         texts = named_tokens(folder)
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
         generation = {**config_of(folder, "config.json"), **config_of(folder, "generation_config.json")}

@@ -123,7 +123,9 @@ def test_what_others_have_put_there_stays(run, tmp_path, monkeypatch):
         other = Repository("hf://datasets/me/other")
         other.create()
         other.put({"shard-00000.txt": b"theirs"})
-        with pytest.raises(InputError, match="shard-00000.txt is there, and is not ours; choose another name"):
+        with pytest.raises(
+            InputError, match="shard-00000.txt exists and was not written by Slipway; choose a different name"
+        ):
             push(PushSpec(to="hf://me/other"), tmp_path / "out")
         assert hub.repos["me/other"].files["shard-00000.txt"].content == b"theirs"
 

@@ -42,7 +42,7 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
     shard.write_bytes(raw)
     done = inv(world, "shard", "--verify", out)
     assert (done.returncode, done.stderr.count("\n")) == (5, 1)
-    assert "shard-00001.txt.gz: not the bytes that were written" in done.stderr
+    assert "shard-00001.txt.gz: the bytes differ from the written file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
         (("--format", "xml"), "format is 'xml'; known: txt, jsonl, parquet"),
         (("--dedup", "fuzzy"), "known: exact"),
         (("--rank", "2", "--world", "2"), "rank 2 of world 2"),
-        (("--merge", "no-such-folder"), "no share of any rank is in it"),
+        (("--merge", "no-such-folder"), "the folder holds no share of a rank"),
         (("--verify", "a", "--report", "a"), "--verify and --report exclude each other"),
     ],
 )

@@ -186,7 +186,7 @@ def test_of_an_interrupted_run_the_whole_shards_are_taken_where_that_is_asked_fo
     found = tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
     assert found["train_documents"] == 30  # the fourth shard was not whole
     (text / "shard-00001.txt").write_text("other\n")
-    assert verify(text, partial=True) == ["shard-00001.txt: not the bytes that were written"]
+    assert verify(text, partial=True) == ["shard-00001.txt: the bytes differ from the written file"]
 
 
 def test_a_folder_of_shards_as_a_source_is_its_whole_shards(tmp_path):
@@ -204,5 +204,5 @@ def test_a_shard_that_is_empty_is_refused_by_who_plans(tmp_path):
     (tmp_path / "shard-00000.txt").write_text("a line\n")
     assert len(filled_files(str(tmp_path))) == 1
     (tmp_path / "shard-00001.txt").touch()
-    with pytest.raises(ConfigError, match="shard-00001.txt is empty; remove it, or make it again"):
+    with pytest.raises(ConfigError, match="shard-00001.txt is empty; remove the file, or make the file again"):
         filled_files(str(tmp_path))

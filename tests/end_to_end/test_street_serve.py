@@ -281,7 +281,9 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 
     crashing = place.up("demo", place.model("C", crash=3), "--config", place.config(1), code=1)["error"]
-    assert "never ready" in crashing and "EngineCore failed to start" in crashing and "all of it was ended" in crashing
+    assert (
+        "never ready" in crashing and "EngineCore failed to start" in crashing and "all replicas were ended" in crashing
+    )
     with place.journal() as journal:
         assert len(journal.ops()) <= 3
     assert place.world.json("serve.status") == []

@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
             process = world.begin("launch", "--phase", "base", "--store", place, *flags)
             out, err = process.communicate(timeout=60)
             assert process.returncode == 2 and out == "", (out, err)
-            assert f"nothing can be written to the store {place}" in err and why in err and "--store" in err
+            assert f"the store {place} is not writable" in err and why in err and "--store" in err
     assert not (tmp_path / "pods").exists() and world.json("status") == []
 
 

@@ -94,7 +94,7 @@ def test_a_file_and_a_question_of_a_pack_that_is_not_there_are_answered_with_its
         lambda: work_kinds.asked(LaunchSpec(), str(path)),
         lambda: work_kinds.findings(path),
     ):
-        with pytest.raises(UsageError, match="belongs to the pack ball, and packs/ball is not there"):
+        with pytest.raises(UsageError, match="belongs to the pack ball, and packs/ball is missing"):
             asked()
     assert packs.lacking("command_flags", "launch --steps-of").startswith("launch --steps-of belongs to the pack ball")
     path.write_text("gpu: H100")

@@ -173,7 +173,7 @@ def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, t
     else:
         place.put({f"{where}/ARTIFACT.json": b"{"})
     words = {
-        "flipped": "sha256 differs",
+        "flipped": "other sha256",
         "shorter": "has 699999 bytes",
         "missing": "is missing",
         "more": "not in the manifest",

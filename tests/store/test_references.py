@@ -97,4 +97,4 @@ def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
         assert "cannot be read" in said({**good, "tokenizer.json": content})
     for content in (b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}'):  # of somebody else's kind
         assert said({**good, "tokenizer.json": content}) == ""
-        assert "another tokenizer" in said({**good, "tokenizer.json": content}, told)
+        assert "a different tokenizer" in said({**good, "tokenizer.json": content}, told)

@@ -57,7 +57,7 @@ def test_a_phase_whose_questions_fill_every_row_is_refused_and_makes_nothing(wor
     changes = {"blocks": BLOCKS} if phase == "dlm" else {}
     code, said, _ = learns(phase, [asked(60), asked(80, turns=2)] * 30, **changes)
     assert code == 2
-    assert "nothing can be learnt from any of the 60 conversations of kind 'mine'" in said
+    assert "no answer can be trained in any of the 60 conversations of kind 'mine'" in said
     assert "sequence_len=" in said and "Traceback" not in said
     assert not (world.store / f"{phase}_checkpoints").exists()
 

@@ -63,7 +63,7 @@ def of_untrusted(raw: bytes) -> LimitedTokenizer | None:
     """Return a tokenizer in a child, or None if all components have known cost. Raises InputError, ValueError."""
     said = json.loads(raw)
     if not isinstance(said, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("the file holds no object")
     odd = odd_part(said)
     return LimitedTokenizer(raw, odd) if odd else None
 

@@ -45,7 +45,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
     for number, content, flags in _beside(folder):
         expected = ids.get(content, len(ids))
         if number is not None and number != expected:
-            raise InputError(f"the added token {outside.shown(content)} has the id {number}; it would get {expected}")
+            raise InputError(f"the added token {outside.shown(content)} has the id {number}, but would get {expected}")
         ids[content] = expected
         added[content] = sentencepiece.added_token(expected, content, **flags)
     said = {**said, "added_tokens": sorted(added.values(), key=lambda one: one["id"])}
@@ -80,7 +80,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
     try:
         rows = sorted((int(number), content, one) for number, content, one in found)
     except (TypeError, ValueError):
-        raise InputError("the ids of the added tokens are no numbers") from None
+        raise InputError("the ids of the added tokens are not numbers") from None
     for number, content, one in rows:
         if not isinstance(content, str) or not content:
             raise InputError(f"the added token {number} is {outside.shown(content)}")

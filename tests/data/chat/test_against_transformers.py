@@ -186,7 +186,7 @@ def test_templates_under_other_names_and_in_files_of_their_own_are_those_of_tran
 
 
 def test_templates_of_which_none_is_the_usual_one_are_refused(tmp_path):
-    with pytest.raises(DataError, match="tool_use, and none of them is named default"):
+    with pytest.raises(DataError, match="tool_use; a template named default is missing"):
         tokenizers.load(write(tmp_path, NAMED_LIST[1:], IM))
 
 

@@ -72,7 +72,7 @@ def test_a_maker_ends_a_sentence_once(name, maker):
         ("name", "Ur  sula", "one space at a time"),
         ("name", "\u200d", "is empty"),
         ("name", "a\u202eb", "plain characters"),
-        ("name", "小" * 34, "102 bytes long; at most 100"),
+        ("name", "小" * 34, "102 bytes long; the limit is 100"),
     ],
 )
 def test_what_no_sentence_can_hold_is_refused_in_words(key, value, seen):
@@ -111,8 +111,8 @@ def test_conversations_by_hand_are_taken_as_identity_and_some_of_their_questions
     assert len(trained) + len(heldout) == 22 and 2 <= len(heldout) <= 3 and other in trained
     asked = {one[0]["content"] for one in trained}
     assert all(one["expected"] == WHO.name and one["messages"][0]["content"] not in asked for one in heldout)
-    with pytest.raises(InputError, match="none of its 22 answers says Ada; give the right name by --persona"):
+    with pytest.raises(InputError, match="none of the 22 answers says Ada; give the right name by --persona"):
         persona.make(replace(spec, persona=replace(WHO, name="Ada")), tmp_path / "other")
     path.write_text(json.dumps(turns[0][:1]) + "\n")
-    with pytest.raises(InputError, match=r"jsonl:1: no conversation"):
+    with pytest.raises(InputError, match=r"jsonl:1: not a conversation"):
         persona.make(spec, tmp_path / "third")

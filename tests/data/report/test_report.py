@@ -79,7 +79,7 @@ def test_what_is_told_is_what_is_there(shards, tmp_path):
 @pytest.mark.process
 def test_shards_without_columns_say_so(shards):
     page = shards([{"text": "one\ntwo"}, {"text": "three"}])
-    assert "These shards carry none" in page
+    assert "These shards hold no such values" in page
 
 
 @pytest.mark.process

@@ -90,12 +90,12 @@ def test_shares_are_merged_in_the_order_of_their_ranks():
         ([], "no share"),
         ([manifest(0), manifest(2)], "rank 1 is missing"),
         ([manifest(0), manifest(1), manifest(1), manifest(2)], "rank 1 is there twice"),
-        ([manifest(0), manifest(1), manifest(2), manifest(3)], "ranks beyond it"),
+        ([manifest(0), manifest(1), manifest(2), manifest(3)], "more ranks exist"),
         ([manifest(0), manifest(1, world=2), manifest(2)], "differ in world"),
         ([manifest(0), manifest(1, options={"seed": 2}), manifest(2)], "differ in options"),
         ([manifest(0), manifest(1, input={"files": 8}), manifest(2)], "differ in input"),
         ([manifest(0), manifest(1, finished=False), manifest(2)], "r1: not finished"),
-        ([{key: value for key, value in manifest(0).items() if key != "rank"}], "not the share of a rank"),
+        ([{key: value for key, value in manifest(0).items() if key != "rank"}], "not a share of a rank"),
     ],
 )
 def test_gaps_overlaps_and_strangers_are_refused(shares, seen):
@@ -106,7 +106,7 @@ def test_gaps_overlaps_and_strangers_are_refused(shares, seen):
 def test_a_folder_that_was_renamed_is_refused(corpus, tmp_path):
     ranks(corpus, tmp_path, 2, val_ratio=0.0)
     (tmp_path / "rank-00001-of-00002").rename(tmp_path / "rank-00004-of-00005")
-    with pytest.raises(DataError, match="its manifest is that of rank 1 of 2"):
+    with pytest.raises(DataError, match="the manifest belongs to rank 1 of 2"):
         merge(tmp_path)
     assert not (tmp_path / MANIFEST).exists()
 

@@ -130,7 +130,7 @@ def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, e
     process.send_signal(signal.SIGSTOP)
     try:
         with (
-            pytest.raises(DataError, match=f"process {process.pid} is writing there"),
+            pytest.raises(DataError, match=f"process {process.pid} is writing to the folder"),
             alone_in(tmp_path / "out", wait_s=0),
         ):
             pass
@@ -174,11 +174,11 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
         assert contents(tmp_path / "out") == expected  # it was done before it could hear that; once more
         shutil.rmtree(tmp_path / "out")
     assert (process.returncode, said.count("\n")) == (code, 1)
-    assert "whole shards; the same command goes on" in said
+    assert "whole shards; to continue, run the same command again" in said
     other = begin(tmp_path, **{**spec, "seed": 8})
-    assert "run its command again to continue" in other.communicate()[1] and other.returncode == 2
+    assert "run the command of the unfinished run again to continue" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
-    assert problems == [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
+    assert problems == [f"{MANIFEST}: not finished; to continue, run the same command again; {PARTIAL}"]
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert contents(tmp_path / "out") == expected
@@ -215,7 +215,7 @@ def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_pat
             time.sleep(0.01)  # between two looks
         process.terminate()
         assert process.wait(30) == 75
-        assert "nothing moved" in process.stderr.read()
+        assert "no progress for" in process.stderr.read()
 
 
 def hears(pid, number):

@@ -54,10 +54,10 @@ def test_files_a_folder_and_a_pattern_are_read_in_the_order_of_their_names(
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no file to read there"), ("", "no file to read there")],
+    [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no readable file"), ("", "no readable file")],
 )
 def test_what_is_not_in_a_bucket_is_told_in_one_line(bucket, tmp_path, capsys, name, told):
     source = f"{bucket}/{name}" if name else f"{bucket[:2]}://no-such-bucket-91/folder/"
     code, said = shard(tmp_path, capsys, source)
     assert (code, said.count("\n")) == (2, 1)
-    assert told in said if name else "there is no such bucket" in said
+    assert told in said if name else "no such bucket; to make the bucket" in said

@@ -126,7 +126,7 @@ def test_a_filter_by_a_column_that_is_not_there_names_those_that_are(shard, tmp_
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     code, said = shard("pydocs" if form == "pydocs" else path, filter="starz > 1")
     available = {"txt": "text", "pydocs": ", ".join(["text", *COLUMNS])}.get(form, "text, url, stars")
-    assert code == 2 and f"to choose by starz that column must be there; available: {available}\n" in said
+    assert code == 2 and f"the choice by starz needs such a column; available: {available}\n" in said
 
 
 def test_duplicates_are_left_out_once_and_for_all(shard, source, tmp_path):
@@ -175,8 +175,8 @@ def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
     [
-        ("a.txt", b"", "no document in it"),
-        ("a.txt", b" \n\n", "no document in it"),
+        ("a.txt", b"", "no document in the source"),
+        ("a.txt", b" \n\n", "no document in the source"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n' * 9000)[:-20], "damaged or cut short"),
         ("a.txt.gz", b"no gzip", "damaged or cut short"),
         ("a.txt.zst", b"no zstd", "damaged or cut short"),
@@ -220,7 +220,7 @@ def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_p
     assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two", "one"]
     pyarrow.parquet.write_table(pyarrow.table({"text": [1], "id": ["a"]}), tmp_path / "b.parquet")
     code, said = shard(tmp_path / "b.parquet")
-    assert code == 2 and "column 'text' is int64, no text; available: text, id" in said
+    assert code == 2 and "column 'text' is int64, not text; available: text, id" in said
     pyarrow.parquet.write_table(pyarrow.table([words, words], names=["text", "text"]), tmp_path / "c.parquet")
     code, said = shard(tmp_path / "c.parquet")
     assert code == 2 and "2 columns are named 'text'" in said

@@ -39,7 +39,7 @@ def test_random_bytes_are_no_documents(shard, tmp_path, size, suffix):
     code, said = shard(tmp_path / f"a{suffix}")
     assert code == 2 and said.count("a" + suffix) == 1 and f"a{suffix}:1: not " in said
     code, said = shard(tmp_path / f"a{suffix}", skip_invalid=True)
-    assert code == 2 and "no document in it" in said
+    assert code == 2 and "no document in the source" in said
 
 
 def test_lines_that_are_no_documents_are_left_out_counted_and_listed(shard, tmp_path):

@@ -203,7 +203,7 @@ def test_a_cursor_is_where_it_says_without_going_there(many, monkeypatch):
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_cursor_of_other_data_is_refused(many, numbers, kind):
     cursor = LOADERS[kind](many, 16, 4, 1).cursor(7)
-    with pytest.raises(DataError, match="the checkpoint was trained on tokens .*, these are"):
+    with pytest.raises(DataError, match="the checkpoint was trained on the tokens .*, but the run uses the tokens"):
         LOADERS[kind](numbers, 16, 4, 1).resume(cursor)
 
 

@@ -271,7 +271,7 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
         open_shard(numbers[0], tokenizer.sha256)
     writer = TokenWriter(numbers[0].with_name("d.bin"), tokenizer)
     writer.finish()
-    with pytest.raises(DataError, match=r"d\.bin: made by another tokenizer than .*a\.bin"):
+    with pytest.raises(DataError, match=r"d\.bin: made by a different tokenizer than .*a\.bin"):
         Stream([*numbers, writer.target])
 
 
@@ -280,8 +280,8 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
     [
         ("cut", "wrong size: "), ("longer", "wrong size: "),
         ("magic", "not a token shard"), ("short", "not a token shard"),
-        ("missing", "no such token shard"), ("version", "version 1, this reads 2 and 3; make it again"),
-        ("index", "document offsets are damaged"), ("batch", "its header is damaged"),
+        ("missing", "no such token shard"), ("version", "version 1, but this Slipway reads 2 and 3"),
+        ("index", "document offsets are damaged"), ("batch", "the header is damaged"),
     ],
 )  # fmt: skip
 def test_a_damaged_token_shard_is_refused_in_one_line(numbers, damage, told):
@@ -309,7 +309,9 @@ def test_a_shard_of_the_first_version_is_refused(tmp_path):
     """It had a shorter header, and no index."""
     path = tmp_path / "old.bin"
     path.write_bytes(struct.pack("<8sIIIIQQ32s", b"SLIPWAYT", 1, 2, 4096, 0, 50, 1, bytes(32)) + bytes(100))
-    with pytest.raises(DataError, match=r"old\.bin: a token shard of version 1, this reads 2 and 3; make it again"):
+    with pytest.raises(
+        DataError, match=r"old\.bin: a token shard of version 1, but this Slipway reads 2 and 3; make the tokens again"
+    ):
         open_shard(path)
 
 

@@ -293,9 +293,9 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
         pytest.param(["--estimate", "--job", "bert_ddp"], 2, "give --hours", marks=pytest.mark.pack("jobs")),
         (["--estimate", "--phase", "sft", "--tokens", "1e6"], 2, "for sft: --steps"),
         pytest.param(
-            ["--estimate", "--phase", "sft", "--stage", "2"], 2, "not several", marks=pytest.mark.pack("jobs")
+            ["--estimate", "--phase", "sft", "--stage", "2"], 2, "give only one of", marks=pytest.mark.pack("jobs")
         ),
-        (["--estimate"], 2, "what work"),
+        (["--estimate"], 2, "no work is named"),
         (["--estimate", "--phase", "sft", "--gpu", "TPU"], 2, "TPU"),
         (["--estimate", "--hours", "1", "--gpu", "B300", "--num-gpus", "3"], 3, "no price"),
         (["--gpu", "H100"], 2, "needs --estimate"),

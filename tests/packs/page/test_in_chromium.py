@@ -174,7 +174,7 @@ def test_a_rehearsal_with_a_preemption(world, tmp_path):
         assert (one["serious"], one["errors"]) == ([], []) and one["too_wide"] <= 0, name
         ends = "ckpt.list" if "data" in name else "--rehearse"
         assert one["command"].splitlines()[0].endswith(ends), name
-    assert "its pod was lost" in said["rehearsed"]["text"] and "nothing of this run" in said["rehearsed-logs"]["text"]
+    assert "its pod was lost" in said["rehearsed"]["text"] and "no files of this run" in said["rehearsed-logs"]["text"]
     assert said["rehearsed-data"]["command"].startswith("SLIPWAY_STORE=")
 
 

@@ -216,7 +216,7 @@ def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_ty
     world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
     corpus = write_corpus(tmp_path / "corpus.txt", 2)
     _, err = typed(world, "pipeline", "--input", corpus, "--profile", "tiny", code=2)
-    assert "vocab_size is 1024, this text yields" in err and "(--vocab-size, or another recipe: --profile)" in err
+    assert "vocab_size is 1024, but this text yields" in err and "(--vocab-size, or another recipe: --profile)" in err
 
 
 @pytest.mark.process
@@ -233,7 +233,7 @@ def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path)
     assert taken.samefile(copy.train / "shard-00001.txt")  # linked, since shards may fill the volume
     with open(copy.train / "shard-00001.txt", "r+b") as file:
         file.write(b"X")
-    with pytest.raises(SlipwayError, match=r"shard-00001.txt: not the bytes that were written.*RUN_SHARD=1"):
+    with pytest.raises(SlipwayError, match=r"shard-00001.txt: the bytes differ from the written file.*RUN_SHARD=1"):
         adopt.text(copy)
 
 

@@ -26,7 +26,7 @@ PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LATE = "{% if messages|length > 4 %}" + LOOPS + "{% endif %}ok"
 HOSTILE = {
-    LOOPS: "of computing|not done in",
+    LOOPS: "of CPU time|not done in",
     "{{ 'a'|center(2000000000) }}": "memory",
     "{{ 'a' * 3000000000 }}": "memory",
     "{{ '%2000000000d'|format(1) }}": "memory",
@@ -65,7 +65,7 @@ def test_a_hostile_template_is_refused_in_words(source, why):
 def test_the_limits_hold_for_each_conversation_and_the_next_one_is_rendered():
     template = Template(LATE)
     assert template.render({"messages": talk(2)}) == "ok"
-    with pytest.raises(Unreadable, match="of computing|not done in"):
+    with pytest.raises(Unreadable, match="of CPU time|not done in"):
         template.render({"messages": talk(5)})
     assert template.render({"messages": talk(3)}) == "ok"
 
