@@ -180,7 +180,7 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     (tmp_path / "clusters.yaml").write_text(json.dumps({"lab": {**own, "host": "192.0.2.3"}}))
     found = told()
     assert found["ssh pools"] == ("ok", "enabled: 2 machines; to check the machines: inv doctor --provider ssh")
-    assert found["slurm"] == ("ok", "enabled: 1 cluster; inv doctor --provider slurm asks them")
+    assert found["slurm"] == ("ok", "enabled: 1 cluster; to check the machines: inv doctor --provider slurm")
 
 
 def test_what_a_training_needs_is_told_before_a_machine_is_rented(tmp_path):

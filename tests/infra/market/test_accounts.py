@@ -291,7 +291,7 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
     ("words", "code", "said"),
     [
         pytest.param(["--estimate", "--job", "bert_ddp"], 2, "give --hours", marks=pytest.mark.pack("jobs")),
-        (["--estimate", "--phase", "sft", "--tokens", "1e6"], 2, "for sft: --steps"),
+        (["--estimate", "--phase", "sft", "--tokens", "1e6"], 2, "for sft, give --steps"),
         pytest.param(
             ["--estimate", "--phase", "sft", "--stage", "2"], 2, "give only one of", marks=pytest.mark.pack("jobs")
         ),
