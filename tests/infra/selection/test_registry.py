@@ -40,7 +40,7 @@ def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_no
     name = packs.words("providers")[0]
     monkeypatch.setattr(packs, "installed", dict)
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
-    with pytest.raises(UsageError, match=f"{name} belongs to the pack {name}, and packs/{name} is not there"):
+    with pytest.raises(UsageError, match=f"{name} belongs to the pack {name}, and packs/{name} is missing"):
         registry.provider(settings, name)
     assert name not in by_name.known() and not is_rented(name) and is_rented("own-cloud")
 

@@ -51,4 +51,4 @@ def test_a_flag_of_a_pack_that_is_not_there_is_answered_with_its_name(words, mon
     with pytest.raises(Exit) as left:
         Words(words, tasks.namespace).read()
     assert left.value.code == 2
-    assert "--control belongs to the pack control_host, and packs/control_host is not there" in left.value.message
+    assert "--control belongs to the pack control_host, and packs/control_host is missing" in left.value.message

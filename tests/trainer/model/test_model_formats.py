@@ -22,7 +22,7 @@ from trainer.records import model_formats
 from trainer.records.fields import what_counts
 from trainer.records.model_formats import ModelFormat
 
-LACKING = "brick belongs to the pack masonry, and packs/masonry is not there"
+LACKING = "brick belongs to the pack masonry, and packs/masonry is missing"
 FORMAT = ModelFormat(
     about="a folder of bricks (wall.brick)",
     find=lambda folder: "wall.brick" if (folder / "wall.brick").is_file() else "",
