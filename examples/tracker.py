@@ -1,21 +1,21 @@
-"""A tracker of your own, which writes the loss of each step to a table.
+"""Custom tracker: append the loss of each step to a CSV file.
 
 ./inv launch --phase sft --track examples/tracker.py
 """
 
 
 class Table:
-    link = "work/tracking/tracker/losses.csv"  # the place where people find it, shown by `inv status`
+    link = "work/tracking/tracker/losses.csv"  # `inv status` shows this path to the user.
 
     def __init__(self, folder):
         self.path = folder / "losses.csv"
 
     def tell(self, phase, figures):
-        """Get one line of metrics.jsonl: step, loss, lr, tokens, tokens_per_s, ... Each step comes once."""
+        """Write the metrics of a step. `figures`: a line of metrics.jsonl: step, loss, lr, tokens, tokens_per_s..."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{phase},{figures['step']},{figures['loss']:.4f}\n")
 
 
 def tracker(run, folder, configs):
-    """`run`: its name; `folder`: to keep files in, on the pod; `configs`: what each phase was configured with."""
+    """Return a tracker. `run`: name; `folder`: for files, on the pod; `configs`: configuration of each phase."""
     return Table(folder)

@@ -1,12 +1,12 @@
-"""A provider of your own: the machines of a lab, which a small web service gives out by the hour.
+"""Custom provider: machines of a lab, rented by the hour from a small web service.
 
 SLIPWAY_EXTENSIONS=examples/own/lab.py LAB_URL=https://rack.example LAB_KEY=... ./inv offers --provider lab
 
     GET    /kinds        [{"kind", "gpu", "gpus", "gpu_memory_gb", "disk_gb", "usd_per_hour", "free"}]
-    POST   /machines     {"kind", "token", "run", "ssh_key", "seconds"}: a machine, whose own timer ends it
-    GET    /machines     every machine: [{"id", "token", "run", "state", "user", "host", "port", "usd_per_hour", ...}]
-    GET    /machines/ID  one of them; 404 when it is gone
-    DELETE /machines/ID  ends it; 404 when it is gone
+    POST   /machines     {"kind", "token", "run", "ssh_key", "seconds"}: rent a machine for `seconds`; a timer ends it
+    GET    /machines     all machines: [{"id", "token", "run", "state", "user", "host", "port", "usd_per_hour", ...}]
+    GET    /machines/ID  one machine; 404 when the machine is gone
+    DELETE /machines/ID  delete the machine; 404 when the machine is gone
 """
 
 import math
@@ -47,7 +47,7 @@ class Machine(Struct):
 
 
 def provider(settings):
-    """Return the six verbs. `settings` are those of this installation; a key of your own is read from the shell."""
+    """Return the provider. `settings`: of this installation. The key of the lab comes from the environment."""
     if not os.environ.get("LAB_KEY"):
         raise MissingKey("lab: no key is set; put LAB_KEY and LAB_URL into the shell")
     api = JsonApi("lab", os.environ["LAB_URL"], {"X-Lab-Key": os.environ["LAB_KEY"]})
@@ -61,11 +61,11 @@ class Lab:
         self.api, self.keys = api, keys
 
     def account(self):
-        self.api.read("/machines", list[Machine])  # which says whether the key is good
+        self.api.read("/machines", list[Machine])  # Raises for an invalid key.
         return Account(provider="lab", owner=self.api.owner)
 
     def offers(self, request):
-        """Return what can be rented now; what does not satisfy the request is left out afterwards."""
+        """Return an offer for each kind with a free machine. The caller drops offers that do not match the request."""
         return [
             Offer(
                 provider="lab",
@@ -82,7 +82,7 @@ class Lab:
         ]
 
     def create(self, request, offer, token, limits):
-        """Ask once. A lost answer raises Ambiguous (`act` does that), a definite no raises anything else of ours."""
+        """Rent a machine, without a retry. Raise NoOffer for status 404; `act` raises Ambiguous for a lost response."""
         limit_s = hard_limit_s(limits)
         body = {
             "kind": offer.offer_id,
@@ -94,14 +94,14 @@ class Lab:
         try:
             reply = self.api.act("POST", "/machines", body)
         except VendorRefused as refused:
-            if refused.reply.status == 404:  # the last one of that kind went to somebody else
+            if refused.reply.status == 404:  # Another user rented the last machine of this kind.
                 raise NoOffer(str(refused)) from None
             raise
         return self.pod(self.api.decode(reply, Machine))
 
     def find(self, pod):
-        """Return the pod with that id or token; None only when the lab says that there is none."""
-        if pod.startswith("sw1-"):  # a token, where the answer with the id was lost
+        """Return the pod with this id or token, or None if the lab has no such machine."""
+        if pod.startswith("sw1-"):  # A token: the response with the id was lost.
             return next((one for one in self.list() if one.token == pod), None)
         try:
             return self.pod(self.api.read(f"/machines/{pod}", Machine))
@@ -121,7 +121,7 @@ class Lab:
                 raise
 
     def pod(self, one):
-        """Return a machine of the lab as a pod of ours; `token` is the mark that it was given when it was rented."""
+        """Convert a machine of the lab into a `Pod`; `token` is the tag that `create` sent."""
         address = self.keys.address(one.token, one.user, one.host, one.port) if one.token and one.host else ""
         return Pod(
             provider="lab",

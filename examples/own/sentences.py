@@ -1,4 +1,4 @@
-"""A data source of your own: made-up sentences about numbers, the same ones each time.
+"""Custom data source: 1,000 generated sentences about numbers, in a fixed order.
 
 SLIPWAY_EXTENSIONS=examples/own/sentences.py ./inv shard --source sentences --mode smoke
 """
@@ -7,7 +7,7 @@ NAMES = "zero one two three four five six seven eight nine".split()
 
 
 def source():
-    """Yield texts, always in the same order, or dictionaries with `text` and FineWeb's columns, such as `id`, `url`."""
+    """Yield documents in a fixed order: strings, or dictionaries of `text` and FineWeb columns such as `id`, `url`."""
     for first in range(100):
         for second in range(10):
             words = f"{NAMES[first // 10]} {NAMES[first % 10]}"

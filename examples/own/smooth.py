@@ -1,4 +1,4 @@
-"""A phase of your own: sft with smoothed labels, so that no answer is learned with full certainty.
+"""Custom phase: sft with label smoothing, which keeps the model from full certainty about an answer.
 
 SLIPWAY_EXTENSIONS=examples/own/smooth.py ./inv launch --phase sft+smooth --set smooth.steps=20
 """
@@ -13,17 +13,17 @@ SMOOTHING = 0.1
 
 
 class Smoothed(CrossEntropy):
-    """Cross entropy against labels that leave a tenth for all other tokens; it counts tokens as ours does."""
+    """Cross entropy with label smoothing of 0.1; counts tokens as `CrossEntropy` does."""
 
     def loss(self, model, batch):
         hidden = model.hidden(batch["ids"], documents=batch.get("documents"), bounds=batch.get("bounds"))
         targets = batch["targets"].flatten()
-        counted = (targets >= 0).nonzero().squeeze(1)  # the others are questions, and what fills rows up
+        counted = (targets >= 0).nonzero().squeeze(1)  # Negative targets: questions and padding.
         logits = hidden.flatten(0, 1).index_select(0, counted).float() @ model.head.float().T
         return cross_entropy(logits, targets[counted], reduction="sum", label_smoothing=SMOOTHING), {}
 
 
 def phase(run):
-    """Train from the model of the phase before, and publish; `run` is a PhaseRun of trainer/run.py."""
+    """Train from the model of the previous phase and publish; `run` is a `PhaseRun` of trainer/run.py."""
     trained = run.train(run.first_model(), rows_of(run), Smoothed())
     return run.publish(*trained, {"smoothing": SMOOTHING}) if trained else {}

@@ -1,6 +1,6 @@
-"""Sweeps as functions: each returns its pods, and the experiments that each pod runs.
+"""Sweeps as functions: each function returns the pods and the experiments of each pod.
 
-Copy it to sweeps.py, or name it in the settings:
+Copy this file to sweeps.py, or name the file in the settings:
     SLIPWAY_SWEEPS=examples/sweeps/custom.py ./inv sweep custom_sweep --dry-run
 """
 
@@ -8,7 +8,7 @@ from packs.sweeps.control.experiment import ExperimentConfig, PodSpec
 
 
 def custom_sweep():
-    """Two runs that differ in the learning rate, on one pod."""
+    """Run two learning rates on one pod."""
     pod = PodSpec(
         name="custom-pod-0",
         gpu_type="A100",
@@ -32,7 +32,7 @@ def custom_sweep():
 
 
 def loop_sweep():
-    """Four rates in a loop, and ten pods for them: six would have nothing to do, which the dry run says."""
+    """Give four learning rates to ten pods; the dry run reports six pods without work."""
     pods = [PodSpec(name=f"loop-pod-{number}", ttl_hours=6) for number in range(10)]
     rates = [10 ** (-i) for i in range(4, 8)]
     dealt = {

@@ -1,4 +1,4 @@
-"""Tasks of one's own that are made of ours: shards first, then the plan of a training; and all of ours beside them.
+"""Custom tasks built from tasks of Slipway: shard data, then plan a training; all tasks of Slipway stay available.
 
 ./inv --search-root examples/tasks --collection compose plan
 ./inv --search-root examples/tasks --collection compose slipway.status

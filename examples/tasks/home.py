@@ -1,4 +1,4 @@
-"""A task of one's own: bring a folder of a pod home as one archive.
+"""Custom task: download a folder of a pod as one archive.
 
 ./inv --search-root examples/tasks --collection home archive trainer logs
 """
@@ -11,9 +11,9 @@ from invoke import task
 from infra import connect
 
 
-@task(positional=["pod", "folder"], help={"pod": "its name", "folder": "in the pod's own folder, or absolute"})
+@task(positional=["pod", "folder"], help={"pod": "name of the pod", "folder": "in the pod's own folder, or absolute"})
 def archive(c, pod, folder):
-    """Pack a folder of a pod, and bring it here as POD-FOLDER.tar.gz."""
+    """Pack a folder of a pod and download the archive as POD-FOLDER.tar.gz."""
     with connect(pod) as there:
         source = PurePosixPath(there.folder, folder)
         draft = there.run("mktemp", hide=True).stdout.strip()

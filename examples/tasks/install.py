@@ -1,4 +1,4 @@
-"""A task of one's own: install a Debian package on every pod, or on those that are named.
+"""Custom task: install a Debian package on every pod, or on the named pods.
 
 ./inv --search-root examples/tasks --collection install package htop
 ./inv --search-root examples/tasks --collection install package htop --on trainer,judge
@@ -12,10 +12,10 @@ from infra import connect_all
 
 
 @task(
-    help={"name": "of the package", "on": "pods, sets, services or pools, with commas between them; default: every pod"}
+    help={"name": "name of the package", "on": "pods, sets, services or pools, separated by commas; default: every pod"}
 )
 def package(c, name, on=""):
-    """Install a Debian package on pods, all at the same time."""
+    """Install a Debian package on pods in parallel."""
     with connect_all(*filter(None, on.split(","))) as pods:
         line = f"dpkg -s {shlex.quote(name)} >/dev/null 2>&1 || apt-get install --yes {shlex.quote(name)}"
         pods.run(f"DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; {line}", hide="out")

@@ -1,4 +1,4 @@
-"""Tasks of one's own that are made of ours, as the example has them, and invoke's own --dry."""
+"""Custom tasks built from tasks of Slipway, as in the example, and invoke's own --dry."""
 
 import pytest
 

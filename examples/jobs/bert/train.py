@@ -1,7 +1,7 @@
-"""Train an encoder like BERT to mark the answer in a text: in a made-up world, so that nothing is downloaded.
+"""Train a BERT-like encoder to mark the answer in a text. The data are synthetic, without a download.
 
-A text is a row of facts, `key value key value ...`; the question is a key, the answer the position of its value. Each
-process trains on rows of its own; DDP averages the gradients. What is saved is loaded by every rank of the next start.
+A text is a row of facts, `key value key value ...`. The question is a key; the answer is the position of the value.
+Each process trains on different rows, and DDP averages the gradients. At a restart all ranks load the checkpoint.
 """
 
 import argparse
@@ -20,7 +20,7 @@ NUM_WORDS, NUM_FACTS = 32, 4
 
 
 class Reader(nn.Module):
-    """Words (B, T) -> for each position a score (B, T) of whether the answer is there."""
+    """Encoder that maps words (B, T) to a score (B, T) of each position as the answer."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Reader(nn.Module):
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return questions with their texts (B, 1 + 2 * facts), and where each answer stands (B,)."""
+    """Return rows of a question and a text (B, 1 + 2 * facts), and the position of each answer (B,)."""
     dice = torch.Generator().manual_seed(seed)
     keys = torch.stack([torch.randperm(NUM_WORDS // 2, generator=dice)[:NUM_FACTS] for _ in range(count)])
     values = torch.randint(NUM_WORDS // 2, NUM_WORDS, (count, NUM_FACTS), generator=dice)
@@ -81,14 +81,14 @@ def main() -> None:
         right = (model(words).argmax(1) == answers).float().mean()
     dist.all_reduce(right)
     say(rank, f"answers found: {right.item() / world:.0%}")
-    # Instead of dist.destroy_process_group(): while its peers leave, an interpreter that ends in order is sometimes
-    # aborted by a thread of gloo's, and torchrun would call a finished training failed.
+    # Skip dist.destroy_process_group() and the interpreter's shutdown: while other ranks disconnect, a gloo thread
+    # sometimes aborts the process, and torchrun would report a finished training as failed.
     sys.stdout.flush()
     os._exit(0)
 
 
 def shared(found: object) -> object:
-    """Return what rank 0 has loaded, on every rank: the others may be on machines that have no checkpoint."""
+    """Broadcast the checkpoint of rank 0 to all ranks; machines of other ranks may have no checkpoint."""
     held = [found]
     dist.broadcast_object_list(held)
     return held[0]

@@ -1,7 +1,7 @@
-"""Train a small GPT on the bytes of this file: in plain PyTorch, with checkpoints that the next start goes on from.
+"""Train a small GPT on the bytes of this file, in plain PyTorch, with checkpoints for a restart.
 
-A step depends on its number, the parameters and the state of the optimizer alone, so that a training that was cut off
-ends with the losses of one that was not.
+A step depends only on the step number, the parameters and the optimizer state. Therefore an interrupted training
+reaches the same losses as an uninterrupted training.
 """
 
 import argparse
@@ -17,7 +17,7 @@ CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 64, 8, 64, 4, 2
 
 
 class Block(nn.Module):
-    """Rows (B, T, width) -> rows of the same shape: attention to what stands before, then two matrices."""
+    """Transformer block on rows (B, T, width): causal attention, then an MLP of two matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Bytes (B, T) -> a score of each byte that may come next (B, T, 256)."""
+    """Decoder that maps bytes (B, T) to logits of the next byte (B, T, 256)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         for table in (self.bytes, self.places):
-            nn.init.normal_(table.weight, std=0.02)  # scores begin nearly alike, and places do not drown bytes
+            nn.init.normal_(table.weight, std=0.02)  # nearly equal first logits; positions do not drown bytes
         self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Gpt(nn.Module):
 
 
 def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """Return the bytes that a step reads (B, T), and those that come next (B, T)."""
+    """Return the input bytes (B, T) of a step and the target bytes (B, T), one position later."""
     begins = torch.randint(0, len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
     rows = torch.stack([text[begin : begin + CONTEXT + 1] for begin in begins.tolist()])
     return rows[:, :-1], rows[:, 1:]
@@ -59,7 +59,7 @@ def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def said(model: Gpt, begin: str, length: int) -> str:
-    """Return the likeliest continuation of a text, the text included."""
+    """Return a text with `length` greedily decoded bytes after the text."""
     ids = torch.tensor([list(begin.encode())])
     for _ in range(length):
         ids = torch.cat([ids, model(ids[:, -CONTEXT:])[:, -1:].argmax(-1)], dim=1)
@@ -73,7 +73,7 @@ def main() -> None:
     args = parser.parse_args()
     told = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    torch.set_num_threads(1)  # matrices are so small that several threads wait for each other
+    torch.set_num_threads(1)  # Threads do not pay off at this size.
     torch.manual_seed(0)
     text = torch.tensor(list(Path(__file__).read_bytes()))
     model = Gpt()

@@ -1,4 +1,4 @@
-"""Counts, saves what it has counted, and goes on from there: what any training does, without the training."""
+"""Count with checkpoints and resume after a restart: the control flow of a training without a model."""
 
 import argparse
 import os

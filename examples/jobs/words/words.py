@@ -1,4 +1,4 @@
-"""Clean a text, or count its words; the text is the Zen of Python, which every machine has."""
+"""Clean the Zen of Python into a file (`clean PATH`), or count the words of the file (`count PATH`)."""
 
 import collections
 import re
