@@ -1,13 +1,13 @@
-"""The stages of 1.58 bits with and without each of their parts, on paired seeds: what each is worth, how sure that is.
+"""Ablate the parts of the 1.58-bit stages on paired seeds: the effect of each part, with a confidence interval.
 
 Run: python -m bench.ablations [--profile smoke_bits] [--arms haar,saliency,...] [--seeds 1,2,3] [--share 1.0]
-It asks what the sweep ablation_saliency_toy asks, in one process that publishes nothing, several times as fast for
-a small model; --profile takes a file, too, such as examples/sweeps/profiles/small_bits.yaml.
-A base model of each seed is made first. Every arm goes on from it, over the same batches in the same order, for as many
-tokens; the arm `fp` is that model trained on in full precision, which is what a ternary one is to be compared with.
-Differences are taken seed by seed; their interval is Student's of 95 %. --share shortens every phase to that part.
-Prints a table in Markdown: loss (nats per token) and perplexity on held-out text, bits per byte, how many more of them
-than the arms `fp` and `baseline` need, tokens per CPU second, and what rounding takes from the matrices.
+The comparison is the same as in the sweep ablation_saliency_toy, but in a single process without published artifacts,
+and several times faster for a small model. --profile also takes a file, e.g. examples/sweeps/profiles/small_bits.yaml.
+The program first trains a base model for each seed. Every arm continues from the base model with the same batches and
+the same number of tokens; the arm `fp` continues in full precision, as the reference for the ternary models.
+Differences are paired by seed, with Student's 95 % interval. --share scales the steps of every phase.
+Prints a Markdown table: loss (nats per token) and perplexity on held-out text, bits per byte, the difference of bits
+per byte to the arms `fp` and `baseline` in %, tokens per CPU second, and the rounding error of the matrices.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from trainer.speed import equipped
 
 @dataclass(frozen=True)
 class Arm:
-    """One way from a base model to a ternary one."""
+    """A recipe from a base model to a ternary model."""
 
     what: str
     ternary: Ternary | None = Ternary()
     sub_norm: bool = True
-    layerwise: bool = True  # stage 1.9; else stage 2 has its steps too
-    growing: bool = False  # rounding sets in over some steps of stage 2
+    layerwise: bool = True  # stage 1.9; if False, stage 2 also gets the steps of stage 1.9
+    growing: bool = False  # warm-up of rounding in stage 2
     saliency: float = 0.0
 
 
@@ -75,13 +75,13 @@ class Result:
     loss: float
     bits_per_byte: float
     tokens_per_cpu_s: float
-    error: float  # relative squared error of the matrices' rounding, their mean; 0 where nothing is rounded
-    errors: tuple[float, ...]  # one value for each layer
+    error: float  # relative squared rounding error, mean over matrices; 0 without rounding
+    errors: tuple[float, ...]  # mean per layer
 
 
 @dataclass
 class Bench:
-    """The state that all runs of one seed share."""
+    """State shared by all runs of a seed."""
 
     given: Inputs
     machine: Machine
@@ -91,7 +91,7 @@ class Bench:
     spent_s: float = 0.0
 
     def train(self, config: PhaseConfig, model: Decoder, objective: Objective, first: int = 0) -> None:
-        """Take all steps of a phase, its batches beginning with number `first`."""
+        """Train all steps of a phase, from batch number `first`."""
         files = token_files(self.given.tokens, "train")
         loader: Any = LOADERS[config.packing](
             files, config.sequence_len, config.rows, self.seed, self.given.tokenizer.sha256
@@ -117,7 +117,7 @@ class Bench:
         return model
 
     def run(self, arm: Arm, base: Decoder) -> Result:
-        """Train one arm from the base model, which stays as it is; return the result."""
+        """Train an arm from a copy of the base model and return the result."""
         layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
         steps = layerwise.steps + second.steps
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
@@ -148,7 +148,7 @@ class Bench:
 
 
 def table(results: dict[str, list[Result]]) -> str:
-    """Markdown: one line for each arm."""
+    """Return a Markdown table with a line per arm."""
     lines = [
         "| arm | what | loss | perplexity | bits per byte | to `fp`, % | to `baseline`, % | tokens per CPU s | "
         "rounding error |",
@@ -172,7 +172,7 @@ def table(results: dict[str, list[Result]]) -> str:
 
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> str:
-    """Return how many more bits per byte some need than others, in %, by the pairs of their seeds."""
+    """Return the difference of bits per byte in %, paired by seed, with Student's 95 % interval."""
     shares = [100 * (one.bits_per_byte / other.bits_per_byte - 1) for one, other in zip(ours, theirs, strict=True)]
     middle, half = student(shares)
     if len(shares) == 1:

@@ -1,10 +1,10 @@
-"""Measure what 1.58 bits save: size of the file and speed of decoding, in one engine, llama.cpp, at real shapes.
+"""Measure file size and decoding speed of 1.58-bit models against other types, in llama.cpp and at real shapes.
 
-Run, in the environment `llama-cpp` (any that has xllamacpp and gguf): python -m bench.bits --tokenizer FOLDER
-[--shapes 135m,0.6b] [--types tq2_0,q8_0,f16,bf16] [--new 64] [--rounds 3]. Weights are random: neither size nor speed
-hangs on them; what they are worth in words is for a trained model, see bench/engines/answers.py and the sweep
-ablation_saliency_toy. The types take turns within each round. What other programs do counts little in CPU
-seconds, which the table has; --tokenizer is any folder with a tokenizer.json of ours, its ids filled up to the shape's.
+Run in the environment `llama-cpp` (or any environment with xllamacpp and gguf): python -m bench.bits
+--tokenizer FOLDER [--shapes 135m,0.6b] [--types tq2_0,q8_0,f16,bf16] [--new 64] [--rounds 3]. Weights are random,
+because size and speed do not depend on values; for the quality of trained models see bench/engines/answers.py and the
+sweep ablation_saliency_toy. The types take turns within each round. The table has CPU seconds, on which other programs
+have little effect. --tokenizer is any folder with a tokenizer.json of Slipway; ids are padded to the size of the shape.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PROMPT = 16  # ids
 
 
 def shape(name: str) -> ModelConfig:
-    """Llama shapes whose rows TQ2_0 takes: some 135M with 32k ids, and Qwen3-0.6B's."""
+    """Return a shape with rows that TQ2_0 supports: Llama of some 135M with 32k ids, or Qwen3-0.6B."""
     same: dict[str, Any] = {"max_position_embeddings": 2048, "ternary": Ternary()}
     if name == "135m":
         return ModelConfig(
@@ -60,7 +60,7 @@ def shape(name: str) -> ModelConfig:
 
 
 def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
-    """Write a Hugging Face folder of that shape with random masters, float16 to be small."""
+    """Write a Hugging Face folder of this shape with random master weights, in float16 to save disk."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written(config, "float16", 0, [0])))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
@@ -82,10 +82,10 @@ def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
 
 
 def decoded(gguf: Path, config: ModelConfig, new: int) -> tuple[float, float]:
-    """Return tokens per CPU second and per second of the wall, of one answer to one prompt."""
+    """Return tokens per CPU second and tokens per wall-clock second for an answer."""
     engine = LlamaCpp(gguf, 512, temperature=0.0, top_k=1)
     prompt = list(range(100, 100 + PROMPT))
-    list(engine.tokens(prompt, (), 2))  # weights are mapped, the prompt is in the cache
+    list(engine.tokens(prompt, (), 2))  # Warm-up: maps the weights and caches the prompt.
     cpu, wall = time.process_time(), time.perf_counter()
     count = len(list(engine.tokens(prompt, (), new)))
     return count / (time.process_time() - cpu), count / (time.perf_counter() - wall)
@@ -98,7 +98,7 @@ def main() -> None:
     flags.add_argument("--types", default="tq2_0,q8_0,f16,bf16")
     flags.add_argument("--new", type=int, default=64)
     flags.add_argument("--rounds", type=int, default=3)
-    flags.add_argument("--one", type=Path, help="only decode from this file; for the program itself")
+    flags.add_argument("--one", type=Path, help="internal: only decode from this file")
     given = flags.parse_args()
     kinds = given.types.split(",")
     if given.one:

@@ -1,12 +1,12 @@
-"""Block decoding beside our own from left to right: right answers, tokens for each forward pass and each CPU second.
+"""Compare block decoding with decoding from left to right: right answers, tokens per forward pass and per CPU second.
 
 Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N].
-It needs a model of dlm, and compares it with the sft that it came out of: ./inv launch --phase sft+dlm --profile smoke.
+Compares a model of phase dlm with the sft model before dlm. To make both: ./inv launch --phase sft+dlm --profile smoke.
 
-Both answer the same held-out questions, many side by side, which tells how many are right (paired) and how many forward
-passes it takes; then some of them one by one, as somebody asks who chats, which tells the time: CPU seconds of this
-process, arms taking turns, so that other programs on the machine do not count. Both have a cache of keys and values.
-Last, what a row of training costs beside one of sft: the same conversations, a few steps.
+Both models answer the same held-out questions in batches, for the share of right answers (paired) and the number of
+forward passes. Then both answer some questions one by one, as in a chat, for the speed in CPU seconds of this process;
+the arms take turns, so that other programs have little effect. Both models have a KV cache. Finally the program
+compares the training cost of dlm and sft on the same conversations, for a few steps.
 """
 
 import argparse
@@ -45,17 +45,17 @@ MAX_NEW, SIDE_BY_SIDE = 96, 64
 
 @dataclass
 class Arm:
-    """One model and a way to decode it."""
+    """A model with a decoding method."""
 
     name: str
     model: Decoder
     threshold: float | None = None
-    """Threshold of decoding; None = decode from left to right."""
+    """Threshold of block decoding; None = decode from left to right."""
     tokens: int = 0
     passes: int = 0
 
     def answer(self, prompts: Sequence[Sequence[int]], stop: set[int]) -> list[list[int]]:
-        """Return the answers without what ends them; `tokens` and `passes` are counted."""
+        """Return the answers without stop tokens; add to `tokens` and `passes`."""
         said: list[list[int]] = [[] for _ in prompts]
         if self.threshold is None:
             going = set(range(len(prompts)))
@@ -77,15 +77,15 @@ class Arm:
 
 
 def folder_of(store: Store, name: str) -> Path:
-    """Return the folder of the artifact of that name; leave when there is none."""
+    """Return the folder of an artifact; exit if the store does not have the artifact."""
     found = store.check(name)
     if found.problem:
-        sys.exit(f"{name}: {found.problem}; make it with ./inv launch --phase sft+dlm")
+        sys.exit(f"{name}: {found.problem}; to make the model: ./inv launch --phase sft+dlm")
     return store.path(name, found.fingerprint)
 
 
 def questions_of(store: Store) -> tuple[list[TurnsQuestion], str]:
-    """Return the held-out questions, and the persona's name."""
+    """Return the held-out questions and the name of the persona."""
     folder = folder_of(store, "identity_conversations")
     some = many_turns.read("identity", folder / "identity_conversations.heldout.jsonl")
     about = next(
@@ -101,7 +101,7 @@ def questions_of(store: Store) -> tuple[list[TurnsQuestion], str]:
 def quality(
     arms: Sequence[Arm], asked: Sequence[TurnsQuestion], prompts: Sequence[list[int]], words: Tokenizer, name: str
 ) -> dict[str, list[int]]:
-    """Return, by arm, which questions are answered right."""
+    """Return 1 or 0 for each question, by arm: 1 for a right answer."""
     stop = {words.special(END), words.special(BOS)}
     order = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
     right: dict[str, list[int]] = {}
@@ -116,7 +116,7 @@ def quality(
 
 
 def speed(arms: Sequence[Arm], prompts: Sequence[list[int]], stop: set[int], rounds: int = 3) -> dict[str, list[float]]:
-    """Return, by arm, tokens for each CPU second of every round, one prompt after the other."""
+    """Return tokens per CPU second of each round, by arm; prompts run in sequence."""
     found: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(rounds):
         for arm in arms:
@@ -128,7 +128,7 @@ def speed(arms: Sequence[Arm], prompts: Sequence[list[int]], stop: set[int], rou
 
 
 def training_cost(store: Store, words: Tokenizer, profile: str, count: int) -> None:
-    """Print CPU seconds for each conversation, of sft and of dlm, on the same ones."""
+    """Print CPU milliseconds per conversation for sft and dlm, on the same conversations."""
     phases = PROFILES[profile]().phases
     identity = folder_of(store, "identity_conversations") / "identity_conversations.jsonl"
     questions = next(
@@ -169,7 +169,7 @@ def training_cost(store: Store, words: Tokenizer, profile: str, count: int) -> N
     middle = {arm: statistics.median(some) for arm, some in spent.items()}
     each = ", ".join(f"{arm} {1000 * took:.1f}" for arm, took in middle.items())
     print(
-        f"\ntraining, CPU ms for each conversation, without the optimizer: {each}; "
+        f"\ntraining, CPU ms per conversation, without the optimizer: {each}; "
         f"{middle['dlm'] / middle['sft']:.2f} times as much, {count} steps each"
     )
 
@@ -179,14 +179,14 @@ def main() -> None:
     flags.add_argument("--store", default="var/artifacts")
     flags.add_argument("--tag", default="smoke")
     flags.add_argument("--thresholds", default="1,0.95,0.9,0.8,0.7,0.5")
-    flags.add_argument("--questions", type=int, default=0, help="so many of the held-out ones; 0 = all")
-    flags.add_argument("--alone", type=int, default=24, help="questions that are asked one by one, for the time")
-    flags.add_argument("--steps", type=int, default=5, help="of training that are timed; 0 = none")
+    flags.add_argument("--questions", type=int, default=0, help="number of held-out questions; 0 = all")
+    flags.add_argument("--alone", type=int, default=24, help="number of questions asked one by one, for the speed")
+    flags.add_argument("--steps", type=int, default=5, help="number of timed training steps; 0 = none")
     given = flags.parse_args()
     machine, store = prepare(), Store(given.store)
     name = f"{PHASES['dlm'].folder}/{given.tag}"
     learnt = folder_of(store, name)
-    before = store.manifest(name).about["inputs"]["sft"]  # its tag may stand for another one by now
+    before = store.manifest(name).about["inputs"]["sft"]  # The tag may name a newer sft model.
     folders = [one / "hf" for one in (store.path(before["name"], before["fingerprint"]), learnt)]
     plain, blocks = (export.read(folder).eval() for folder in folders)
     assert blocks.config.blocks is not None

@@ -1,15 +1,15 @@
-"""Text shards from a folder of parquet, against what people use today. Prints seconds and ratios.
+"""Benchmark text shards from a folder of parquet against datasets and datatrove. Prints seconds and ratios.
 
-Run: .venv/bin/python -m bench.data [FOLDER] [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms TEXT]. PYTHON is one
-that has datasets and datatrove. Every arm is a process of its own and reads all of FOLDER; arms take turns, medians
-count. What an arm wrote is counted, so that none is fast by doing less. CPU
-seconds are of what the arm's process waited for, which datatrove's does not do for its workers: there they say nothing.
+Run: .venv/bin/python -m bench.data [FOLDER] [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms TEXT]. PYTHON has the
+packages datasets and datatrove. Every arm is a separate process and reads all of FOLDER; arms take turns, and the
+tables show medians. The tables also show the output of each arm (MB, lines), to expose an arm that does less work. CPU
+seconds include the child processes that the arm waited for; datatrove does not wait for workers, so ignore its value.
 
-Ours ends when its shards are on the disk, the others end before: so each arm's files are synced, and the seconds until
-then are told, too. With `--scratch /dev/shm` no disk is in the way, and both are the same.
+Slipway's arms end when the shards are on disk; the other arms end earlier. Therefore the program syncs the files of
+each arm and also prints the seconds until the sync. With `--scratch /dev/shm` both times are the same.
 
-Without FOLDER, small data sets in the layouts of well-known ones are read instead, by us and by `datasets`, row for row
-(bench/layouts.py).
+Without FOLDER the program compares Slipway with `datasets` row for row, on small data sets in the layouts of well-known
+data sets (bench/layouts.py).
 """
 
 import argparse
@@ -41,7 +41,7 @@ def decode(folder: str, out: Path) -> None:
 
 
 def apart(work: Callable[[str, Path], None], folder: str, out: Path) -> None:
-    """Run the work in two processes that share nothing: what a second core of this machine gives at best."""
+    """Run the work in two independent processes on half of the files each: an upper bound for two cores."""
     import multiprocessing
 
     paths = sorted(Path(folder).glob("*.parquet"))
@@ -127,7 +127,7 @@ RATIOS = [
 
 
 def measure(name: str, folder: str, python: str, where: str | None) -> dict[str, float]:
-    """Return what one arm reported, its seconds until the disk has everything, lines and bytes written."""
+    """Run an arm; return the reported figures, the seconds until the files are synced, and the lines and MB written."""
     with scratch(where) as out:
         start = time.perf_counter()
         told = run_arm(python, "bench.data", [folder, "--arm", name, "--out", str(out)], HF_HOME=str(out / "hf"))
@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=lambda text: str(Path(text).resolve()))
     parser.add_argument("--peers", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", metavar="DIR", help="where arms write; default: where temporary files go")
-    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this, or this,...")
+    parser.add_argument("--scratch", metavar="DIR", help="folder for output; default: the system's temporary folder")
+    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms that match one of these texts: TEXT,TEXT")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -158,7 +158,7 @@ def main() -> None:
         ARMS[asked.arm](asked.folder, asked.out)
         return tell()
     if asked.folder is None:
-        from bench import layouts  # tests need more than the peers' Python may have
+        from bench import layouts  # Imported late: the peers' Python may lack packages of the tests.
 
         return layouts.compare(20_000, asked.rounds, asked.arms)
     names = [

@@ -1,7 +1,7 @@
-"""The time of `inv launch --provider ssh` from the command to the first line of the job, stage by stage.
+"""Measure the time of `inv launch --provider ssh` from the command to the first line of the job, stage by stage.
 
-Run: .venv/bin/python -m bench.handover. The machine is an sshd on loopback that holds the environment and uv already;
-it is looked at as any other (`accept`). Prints the median of each stage over ROUNDS launches, and of their sum.
+Run: .venv/bin/python -m bench.handover. The machine is an sshd on loopback with the environment and uv installed; the
+launch examines the machine as usual (`accept`). Prints the median of each stage over ROUNDS launches, and of the sum.
 """
 
 import json
@@ -26,7 +26,7 @@ FLAGS = ("launch", "--provider", "ssh", "--phase", "base", "--detach", "--yes")
 def main() -> None:
     environment.ensure("train", ROOT, cache_folder.default_cache(), "cpu", print)
     with tempfile.TemporaryDirectory() as scratch, loopback(Path(scratch)) as host:
-        rounds = [launch(Path(scratch), host, number) for number in range(1 + ROUNDS)][1:]  # the first prepares
+        rounds = [launch(Path(scratch), host, number) for number in range(1 + ROUNDS)][1:]  # The first prepares.
     for stage in rounds[0]:
         print(f"{stage:<12}{statistics.median(one[stage] for one in rounds):6.2f} s")
     total_s = statistics.median(sum(one.values()) for one in rounds)
@@ -34,9 +34,9 @@ def main() -> None:
 
 
 def launch(folder: Path, host: Host, number: int) -> dict[str, float]:
-    """Return the seconds of each stage.
+    """Launch a job and return the seconds of each stage.
 
-    The plan is what came before the first, and what lies between two is the later one's.
+    Stage `plan` is the time before the first reported stage. Time between two stages counts for the later stage.
     """
     address = host.address
     machine = {"ip": address.host, "port": address.port, "python": getattr(sys, "_base_executable", sys.executable)}

@@ -1,11 +1,11 @@
-"""Head and cross entropy in one: ours (trainer.model.losses) beside PyTorch's linear_cross_entropy, forward and back.
+"""Benchmark a fused head and cross entropy: trainer.model.losses against linear_cross_entropy of PyTorch.
 
-Run: python -m bench.head [--rounds N] [--sizes PATTERN]. Every arm is a process of its own that lives through the run
-of one size; the arms take turns, so that a busy machine is busy for all of them. `chunked` is PyTorch's with its own
-choice of options, `whole` the same without options, which makes all logits at once. Hidden states are in the dtype of
-activations and the head's matrix in float32, as the trainer has them. Prints, against ours in the same round, medians
-and ranges of the CPU time, the peak of memory above what stood before (VmHWM, reset after a first call), and how far
-the loss and both gradients are from those in float64.
+Run: python -m bench.head [--rounds N] [--sizes PATTERN]. Measures forward and backward. Every arm is a separate process
+that lives through the run of one size; the arms take turns, so that load on the machine affects all arms. `chunked` is
+PyTorch's function with its default options, `whole` the function without options, which makes all logits at once.
+Hidden states have the dtype of activations and the head's matrix is float32, as in the trainer. Prints medians and
+ranges of the CPU time relative to `ours` in the same round, the peak memory above the memory before the call (VmHWM,
+reset after a first call), and the error of the loss and of both gradients against float64.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {  # tokens, width, vocabulary
     "smoke": (4096, 256, 4096),
-    "2b-slice": (512, 2048, 16_384),  # a tenth of the vocabulary of the 2B presets, at their width
+    "2b-slice": (512, 2048, 16_384),  # width of the 2B presets, a tenth of the vocabulary
 }
 DTYPES = ("float32", "bfloat16")
 ARMS = ("ours", "chunked", "whole")
@@ -46,14 +46,14 @@ def loss_of(arm: str) -> Callable[[Any, Any, Any], Any]:
 
 
 def status(field: str) -> int:
-    """Return bytes of this process by /proc."""
+    """Return a memory field of /proc/self/status in bytes."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found, field
     return int(found[1]) * 1024
 
 
 def serve(arm: str, size: str, dtype: str) -> None:
-    """Answer each line of stdin with one more call: seconds of CPU and wall; at the end memory and distances."""
+    """Run a call for each line of stdin and print CPU and wall seconds; at the end print memory and errors."""
     import torch
     import torch.nn.functional as F
 
@@ -74,7 +74,7 @@ def serve(arm: str, size: str, dtype: str) -> None:
     found = call()
     first_s = time.process_time() - began
     hidden.grad = head.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    Path("/proc/self/clear_refs").write_text("5")  # Reset VmHWM: the peak starts here.
     before = status("VmRSS")
     for _ in sys.stdin:
         cpu, wall = time.process_time(), time.perf_counter()

@@ -1,9 +1,9 @@
-"""Data sets in the layouts of well-known ones, through our reader and through `datasets`. Prints seconds and ratios.
+"""Benchmark reading data sets in well-known layouts: Slipway against `datasets`. Prints seconds and ratios.
 
-Run: python -m bench.layouts [--rows 20000] [--rounds 3] [--layouts TEXT], or bench.data without a folder. The data
-sets are written here (tests/data/layouts.py) and served by a hub on loopback. Each arm is a process of its own that
-writes every document of a split to one line of a file; `datasets` streams. What came out must be the same to the byte,
-else the run ends there.
+Run: python -m bench.layouts [--rows 20000] [--rounds 3] [--layouts TEXT], or bench.data without a folder. The program
+writes the data sets (tests/data/layouts.py) and serves them from a hub on loopback. Each arm is a separate process that
+writes every document of a split to one line of a file; `datasets` streams. The program exits unless both files are
+equal byte for byte.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.data.layouts import LAYOUTS
 
 COLUMNS = {"objects": "content", "webdataset": "txt", "pictures": "caption", "gsm8k": "answer", "smoltalk": "source"}
 CONFIGS = {"fineweb-edu": "sample-10BT", "smoltalk": "all", "odd-names": "größer set"}
-LEAST = 1.0  # times the speed of `datasets`
+LEAST = 1.0  # minimum speed relative to `datasets`
 
 
 def ours(layout: str, out: Path) -> Path:
@@ -41,7 +41,7 @@ def theirs(layout: str, out: Path) -> Path:
 
     from data.text.sets import unpack_zstd
 
-    unpack_zstd()  # what it streams .zst with, where it has no package for that
+    unpack_zstd()  # lets `datasets` stream .zst without an extra package
     rows = datasets.load_dataset(f"x/{layout}", CONFIGS.get(layout), split="train", streaming=True)
     column = COLUMNS.get(layout, "text")
     with open(out / "all.txt", "w", encoding="utf-8", newline="\n") as file:
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layouts", default="", metavar="TEXT", help="only layouts whose name holds this, or this,...")
+    parser.add_argument("--layouts", default="", metavar="TEXT", help="only layouts that match one of TEXT,TEXT")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def compare(rows: int, rounds: int, wanted: str = "") -> None:
-    """Print what both took for each layout whose name holds a part of `wanted`; leave where the rows differ."""
+    """Print both times for each layout that matches `wanted`, a list of name parts; exit if the rows differ."""
     names = [name for name in LAYOUTS if any(one in name for one in wanted.split(","))]
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -94,11 +94,11 @@ def compare(rows: int, rounds: int, wanted: str = "") -> None:
     for name in names:
         digests = {row["sha256"] for arm in ARMS for row in taken[f"{arm}: {name}"]}
         if len(digests) > 1:
-            sys.exit(f"{name}: ours and those of datasets are not the same rows")
+            sys.exit(f"{name}: the rows of Slipway and of datasets differ")
     print_arms(taken, {"s, median [range]": ("s", 2, True), "CPU s": ("cpu_s", 2, True), "lines": ("lines", 0, False)})
     ratios = [(f"datasets: {name}", f"ours: {name}", LEAST) for name in names]
     print_ratios(taken, ratios, {"s": "s", "CPU s": "cpu_s"})
-    print(f"Rows: the same in every layout, on {os.cpu_count()} processors.")
+    print(f"Rows are equal in every layout, on {os.cpu_count()} processors.")
 
 
 if __name__ == "__main__":

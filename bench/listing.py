@@ -1,6 +1,6 @@
-"""The time of `inv --list` here, against the same `inv` with an empty tasks.py.
+"""Measure the time of `inv --list` here, against the same `inv` with an empty tasks.py.
 
-Run: .venv/bin/python bench/listing.py. Prints medians in milliseconds of interleaved runs, and their ratio.
+Run: .venv/bin/python bench/listing.py. Prints medians of interleaved runs in milliseconds, and the ratio.
 """
 
 import statistics
@@ -16,7 +16,7 @@ ROUNDS = 25
 
 def listing_s(folder: Path) -> float:
     start = time.perf_counter()
-    # An empty listing leaves with code 1, so the code is not looked at here.
+    # An empty listing exits with code 1, so the exit code is ignored.
     subprocess.run([sys.executable, "-m", "invoke", "--list"], cwd=folder, capture_output=True)
     return time.perf_counter() - start
 
@@ -26,7 +26,7 @@ def main() -> None:
         Path(empty, "tasks.py").touch()
         folders = {"ours": ROOT, "empty": Path(empty)}
         for folder in folders.values():
-            listing_s(folder)  # writes the bytecode that later runs read
+            listing_s(folder)  # Warm-up: writes the bytecode.
         taken: dict[str, list[float]] = {name: [] for name in folders}
         for _ in range(ROUNDS):
             for name, folder in folders.items():

@@ -1,10 +1,10 @@
-"""The quality of a model at a fixed cost: bits per byte of held-out text after 120 s on two cores, for several seeds.
+"""Measure quality at a fixed cost: bits per byte of held-out text after 120 s of training on two cores, by seed.
 
-Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N] [--rows N]. Text is `pydocs` as
-every local run has it, a twentieth held out; text, tokenizer and tokens are made first and do not count, nor does the
-measuring. What other programs do on the machine must not count either: a few steps are timed by the CPU seconds of this
-process, and the base phase is given as many as make up --cpu-s (two cores for 120 s), warm-up and decay scaled to them,
-at the profile's own settings. A busy machine makes a step dearer and so the steps fewer, never more.
+Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N] [--rows N]. The text is `pydocs`
+as in every local run, a twentieth held out. Making text, tokenizer and tokens does not count as cost; neither does the
+evaluation. To exclude other programs on the machine, the program times a few steps in CPU seconds of this process, and
+then trains the base phase for as many steps as fit into --cpu-s (two cores for 120 s), with warm-up and decay scaled,
+and all other settings of the profile. A busy machine makes steps more expensive and thus reduces the number of steps.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def inputs(folder: Path, vocab_size: int) -> Inputs:
 
 
 def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, list[float]]:
-    """Return the model after the first `steps` of the phase, and the CPU seconds of each."""
+    """Return the model after the first `steps` steps of the phase, and the CPU seconds of each step."""
     files = token_files(given.tokens, "train")
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))
@@ -78,8 +78,8 @@ def main() -> None:
     flags.add_argument("--profile", default="smoke")
     flags.add_argument("--seeds", default="1,2,3")
     flags.add_argument("--cpu-s", type=float, default=240.0)
-    flags.add_argument("--steps", type=int, default=0, help="of each seed, instead of what --cpu-s comes to")
-    flags.add_argument("--rows", type=int, default=0, help="of a step, instead of the profile's")
+    flags.add_argument("--steps", type=int, default=0, help="steps of each seed, instead of --cpu-s")
+    flags.add_argument("--rows", type=int, default=0, help="rows of a step, instead of the rows of the profile")
     given = flags.parse_args()
     machine, base = prepare(), PROFILES[given.profile]().phases["base"]
     if given.rows:

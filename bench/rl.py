@@ -1,17 +1,15 @@
-"""Reinforcement learning side by side with others: whole steps with TRL, rollouts alone with transformers and vLLM.
+"""Benchmark reinforcement learning: whole steps against TRL, and rollouts against transformers and vLLM.
 
 Run: python -m bench.rl MODEL [--vllm PYTHON] [--rounds N] [--steps N] [--rows N] [--only step|rollout] [--threads N]
-MODEL is an artifact of sft or its Hugging Face folder. TRL and transformers come from the environment `trl`
-(constraints/trl.txt), in which ours runs, too, so that PyTorch is the same; it is made on first use. --vllm names the
-Python of an environment with vLLM, such as the one of `serve-cpu`. Every arm is a process that lives through the whole
-run and keeps freed memory alike; the arms take turns. What is told is CPU seconds, which other programs on the machine
-change little.
+MODEL is an artifact of sft or the Hugging Face folder of the artifact. All arms but vLLM run in the environment `trl`
+(constraints/trl.txt) with the same PyTorch; the first use installs the environment. --vllm names the Python of an
+environment with vLLM, such as `serve-cpu`. Every arm is a process that lives through the whole run with the same
+setting for freed memory; the arms take turns. Times are CPU seconds, on which other programs have little effect.
 
-A step: `--prompts` problems of `sort` with 8 answers each, drawn at temperature 1, exact rewards, the loss dapo, one
-update with AdamW. The rate is next to nothing, so that every arm answers as the same model all the time. `all rows`
-leaves nothing out of the update; `ours` leaves out the answers of groups whose rewards are all the same. In both, what
-answers to a problem begin with is computed once. A rollout: `--rows` answers of `--new` tokens each to sixteen prompts,
-none of which ends before.
+A step: `--prompts` problems of `sort` with 8 answers each, sampled at temperature 1, exact rewards, the loss dapo, one
+update with AdamW. The learning rate is close to 0, so that the model stays the same in every arm. `ours` skips answers
+of groups with equal rewards in the update; `ours, all rows` trains on all answers. Both compute the prompt that answers
+share only once. A rollout: `--rows` answers of exactly `--new` tokens to sixteen prompts.
 """
 
 import argparse
@@ -35,11 +33,11 @@ STILL = 1e-9  # learning rate
 PROMPTS_OF_ROLLOUT = 16
 STEP = ("ours", "ours, all rows", "trl")
 ROLLOUT = ("ours", "transformers", "vllm")
-Turn = Callable[[int], int]  # how many steps or rollouts -> tokens of answers that were made
+Turn = Callable[[int], int]  # number of steps or rollouts -> number of generated tokens
 
 
 def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn:
-    """Return a step of the phase rl, in its own parts."""
+    """Return a function that runs steps of the phase rl with the trainer's own parts."""
     import numpy as np
     import torch
 
@@ -97,7 +95,7 @@ def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn
 
 
 def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
-    """Yield steps of TRL's own loop: it waits at the end of each turn, and makes as many as the next one says."""
+    """Yield a function that runs steps of TRL's training loop; the loop blocks between two turns."""
     import threading
 
     import torch
@@ -171,7 +169,7 @@ def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
     def train() -> None:
         try:
             trainer.train()
-        finally:  # it has no end but a failure, and whoever waits for a turn would wait for ever
+        finally:  # Only a failure ends train(); without an exit, turn() would wait forever.
             traceback.print_exc()
             os._exit(1)
 
@@ -188,7 +186,7 @@ def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
 
 
 def prompts_of(model: Path) -> list[list[int]]:
-    """Return the prompts of a rollout as ids."""
+    """Return the prompts of a rollout as token ids."""
     from data.chat import conversations
     from data.problems import sort
     from data.tokens import tokenizer as tokenizers
@@ -276,9 +274,9 @@ def of_vllm(model: Path, given: argparse.Namespace) -> Turn:
 
 
 def arm(name: str, given: argparse.Namespace) -> None:
-    """Run as many steps as each line of stdin says; report the cost."""
+    """Read a number of steps from each line of stdin, run the steps, and print the cost as JSON."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not in the way
+    os.dup2(2, 1)  # Keep library output off the pipe.
     model = folder_of(given.model)
     if given.only == "rollout":
         turn = {"ours": our_rollout, "transformers": of_transformers, "vllm": of_vllm}[name](model, given)
@@ -294,7 +292,7 @@ def arm(name: str, given: argparse.Namespace) -> None:
         said = {"s": time.perf_counter() - began, "cpu_s": time.process_time() - spent, "tokens": tokens}
         print(json.dumps(said), file=out)
     out.flush()
-    os._exit(0)  # loops of others do not end by themselves
+    os._exit(0)  # TRL's loop never ends.
 
 
 def folder_of(model: Path) -> Path:
@@ -303,7 +301,7 @@ def folder_of(model: Path) -> Path:
 
 @contextmanager
 def begun(given: argparse.Namespace, kind: str, python: str, scratch: Path) -> Iterator[list[Arm]]:
-    """Yield the arms of a kind, each warmed up."""
+    """Start the arms of a kind and yield them after a warm-up."""
     names = [one for one in (STEP if kind == "step" else ROLLOUT) if one != "vllm" or given.vllm]
     asked = "\n".join(map(str, prompts_of(folder_of(given.model)))) if kind == "rollout" else ""
     environ = {
@@ -350,10 +348,10 @@ def main() -> None:
     flags.add_argument("--only", default="", choices=("", "step", "rollout"))
     flags.add_argument("--threads", type=int, default=1)
     flags.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    flags.add_argument("--prompts", type=int, default=33, help="of a step")
-    flags.add_argument("--trl-rows", type=int, default=0, help=f"of one pass of TRL's update; 0 = {MICRO_ROWS} as ours")
+    flags.add_argument("--prompts", type=int, default=33, help="problems of a step")
+    flags.add_argument("--trl-rows", type=int, default=0, help=f"micro-batch of TRL in rows; 0 = {MICRO_ROWS}")
     flags.add_argument("--rows", type=int, default=128, help="answers of a rollout")
-    flags.add_argument("--new", type=int, default=64, help="tokens of each")
+    flags.add_argument("--new", type=int, default=64, help="tokens of each answer")
     flags.add_argument("--arm", default="", help=argparse.SUPPRESS)
     given = flags.parse_args()
     if given.arm:
@@ -375,7 +373,7 @@ def main() -> None:
 
 
 def tell(kind: str, found: dict[str, list[dict[str, float]]], given: argparse.Namespace, loads: list[float]) -> None:
-    """Print a table; each ratio is to the turn of `ours` in the same round."""
+    """Print a table, with ratios to `ours` in the same round."""
     size = f"{given.prompts} x {GROUP} answers" if kind == "step" else f"{given.rows} x {given.new} tokens"
     print(f"\n{kind}: {size}, {given.dtype}, {given.threads} threads, load {min(loads):.1f}-{max(loads):.1f}; ", end="")
     print("median [range]\n\n| arm | CPU s each | tokens / CPU s | it / ours, CPU s per token |\n|---|---|---|---|")

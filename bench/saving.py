@@ -1,10 +1,9 @@
-"""The cost of a save to the training beside it: steps while one is being written, against steps without, in turn.
+"""Measure the cost of asynchronous checkpoints: steps during a save against steps without a save, in turn.
 
-Run: python -m bench.saving [--rounds N] [--folder DIR]. A Llama shape of 21M parameters on this machine, a checkpoint
-of 12 bytes a parameter. Prints medians and ranges over rounds: a step while a save is under way (copy included) over a
-step without, also of the seconds of all rounds together; for how long training stands still over a copy in memory; a
-save that is waited for over a plain write and fsync of as many bytes; and how long it takes to resume from the newest
-checkpoint, which is hashed and read.
+Run: python -m bench.saving [--rounds N] [--folder DIR]. The model is a Llama shape of 21M parameters, a checkpoint has
+12 bytes per parameter. Prints medians and ranges over rounds of: a step during a save (copy included) / a step without
+a save, also as a ratio of the total seconds; the pause of the training / a copy in memory; a synchronous save / a plain
+write and fsync of as many bytes; and the seconds to resume from the newest checkpoint, including hash and read.
 """
 
 import argparse
@@ -52,7 +51,7 @@ CONFIG = PhaseConfig(
     micro_rows=2,
     sequence_len=256,
 )
-STEPS = 8  # without a save, before each save
+STEPS = 8  # steps without a save, before and after each save
 
 
 def training(folder: Path) -> Training:
@@ -80,15 +79,15 @@ def step_s(one: Training, batches: Ahead[Any]) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """The seconds of one round."""
+    """Seconds of a round."""
 
-    alone: float  # a step
-    beside: float  # a step while a save is under way, the copy shared out
-    steps: int  # number of steps in these figures
+    alone: float  # a step without a save
+    beside: float  # a step during a save, with a share of the copy
+    steps: int  # number of steps during the save
     stall: float  # pause of the training at the start of a save
     copy: float  # a copy of the same tensors in memory
-    saved: float  # a save that is waited for
-    written: float  # writing as many bytes, synced
+    saved: float  # a synchronous save
+    written: float  # a write and fsync of as many bytes
 
 
 def measure(one: Training, batches: Ahead[Any], folder: Path) -> Round:
@@ -138,16 +137,16 @@ def main() -> None:
     for name, values in (
         ("a step without a save, s", [one.alone for one in found]),
         (
-            "a step while a save is under way, copy included, over one without",
+            "a step during a save (copy included) / a step without a save",
             [one.beside / one.alone for one in found],
         ),
-        ("the stall over a copy in memory", [one.stall / one.copy for one in found]),
-        ("a save over write and fsync", [one.saved / one.written for one in found]),
-        ("going on from it, s", resumed),
+        ("the pause of the training / a copy in memory", [one.stall / one.copy for one in found]),
+        ("a synchronous save / write and fsync", [one.saved / one.written for one in found]),
+        ("resume from the checkpoint, s", resumed),
     ):
         print(f"{name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
     beside, alone = (sum(one.steps * getattr(one, which) for one in found) for which in ("beside", "alone"))
-    print(f"the {sum(one.steps for one in found)} steps beside saves over as many without: {beside / alone:.3f}")
+    print(f"the {sum(one.steps for one in found)} steps during saves / as many without: {beside / alone:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The gateway against direct access, SkyServe's load balancer and vllm-router, before two fake engines on loopback.
+"""Benchmark the gateway against direct access, SkyServe's load balancer and vllm-router, with two fake engines.
 
 Run: python -m bench.serve [--before FOLDER] [--sky PYTHON] [--router PROGRAM] [--nginx PROGRAM] [--rounds 5]
-[--memory 100000]. FOLDER is a checkout of another version, whose gateway is an arm. The peers are taken from
-environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`; nginx is Debian's.
-All run in one go, the arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU seconds
-hardly depend on what else the machine does; what is on the wall does. Prints tables for bench/RESULTS.md.
+[--memory 100000]. All processes run on loopback. FOLDER is a checkout of an older version of Slipway; the gateway of
+FOLDER is a further arm. The peers need separate environments: `pip install skypilot==0.14.1` and
+`pip install vllm-router==0.1.17`; nginx is Debian's. All arms run together and take turns within each round; compare
+figures only within a run. Load on the machine affects wall-clock times, and CPU seconds hardly. Prints tables for
+bench/RESULTS.md.
 """
 
 import argparse
@@ -49,7 +50,7 @@ SHORT, STREAM = request(), request(stream=True, max_tokens=100)
 
 
 class Client(asyncio.Protocol):
-    """One persistent connection, with as little work for each request as possible."""
+    """Client with a persistent connection and minimal work per request."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -59,7 +60,7 @@ class Client(asyncio.Protocol):
         self._began = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass.
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._done is not None and not self._done.done():
@@ -80,7 +81,7 @@ class Client(asyncio.Protocol):
             self._done.set_result(len(self._seen))
 
     async def ask(self, said: bytes) -> tuple[float, float]:
-        """Return the seconds to the first byte of the body, and to the last."""
+        """Send a request; return the seconds to the first byte of the body, and to the last byte."""
         assert self.transport is not None
         self._seen, self.first_s = b"", 0.0
         self._done = asyncio.get_running_loop().create_future()
@@ -95,13 +96,13 @@ class Client(asyncio.Protocol):
 
 @dataclass
 class Arm:
-    """One way to the engines."""
+    """A route to the engines, with the measured figures."""
 
     name: str
     port: int
-    pid: int | None = None  # pid of the proxy; None = there is none
+    pid: int | None = None  # pid of the proxy; None = no proxy
     latency_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
-    """Median latencies of the rounds, by the pause before each request."""
+    """Median latency of each round, by the pause before each request."""
     first_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
     rps: list[float] = field(default_factory=list)
     per_cpu_s: list[float] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Arm:
         return [(await loop.create_connection(Client, "127.0.0.1", self.port))[1] for _ in range(count)]
 
     def cpu_s(self) -> float:
-        """Return the user and system time of the proxy and all that it has started."""
+        """Return the user and system time of the proxy with all child processes; NaN without a proxy."""
         return sum(_cpu_s(pid) for pid in _tree(self.pid)) if self.pid else float("nan")
 
 
@@ -138,7 +139,7 @@ def _rss_mb(pid: int) -> float:
 
 
 async def one_by_one(arm: Arm, count: int, pause_s: float) -> None:
-    """Ask as one client. After a pause all that a request goes through was asleep, and caches are cold."""
+    """Send requests in sequence. After a pause all processes on the way were asleep, and caches are cold."""
     (client,) = await arm.clients(1)
     short: list[float] = []
     first: list[float] = []
@@ -155,7 +156,7 @@ async def one_by_one(arm: Arm, count: int, pause_s: float) -> None:
 
 
 async def many(arm: Arm, said: bytes, clients: int, count: int) -> tuple[float, float]:
-    """Return requests per second on the wall, and per CPU second of the proxy."""
+    """Return requests per wall-clock second, and per CPU second of the proxy."""
     pool = await arm.clients(clients)
     left = count
 
@@ -179,7 +180,7 @@ def _close(clients: Sequence[Client]) -> None:
 
 
 async def skyserve_controller(urls: Sequence[str]) -> tuple[web.AppRunner, int]:
-    """Serve what SkyServe's load balancer asks for its replicas."""
+    """Start a fake SkyServe controller that tells the load balancer the URLs of the replicas."""
 
     async def sync(_: web.Request) -> web.Response:
         return web.json_response({"replica_info": {url: {"gpu_type": "unknown"} for url in urls}})
@@ -285,7 +286,7 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
 
 
 async def memory(ours: Arm, count: int) -> None:
-    """Mix short answers and streams, after a tenth of them as a warm-up."""
+    """Print the memory of the gateway after a warm-up of 1/11 of the requests and at the end."""
     assert ours.pid is not None
     seen = []
     for step in range(11):
@@ -334,15 +335,15 @@ def _range(values: Sequence[float], digits: int = 0) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.serve")
-    parser.add_argument("--before", default="", help="a checkout of another version, whose gateway is an arm")
-    parser.add_argument("--sky", default="", help="the python of an environment with skypilot")
-    parser.add_argument("--router", default="", help="the program vllm-router")
+    parser.add_argument("--before", default="", help="checkout of another version, to compare with")
+    parser.add_argument("--sky", default="", help="Python of an environment with skypilot")
+    parser.add_argument("--router", default="", help="path of the program vllm-router")
     parser.add_argument(
-        "--nginx", default="", help="the program nginx, which only passes on: what a hop costs at least"
+        "--nginx", default="", help="path of the program nginx, which only forwards: the minimum cost of a hop"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--memory", type=int, default=0, help="requests whose memory is watched, such as 100000")
+    parser.add_argument("--memory", type=int, default=0, help="number of requests of the memory test, such as 100000")
     words = parser.parse_args()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as folder:

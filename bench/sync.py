@@ -1,7 +1,7 @@
-"""A push and a command over SSH, against rsync with a cold ssh and against OpenSSH with a ControlMaster.
+"""Benchmark a push and a command over SSH, against rsync with a cold ssh and OpenSSH with a ControlMaster.
 
-Run as root: .venv/bin/python -m bench.sync. The host is a network namespace with its own sshd and home. Prints medians
-of interleaved runs and their ratios; the connection of ours is open, as it is when a pod is worked with.
+Run as root: .venv/bin/python -m bench.sync. The host is a network namespace with a separate sshd and home. Prints
+medians of interleaved runs and their ratios. Slipway's connection is already open, as in work with a pod.
 """
 
 import json
@@ -24,7 +24,7 @@ TOKEN = "sw1-bench"
 
 
 def make_tree(root: Path) -> None:
-    """Make source-like text, 200 bytes to 20 kB per file, 20 MB in all, in a git checkout."""
+    """Write a git checkout of source-like text: files of 200 bytes to 20 kB, 20 MB in total."""
     source = random.Random(7)
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz_", k=source.randint(2, 12))) for _ in range(5000)]
     for number in range(FILES):
@@ -37,7 +37,7 @@ def make_tree(root: Path) -> None:
 
 
 def race(runners: Mapping[str, Callable[[], object]], before: Callable[[], object] = lambda: None) -> dict[str, float]:
-    """Return the median milliseconds of each, run in turn; `before` each run something that is not counted."""
+    """Return the median milliseconds of each runner, run in turn; `before` runs first and does not count."""
     taken: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(ROUNDS):
         for name in list(runners)[:: 1 if number % 2 else -1]:

@@ -1,10 +1,10 @@
-"""Training a tokenizer and encoding with it, against what people use today. Prints seconds and ratios.
+"""Benchmark training a tokenizer and encoding, against tokenizers, tiktoken, rustbpe and fastokens.
 
 Run: PYTHON -m bench.tokenizer FOLDER [--rounds 3] [--mb 40] [--vocab-size 32768] [--arms TEXT] [--peers PYTHON]. FOLDER
-holds parquet. The Python of `--peers`, else this one, runs every arm: it needs numpy, pyarrow, tokenizers, tiktoken,
-rustbpe and fastokens. Every arm is a process of its own; arms take turns, medians count. Only the work itself is timed,
-not imports or the reading of text. All that encode have the same tokenizer, the one that `ours` trained, and must make
-the same ids: their sha256 is compared. On a busy machine CPU seconds say more than seconds.
+holds parquet. The Python of `--peers` (default: this Python) runs every arm and needs numpy, pyarrow, tokenizers,
+tiktoken, rustbpe and fastokens. Every arm is a separate process; arms take turns, and the tables show medians. Times
+exclude imports and reading. All encoders use the tokenizer that `ours` trained and must produce the same ids, which the
+program checks by sha256. Prints seconds, CPU seconds and ratios; on a busy machine, CPU seconds are more reliable.
 """
 
 import argparse
@@ -91,7 +91,7 @@ RATIOS = [("train, tokenizers", "train, ours", 2.3), ("encode, tokenizers", "enc
 
 
 def arm(name: str, threads: int, asked: argparse.Namespace) -> None:
-    """Run the work once and print its time."""
+    """Run an arm once and print the time as JSON."""
     documents, size = [], 0
     for text in texts(asked.folder):
         documents.append(text)
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mb", type=float, default=40.0, help="so much text")
     parser.add_argument("--vocab-size", type=int, default=32768)
-    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this")
+    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms with this text in their name")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
@@ -140,7 +140,7 @@ def report(asked: argparse.Namespace, taken: Taken[tuple[str, int]]) -> None:
     ids = {row["ids"] for (name, _), rows in taken.items() for row in rows if name.startswith("encode")}
     size_mb = next(iter(taken.values()))[0]["mb"]
     same = "equal" if len(ids) < 2 else "NOT EQUAL"
-    print(f"{size_mb:.1f} MB of text, {asked.vocab_size} ids; ids of all that encode: {same}\n")
+    print(f"{size_mb:.1f} MB of text, {asked.vocab_size} ids; ids of all encoders: {same}\n")
     print("| arm | threads | s, median [range] | CPU s | MB per CPU s |\n|---|---|---|---|---|")
     for (name, threads), rows in taken.items():
         rate = size_mb / statistics.median(row["cpu_s"] for row in rows)

@@ -1,11 +1,11 @@
-"""Parquet to token shards, and token shards to batches, against what people use today. Prints seconds and ratios.
+"""Benchmark parquet to token shards, and token shards to batches, against datatrove, datasets and DataLoader.
 
-Run: .venv/bin/python -m bench.tokens FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms PATTERN]. PYTHON is
-one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch here. One tokenizer of ours (VOCAB
-ids, trained on FOLDER before any clock runs) is used by all. Every arm is a process of its own; arms take turns,
-medians count. What an arm made is counted in tokens, so that none is fast by doing less. Mapped pages count as memory.
-CPU seconds are of the arm and of what it waited for, which datatrove does not do for several workers; of the loaders,
-they are of the loop in its own process.
+Run: .venv/bin/python -m bench.tokens FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms PATTERN]. PYTHON has
+the packages datasets and datatrove; the peer of the loaders is the DataLoader of the local PyTorch. All arms use the
+same tokenizer of Slipway (VOCAB ids), trained on FOLDER before the measurement. Every arm is a separate process; arms
+take turns, and the tables show medians of seconds and ratios. The number of tokens exposes an arm that does less work.
+Mapped pages count as memory. CPU seconds include child processes that the arm waited for; datatrove does not wait for
+several workers. For loaders, CPU seconds are those of the main process.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def step(name: str, config: dict[str, object], out: Path) -> None:
 
 
 def ours(folder: str, made: Path, out: Path, workers: int) -> int:
-    """Make text shards first, as `inv launch` does, then tokens."""
+    """Make text shards, as `inv launch` does, then token shards; return the number of training tokens."""
     step("text", {"out": str(out / "text"), "spec": {"source": folder, "workers": workers, **SHARDS}}, out)
     inputs = {"text": str(out / "text"), "tokenizer": str(made / "tokenizer")}
     step("tokens", {"out": str(out / "tokens"), "inputs": inputs, "spec": {"workers": workers}}, out)
@@ -55,7 +55,7 @@ def trove(folder: str, made: Path, out: Path, workers: int) -> int:
 
 
 def mapped(folder: str, made: Path, out: Path, workers: int) -> int:
-    """Make tokens in nanoGPT's way: `datasets.map`, then one file."""
+    """Make tokens as nanoGPT does: `datasets.map`, then a single file. Return the number of tokens."""
     import datasets
     import numpy as np
     import tokenizers
@@ -105,9 +105,10 @@ def load_torch(folder: str, made: Path, out: Path, workers: int) -> int:
 
 
 def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
-    """Load rows that are packed best-fit by a DataLoader, of as many documents at a time as ours or as in nanochat.
+    """Load best-fit packed rows with a DataLoader; return the number of tokens.
 
-    With a buffer, documents are found by looking at all of it, as nanochat's loader does; without, by our own code.
+    `buffer` above 0: search a buffer of that many documents for the best fit, as nanochat does. 0: pack groups of
+    documents with the code of Slipway.
     """
     import numpy as np
     import torch
@@ -160,7 +161,7 @@ def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
 
 
 def timed(batches: object) -> int:
-    """Return the tokens of these batches, whose time alone counts: not what was imported and opened before."""
+    """Load the batches and return the number of tokens; set CLOCKS to the time of the loading alone."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     tokens = sum((one.shape[1] - 1) * len(one) for one in batches)  # type: ignore[attr-defined]
     CLOCKS.update(s=time.perf_counter() - start_s, cpu_s=time.process_time() - start_cpu_s)
@@ -193,7 +194,7 @@ RATIOS = [
     ("ours, 1 process", "ours, 2 processes", 1.8),
     ("DataLoader", "ours, windows", 2.0),
     ("DataLoader, 2 workers", "ours, windows", 2.0),
-    ("DataLoader", "ours, best-fit", 0.0),  # which packs nothing
+    ("DataLoader", "ours, best-fit", 0.0),  # DataLoader does not pack
     ("DataLoader of packed rows, as nanochat", "ours, best-fit", 2.0),
     ("DataLoader of packed rows, by our code", "ours, best-fit", 2.0),
 ]
@@ -219,8 +220,8 @@ def main() -> None:
     parser.add_argument("folder", type=lambda text: str(Path(text).resolve()))
     parser.add_argument("--peers", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", metavar="DIR", help="where arms write; default: where temporary files go")
-    parser.add_argument("--arms", default="", metavar="PATTERN", help="only arms whose name holds this")
+    parser.add_argument("--scratch", metavar="DIR", help="folder for output; default: the system's temporary folder")
+    parser.add_argument("--arms", default="", metavar="PATTERN", help="only arms with a name that matches")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     for name in ("--out", "--made"):
         parser.add_argument(name, type=Path, help=argparse.SUPPRESS)

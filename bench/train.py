@@ -1,14 +1,14 @@
-"""Training steps of a 22M Llama shape, side by side with what people train with. Prints tokens per second and ratios.
+"""Benchmark training steps of a 22M Llama shape against transformers, litgpt and nanochat's block.
 
 Run: python -m bench.train [--before FOLDER] [--peers PYTHON] [--rounds N] [--steps N] [--modes bf16,fp32]
-[--arms PATTERN]. FOLDER is a checkout of another version, whose `ours` is the arm `before`. PYTHON is one of an
-environment with the same torch, transformers and litgpt. Every arm is a process that lives through
-the whole run; the arms take turns, so that a busy machine is busy for all of them. A step is a batch of ROWS x LENGTH
-tokens forward and backward, the gradient clipped to 1, AdamW. Weights and gradients are float32 everywhere, bf16 is
-the dtype of activations (peers: autocast; `pure`: all of a peer in bfloat16, which keeps no exact weights). Peak is
-VmHWM over the steps alone: the kernel's mark is reset after warm-up, so neither imports nor the compiler count.
-`nanochat` is that project's published block (no gains, QK-norm, relu squared, untied head, soft-capped logits) at the
-same width and depth in plain PyTorch; its head and embedding are two, so it has more parameters.
+[--arms PATTERN]. Prints tokens per second and ratios. FOLDER is a checkout of another version of Slipway, run as the
+arm `before`. PYTHON belongs to an environment with the same torch, transformers and litgpt. Every arm is a process that
+lives through the whole run; the arms take turns, so that load on the machine affects all arms. A step is a forward and
+backward pass over ROWS x LENGTH tokens, gradient clipping to 1, and AdamW. Weights and gradients are float32 in all
+arms; bf16 is the dtype of activations (peers: autocast). Mode `pure` runs a peer fully in bfloat16, without exact
+weights. The peak is VmHWM during the steps, reset after the warm-up, so that imports and the compiler do not count.
+`nanochat` is the published block of nanochat (no gains, QK-norm, relu squared, untied head, soft-capped logits) in
+plain PyTorch at the same width and depth; the untied head adds parameters.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def changed(config: Any, mode: str, compiled: bool) -> Any:
 
 
 def peer(loss_of: Callable[[Any, Any], Any], parameters: list[Any], mode: str) -> Step:
-    """Return the usual loop around a model of somebody else's."""
+    """Return a training step of plain PyTorch around a peer's model."""
     import torch
 
     optimizer = torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -208,7 +208,7 @@ ARMS = {"ours": ours, "transformers": of_transformers, "litgpt": of_litgpt, "nan
 
 
 def arm(name: str, mode: str, is_compiled: bool) -> None:
-    """Run as many steps as each line of stdin says; report their figures."""
+    """Read a number of steps from each line of stdin, run the steps, and print the figures as JSON."""
     import numpy as np
 
     chance = np.random.default_rng(1)
@@ -220,7 +220,7 @@ def arm(name: str, mode: str, is_compiled: bool) -> None:
     for step in ARMS[name](mode, is_compiled):
         for _ in range(WARM_UP_STEPS):
             step(*batch())
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # Reset VmHWM.
         print(json.dumps({}), flush=True)
         for line in sys.stdin:
             batches = [batch() for _ in range(int(line))]
@@ -259,9 +259,9 @@ class Arm:
 def begun(
     mode: str, wanted: re.Pattern[str], peers: str, before: str, compiled: tuple[bool, ...]
 ) -> Iterator[list[Arm]]:
-    """Yield the arms, each warmed up, one after another."""
+    """Start the arms in sequence, each with a warm-up, and yield all of them."""
     arms: list[Arm] = []
-    kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # a compiler's cache that nobody left half-written
+    kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # empty: earlier runs may leave partial files
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": kernels.name}
     try:
         for name in (*ARMS, *(["before"] if before else [])):
@@ -287,15 +287,15 @@ def begun(
 
 def main() -> None:
     flags = argparse.ArgumentParser()
-    flags.add_argument("--before", default="", help="a checkout of another version, whose `ours` is an arm")
-    flags.add_argument("--peers", default="", help="the Python of an environment with transformers and litgpt")
+    flags.add_argument("--before", default="", help="checkout of another version, run as the arm `before`")
+    flags.add_argument("--peers", default="", help="Python of an environment with transformers and litgpt")
     flags.add_argument("--rounds", type=int, default=7)
-    flags.add_argument("--steps", type=int, default=3, help="of each turn")
-    flags.add_argument("--modes", default="bf16,fp32", help="of bf16, fp32, pure")
-    flags.add_argument("--arms", default="", help="a pattern over names such as `litgpt compiled`")
+    flags.add_argument("--steps", type=int, default=3, help="steps of each turn")
+    flags.add_argument("--modes", default="bf16,fp32", help="modes, separated by commas: bf16, fp32, pure")
+    flags.add_argument("--arms", default="", help="regular expression for names of arms, such as `litgpt compiled`")
     flags.add_argument("--only-eager", action="store_true")
     flags.add_argument("--arm", default="", help=argparse.SUPPRESS)
-    flags.add_argument("--rows", type=int, default=ROWS, help="of a step")
+    flags.add_argument("--rows", type=int, default=ROWS, help="rows of a step")
     flags.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     given = flags.parse_args()
     shape(given.rows, given.length)
@@ -313,7 +313,7 @@ def main() -> None:
 
 
 def tell(mode: str, found: dict[str, list[dict[str, float]]], steps: int) -> None:
-    """Print a table; each ratio is to the turn of `transformers eager`, and of ours, in the same round."""
+    """Print a table, with ratios to `transformers eager` and to the best of `ours` in the same round."""
     anchor = next(name for name in ("transformers eager", "ours compiled", *found) if name in found)
     best = next(name for name in ("ours compiled", "ours eager", *found) if name in found)
     print(f"\n{mode}: {ROWS} x {LENGTH} tokens a step, {steps} steps a turn; median [range]\n")

@@ -1,6 +1,6 @@
-"""Arms of a benchmark that take turns, each in a process of its own, and the tables of what they took.
+"""Run the arms of a benchmark in turn, each in a separate process, and print Markdown tables of the figures.
 
-In: names of arms, a Python for each. Out: rows of figures, as told by `tell` in the arm's process; markdown tables.
+An arm's process reports a row of figures with `tell`; `run_arm` returns the row to the main process.
 """
 
 import json
@@ -25,7 +25,7 @@ Taken = dict[Name, list[Row]]
 
 @contextmanager
 def scratch(folder: str | None) -> Iterator[Path]:
-    """Yield a new folder under `folder`, or where temporary files go; it is removed afterwards."""
+    """Yield a new folder in `folder` (None: the folder for temporary files); remove the new folder on exit."""
     out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=folder))
     try:
         yield out
@@ -34,9 +34,9 @@ def scratch(folder: str | None) -> Iterator[Path]:
 
 
 def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> Row:
-    """Return what an arm reported, and its seconds from start to end; exit with its last line when it fails."""
+    """Run an arm; return the reported row with the wall-clock seconds. Exit with the end of stderr on failure."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or ours alone would be compiled each time
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # Cached bytecode, as for installed peers.
     start = time.perf_counter()
     done = subprocess.run([python, "-m", module, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     took_s = time.perf_counter() - start
@@ -46,16 +46,16 @@ def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> R
 
 
 def tell(**more: Any) -> None:
-    """Report in the arm's process, at its end: CPU seconds of it and of all it waited for, its memory, and `more`."""
+    """Print the row of an arm at the end of the arm's process: CPU seconds with child processes, memory, and `more`."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    own_mb = int(status["VmHWM"].split()[0]) / 1024  # ru_maxrss of a child begins at its parent's
+    own_mb = int(status["VmHWM"].split()[0]) / 1024  # ru_maxrss of a child starts at the parent's value.
     largest_mb = max(own_mb, usages[1].ru_maxrss / 1024)
     print(json.dumps({"cpu_s": sum(one.ru_utime + one.ru_stime for one in usages), "mb_largest": largest_mb, **more}))
 
 
 def take_turns(names: Sequence[Name], rounds: int, measure: Callable[[Name], Row]) -> Taken[Name]:
-    """Run each arm once, then each again. Prints, as it goes, what each took, and at last on which machine."""
+    """Run each arm in each round and return the rows. Print each row, and at the end the cores and the load."""
     taken: Taken[Name] = {name: [] for name in names}
     loads = [os.getloadavg()[0]]
     for _ in range(rounds):
@@ -78,16 +78,16 @@ def shown(rows: Sequence[Row], key: str, places: int, ranges: bool = True) -> st
 
 
 def print_arms(taken: Taken[Any], columns: Mapping[str, tuple[str, int, bool]]) -> None:
-    """Print the arms. `columns`: by their head, which figure, with how many decimals, and whether with its range."""
+    """Print a table of arms. `columns`: by title, the key of the figure, the decimals, and a flag to show the range."""
     print(f"| arm | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for name, rows in taken.items():
         print(f"| {name} | {' | '.join(shown(rows, *how) for how in columns.values())} |")
 
 
 def print_ratios(taken: Taken[Any], ratios: Sequence[tuple[Any, Any, float]], keys: Mapping[str, str]) -> None:
-    """Print ratios of medians; in brackets from the worst of ours for us to the best.
+    """Print ratios of medians, peer / ours, with the smallest and largest ratio in brackets.
 
-    `keys`: by their head, which figure.
+    `keys`: by title, the key of the figure.
     """
     print(f"\n| peer / ours | {' | '.join(keys)} | wanted |\n|---|{'---|' * len(keys)}---|")
     for peer, own, wanted in ratios:

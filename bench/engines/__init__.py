@@ -1,1 +1,1 @@
-"""Benchmarks of engines: what they answer."""
+"""Benchmarks of inference engines: quality of answers and speed."""

@@ -1,10 +1,10 @@
-"""Compare the answers of one model in two engines: the same words, the share that is right, and the speed.
+"""Compare the answers of one model in two engines: share of equal answers, share of right answers, and speed.
 
 Run: python -m bench.engines.answers --tag smoke_bits [--phase bits3] [--store DIR] [--questions N]
 [--engines torch,llama.cpp].
-Each engine is the program that a replica of `inv serve.up` is, in its own environment, and is asked the held-out
-questions over OpenAI's protocol, greedily. The first engine is the one that the others are compared with. CPU seconds
-are those of the engine while it answered; what other programs did meanwhile counts little in them.
+Each engine runs as in a replica of `inv serve.up`, in a separate environment, and answers the held-out questions over
+OpenAI's protocol with greedy decoding. The first engine is the reference for the others. CPU seconds are measured in
+the engine's process while the engine answers; other programs have little effect on CPU seconds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class EngineAnswers:
-    """The answers of an engine to all questions."""
+    """Answers of an engine to all questions, with the cost."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -48,7 +48,7 @@ class EngineAnswers:
 
 @contextmanager
 def started(engine: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the address and the process id of an engine that answers; it is ended afterwards."""
+    """Start an engine and yield its address and process id when it answers; end the engine on exit."""
     group = engines.ENVIRONMENTS[engine]
     python = environment.ensure(group, ROOT, cache_folder.default_cache(), environment.torch_build(), print)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -69,13 +69,13 @@ def started(engine: str, folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process with all its threads."""
+    """Return the CPU seconds of a process, all threads together."""
     words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / TICKS_PER_S
 
 
 def ask(engine: str, folder: Path, questions: Sequence[TurnsQuestion]) -> EngineAnswers:
-    """Return what an engine answers to the questions, each in a conversation of its own."""
+    """Ask an engine each question in a new conversation and return the answers."""
     found = EngineAnswers()
     with started(engine, folder) as (url, pid):
         before, began = cpu_s(pid), time.perf_counter()
@@ -100,7 +100,7 @@ def main() -> None:
     flags.add_argument("--store", default="var/artifacts")
     flags.add_argument("--tag", default="smoke_bits")
     flags.add_argument("--phase", default="bits3", choices=tuple(PHASES))
-    flags.add_argument("--questions", type=int, default=0, help="so many of the held-out ones; 0 = all")
+    flags.add_argument("--questions", type=int, default=0, help="number of held-out questions; 0 = all")
     flags.add_argument("--engines", default=f"torch,{engines.LLAMA}")
     given = flags.parse_args()
     store = Store(given.store)
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def share(hits: Sequence[int]) -> str:
-    """Return how many of some are, with Wilson's interval of 95 %."""
+    """Return the share of hits in % with Wilson's 95 % interval."""
     found = intervals.share(sum(hits), len(hits))
     return f"{100 * found.value:.1f} % [{100 * found.low:.0f}, {100 * found.high:.0f}] of {len(hits)}"
 

@@ -1,1 +1,1 @@
-"""Measure what the gateway of a service costs: bodies of requests, and being killed."""
+"""Benchmarks of the gateway of a service: large request bodies, and recovery after a kill."""

@@ -1,9 +1,9 @@
-"""The cost of one body for the gateway's loop: CPU time of its thread for bodies of 8 MiB, legal and of any shape.
+"""Measure the CPU time of the gateway's event loop for a large request body, over many shapes of valid JSON.
 
-Run: python -m bench.gateway.bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another.
-The time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its
-answer, so all is in it: what is received, read, sent on. Beside it that of all threads. Exits with 1 when a request
-took the loop more than 50 ms.
+Run: python -m bench.gateway.bodies [--rounds 5] [--mib 8]. A client sends requests in sequence to a gateway with a
+scripted engine. The kernel counts the CPU time of the event loop's thread (schedstat) from before the request to after
+the response, so the time includes receiving, parsing and forwarding. A second column has the CPU time of all
+threads. Exits with code 1 when a request takes more than 50 ms of the event loop.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from serve.loops import run
 from tests.serve.scripted_engine import CHAT, ROOT, port_of, program
 
 MOST_MS = 50.0
-REST_S = 1.0  # bytes are charged for a while
+REST_S = 1.0  # The gateway charges the bytes of a body for a while.
 COMPLETIONS = "/v1/completions"
 
 
 def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
-    """Name -> route and body, of `size` bytes at most."""
+    """Return route and body (at most `size` bytes) by name."""
 
     def fill(unit: bytes, begin: bytes, end: bytes) -> bytes:
         return begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
@@ -64,7 +64,7 @@ def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
 
 
 def cpu_ms(pid: int) -> tuple[float, float]:
-    """Return the CPU time of the process's first thread, and of all, in milliseconds."""
+    """Return the CPU milliseconds of the first thread of a process, and of all threads."""
     spent = {
         one.name: int((one / "schedstat").read_text().split()[0]) / 1e6 for one in Path(f"/proc/{pid}/task").iterdir()
     }
@@ -72,7 +72,7 @@ def cpu_ms(pid: int) -> tuple[float, float]:
 
 
 def request(path: str, body: bytes, is_torn: bool) -> bytes:
-    """Return the bytes of a request. `is_torn`: every byte is a chunk."""
+    """Return the bytes of a request. `is_torn`: send each byte as a chunk."""
     framing = "Transfer-Encoding: chunked" if is_torn else f"Content-Length: {len(body)}"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n"
     sent = b"".join(b"1\r\n%c\r\n" % one for one in body) + b"0\r\n\r\n" if is_torn else body
@@ -80,11 +80,11 @@ def request(path: str, body: bytes, is_torn: bool) -> bytes:
 
 
 async def ask(port: int, sent: bytes) -> int:
-    """Return the status of the answer, read to its end."""
+    """Send a request, read the whole response, and return the status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     status = int((await reader.readline()).split(b" ", 2)[1])
-    with contextlib.suppress(ConnectionError):  # of a client that goes on sending
+    with contextlib.suppress(ConnectionError):  # The gateway may close while the client still sends.
         await reader.read()
     writer.transport.abort()
     return status
@@ -118,7 +118,7 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    print(f"\nmost {most:.1f} ms; at most {MOST_MS:g} is wanted; load {os.getloadavg()[0]:.1f}")
+    print(f"\nmost {most:.1f} ms; target: at most {MOST_MS:g} ms; load {os.getloadavg()[0]:.1f}")
     sys.exit(most > MOST_MS)
 
 

@@ -1,9 +1,9 @@
-"""Measure how soon a gateway that was killed answers on its port again.
+"""Measure the time until a killed gateway answers on the same port again.
 
     python -m bench.gateway.restart --rounds 20
 
-In: a gateway before one fake engine on loopback, kept as a service's controller keeps it. It is killed (SIGKILL), and
-asked every 5 ms until it answers a request whole. Prints the seconds, for bench/RESULTS.md.
+The gateway runs before a fake engine on loopback, supervised as by a service's controller. The program kills the
+gateway (SIGKILL) and sends a request every 5 ms until a response is complete. Prints seconds for bench/RESULTS.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SETTLE_S = 0.5  # between rounds
 
 
 async def answers(session: aiohttp.ClientSession, port: int) -> bool:
-    """Return whether a request is answered whole."""
+    """Return whether the gateway answers a request completely."""
     try:
         async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=ASK) as reply:
             await reply.read()

@@ -1,9 +1,9 @@
-"""Measure the trainer on a GPU: the first thing to run on a machine that has one. Prints a table, then JSON.
+"""Benchmark the trainer on a GPU: the first program to run on a new GPU machine. Prints a table, then JSON.
 
-Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. It needs no network and no data, and
-is meant to take eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop,
-the optimizer and the checkpoints that runs go through. `seen` is measured, `wanted` is what dev/log is to hold it
-against; a part that fails says so, and the exit code is 1. N above 1 starts as many processes by torchrun.
+Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. Needs no network and no data; planned
+time: eight minutes on one GPU. `--toy` runs the same parts at a size for one CPU. Every part uses the training loop,
+optimizer and checkpoints of real runs. Column `seen` has the measured value, `wanted` the target for dev/log. A failed
+part prints the error, and the exit code is 1. With N above 1, torchrun starts N processes.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from trainer.speed import kernels_of_node
 
 
 def measured(bench: Bench, names: list[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Return a row for each thing that was measured, and whether all of it worked."""
+    """Return a row for each measurement, and whether all parts worked."""
     rows, is_well = list[dict[str, Any]](), True
     for name in names:
         began = time.perf_counter()
@@ -35,19 +35,19 @@ def measured(bench: Bench, names: list[str]) -> tuple[list[dict[str, Any]], bool
             for what, seen, wanted in PARTS[name](bench):
                 rows.append({"part": name, "what": what, "seen": dict(seen), "wanted": wanted})
                 tell(bench, rows[-1])
-        except Exception as error:  # the other parts are wanted all the more
+        except Exception as error:  # Continue with the other parts.
             traceback.print_exc()
             rows.append({"part": name, "what": name, "failed": f"{type(error).__name__}: {error}"})
             tell(bench, rows[-1])
             is_well = False
             if bench.ranks.size > 1:
-                break  # the others wait in another place
+                break  # Other ranks may wait in a different collective.
         rows[-1:] = [{**rows[-1], "took_s": round(time.perf_counter() - began, 1)}] if rows else []
     return rows, is_well
 
 
 def tell(bench: Bench, row: dict[str, Any]) -> None:
-    """Print a line of the table at once: whoever pays by the minute may stop here and keep what was measured."""
+    """Print a line of the table at once, so that an interrupted benchmark keeps the measured values."""
     seen = row.get("failed") or ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["seen"].items()
     )

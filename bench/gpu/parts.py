@@ -1,4 +1,4 @@
-"""The parts of the bench: each yields its name, the measured value, and the wanted one."""
+"""Parts of the GPU benchmark: each yields a name, the measured values and the target."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def eight_bits(bench: Bench) -> Seen:
         return
     config = bench.phase("base", dtype="float8")
     config = replace(config, rows=config.micro_rows * 4 * bench.ranks.size)
-    yield f"base {bench.size()} float8", bench.trained(config, text_of(config), 6), "tokens/s 1.15 x those of bfloat16"
+    yield f"base {bench.size()} float8", bench.trained(config, text_of(config), 6), "tokens/s 1.15 x bfloat16"
 
 
 def talk(bench: Bench) -> Seen:
@@ -69,7 +69,7 @@ def talk(bench: Bench) -> Seen:
 
 
 def documents(bench: Bench) -> Seen:
-    """Hold the gradients of packed documents here against those of the same in float32 on the CPU."""
+    """Compare the gradients of packed documents on this device with float32 gradients on the CPU."""
     shape = replace(PROFILES["tiny"]().phases["base"].model, max_position_embeddings=512)
     ids = np.random.default_rng(3).integers(0, shape.vocab_size, (2, 256))
     numbers = np.sort(np.random.default_rng(4).integers(0, 5, (2, 256)), axis=1)
@@ -87,15 +87,15 @@ def documents(bench: Bench) -> Seen:
         found.append(torch.cat([one.grad.flatten().cpu() for one in model.parameters() if one.grad is not None]))
     apart = float((found[0] - found[1]).norm() / found[0].norm())
     if apart > 0.03:
-        raise AssertionError(f"gradients of packed documents are {apart:.3f} from those of the CPU")
+        raise AssertionError(f"gradients of packed documents differ by {apart:.3f} from the CPU gradients")
     yield "document masks, backward", {"apart": apart}, "below 0.03"
 
 
 def saving(bench: Bench) -> Seen:
-    """Stop early, go on in a new run, and hold the parameters against those of one that was not stopped.
+    """Stop a run early, resume in a new run, and compare the parameters with an uninterrupted run.
 
-    The model has fewer layers: at 1B each of its checkpoints has 12 GB, and the disk of a rented machine may take a
-    minute for that.
+    The model has fewer layers: at 1B a checkpoint has 12 GB, and the disk of a rented machine may need a minute to
+    write 12 GB.
     """
     config = bench.phase("base")
     fewer = replace(config.model, num_hidden_layers=min(SAVED_LAYERS, config.model.num_hidden_layers))
@@ -106,7 +106,7 @@ def saving(bench: Bench) -> Seen:
         make = text_of(config)
 
         def stopping(step: int, make: Callable[[int], Batch] = make) -> Batch:
-            os.kill(os.getpid(), signal.SIGTERM)  # like a vendor that takes a machine back
+            os.kill(os.getpid(), signal.SIGTERM)  # Like a preemption by the vendor.
             return make(step)
 
         for source in [stopping, make] if name == "stopped" else [make]:
@@ -125,7 +125,7 @@ def saving(bench: Bench) -> Seen:
     size = memory.host_bytes(config)
     yield "save and resume", {"gb": size / 1e9, "last_run_s": took_s, "apart": apart}, "apart below 1e-6; 0 on a CPU"
     if apart > (0 if bench.machine.device.type == "cpu" else 1e-6):
-        raise AssertionError(f"a run that was stopped ends {apart:.1e} from one that was not")
+        raise AssertionError(f"parameters of a resumed run differ by {apart:.1e} from an uninterrupted run")
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def evaluating(bench: Bench) -> Seen:
 
 
 def phases(bench: Bench) -> Seen:
-    """Run a few steps of every other kind of loss."""
+    """Run a few steps with document masks, of rl, of a 1.58-bit model, and of block diffusion."""
     if bench.ranks.size > 1:
         return
     masked = bench.phase("base", document_masks=True)
@@ -152,7 +152,7 @@ def phases(bench: Bench) -> Seen:
     yield "base with document masks", bench.trained(masked, text_of(masked), 4), "0.9 x of base"
     yield from _policy(bench)
     yield from _ternary(bench)
-    yield from _blocks(bench)  # it takes longest to compile
+    yield from _blocks(bench)  # Last: block diffusion takes longest to compile.
 
 
 def _policy(bench: Bench) -> Seen:
@@ -216,7 +216,7 @@ def _blocks(bench: Bench) -> Seen:
 
 
 def parts(bench: Bench) -> Seen:
-    """Time the parts of a pass by themselves, forward and back: where MFU goes."""
+    """Time the parts of a forward and backward pass separately, to explain the MFU."""
     if bench.ranks.size > 1:
         return
     config = bench.phase("base")

@@ -1,4 +1,4 @@
-"""The common setup of all parts of the bench: phases at the size of this machine, batches made of nothing, the loop."""
+"""Common setup of all parts of the GPU benchmark: phases sized for this machine, random batches, the training loop."""
 
 import json
 import tempfile
@@ -28,14 +28,14 @@ from trainer.recipes import PROFILES
 from trainer.reporting.peak_flops import of_machine
 from trainer.speed import equipped
 
-SKIPPED = 2  # first steps, in which code is compiled and memory found
-TALK_TOKENS, TALK_SPREAD = 350, 0.8  # median and sigma (of the logarithm) of conversations such as SmolTalk's
+SKIPPED = 2  # warm-up steps: compilation and allocation
+TALK_TOKENS, TALK_SPREAD = 350, 0.8  # lengths as in SmolTalk: median, sigma of the logarithm
 PROFILE_OF = {"1B": "runpod_1b", "d20": "d20", "2B": "runpod_2b"}
 
 
 @dataclass
 class Bench:
-    """The setup that all parts need."""
+    """Machine, ranks and size, shared by all parts."""
 
     machine: Machine
     ranks: Ranks
@@ -43,11 +43,11 @@ class Bench:
     folder: Path
 
     def size(self, profile: str = "1B") -> str:
-        """Return the word for the size of the models of a profile."""
+        """Return the size for names of measurements: `toy` or the profile."""
         return "toy" if self.is_toy else profile
 
     def phase(self, name: str, profile: str = "1B", **changes: Any) -> PhaseConfig:
-        """Return a phase of a profile, at toy size where that is asked for, with rows as they fit."""
+        """Return a phase of a profile (toy size with `--toy`), with micro_rows that fit into memory."""
         config = PROFILES["tiny" if self.is_toy else PROFILE_OF[profile]]().phases[name]
         small = {"rows": 4, "micro_rows": 2, "sequence_len": 64, "compile": "never", "dtype": "float32"}
         config = replace(config, **({**small, **changes} if self.is_toy else {"compile": "always", **changes}))
@@ -56,7 +56,7 @@ class Bench:
         return placement.fitted(config, self.ranks, self.machine, {})
 
     def model(self, config: PhaseConfig) -> tuple[Decoder, Any]:
-        """Return the model of random parameters as a run would spread it, and its cut."""
+        """Return a model with random parameters, placed on the ranks as in a run, and the shards of this rank."""
         way = placement.how(config, self.ranks, self.machine)
         model = unfilled(config.model, self.machine.dtype(config))
         held = placement.is_held(config, way, self.ranks, self.machine)
@@ -73,9 +73,9 @@ class Bench:
     def trained(
         self, config: PhaseConfig, make: Callable[[int], Batch], steps: int, objective: Objective | None = None
     ) -> dict[str, Any]:
-        """Run some steps of the loop; return the rates of those that are counted.
+        """Run `steps` steps of the training loop; return rates after the warm-up steps.
 
-        Nothing is saved: all parts together would write some 150 GB.
+        Saves no checkpoint: all parts together would write some 150 GB.
         """
         steps = SKIPPED + 1 if self.is_toy else steps
         config = replace(config, steps=steps)
@@ -120,7 +120,7 @@ class Bench:
 
 
 def _go(one: Training) -> None:
-    """Run all steps of a training from its beginning, without its saves."""
+    """Run all steps of a training from the beginning, without checkpoints."""
     metrics = one._metrics(0) if one.ranks.is_first else None
     one._resume(None)
     with one._batches() as batches:
@@ -131,7 +131,7 @@ def _go(one: Training) -> None:
 
 
 def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
-    """Return a maker of rows of random ids, each with the one after it."""
+    """Return a function that makes a batch of random ids with next-id targets for a step."""
 
     def batch(step: int) -> Batch:
         shape = (config.rows, config.sequence_len + 1)
@@ -145,7 +145,7 @@ def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
 
 
 def talk_of(config: PhaseConfig, is_packed: bool) -> Callable[[int], Batch]:
-    """Return a maker of conversations of random ids, of which the second half is learnt."""
+    """Return a function that makes conversations of random ids; the second half of each is trained on."""
 
     def batch(step: int) -> Batch:
         chance = np.random.default_rng([2, step])
@@ -161,7 +161,7 @@ def talk_of(config: PhaseConfig, is_packed: bool) -> Callable[[int], Batch]:
 
 
 def best_s(bench: Bench, work: Callable[[], Any], tries: int = 4) -> float:
-    """Return the seconds of the fastest of a few, after one that is not counted."""
+    """Return the seconds of the fastest of `tries` calls, after a warm-up call."""
     found = []
     for _ in range(1 + (1 if bench.is_toy else tries)):
         began = time.perf_counter()
