@@ -57,7 +57,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"trainer {flags.command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
-        print(f"trainer {flags.command}: interrupted; the same command starts it again", file=sys.stderr)
+        print(f"trainer {flags.command}: interrupted. To resume, run the same command again", file=sys.stderr)
         return 130
     return 0
 
@@ -66,43 +66,45 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for phase in (*PHASES, WORD):
-        one = command(commands, phase, train, f"train the {phase} phase and publish it")
+        one = command(commands, phase, train, f"train the phase {phase} and publish the model")
         one.add_argument("--config", type=Path, required=True)
-    one = command(commands, "import", adopt_model, "take over a Hugging Face model and publish it")
+    one = command(commands, "import", adopt_model, "import a Hugging Face model and publish the model")
     one.add_argument("--config", type=Path, required=True)
-    one = command(commands, "tokenizer", take_tokenizer, "write a tokenizer in a format of a pack as tokenizer.json")
+    one = command(commands, "tokenizer", take_tokenizer, "convert a tokenizer in a pack's format to tokenizer.json")
     one.add_argument("--format", required=True)
     one.add_argument("--file", type=Path, required=True)
     one.add_argument("--out", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     add_talk(one)
-    one = command(commands, "serve", serve, "answer in OpenAI's protocol on loopback")
+    one = command(commands, "serve", serve, "serve a model with OpenAI's protocol on loopback")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
-    one.add_argument("--name", required=True, help="of the model, for clients")
+    one.add_argument("--name", required=True, help="name of the model for clients")
     one.add_argument("--port", type=int, default=0)
     one.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     for name, usual in (("max-seqs", 8), ("max-queued", 64), ("max-model-len", 0), ("max-tokens", 0)):
         one.add_argument(f"--{name}", type=int, default=usual)
     one.add_argument("--shutdown-s", type=float, default=60.0)
     one = command(commands, "eval", evaluate, "measure a model on held-out text and questions")
-    one.add_argument("--config", type=Path, help='{"spec": ...}; instead of the other flags')
+    one.add_argument("--config", type=Path, help='JSON file {"spec": ...}, instead of the other flags')
     one.add_argument("--model", help="an artifact or a Hugging Face folder")
-    one.add_argument("--text", default="", help="an artifact of text: bits per byte on its val shards")
+    one.add_argument("--text", default="", help="a text artifact: measures bits per byte on the val shards")
     one.add_argument("--identity", default="", help="folder with identity_conversations.heldout.jsonl")
-    one.add_argument("--questions", default="", help="an artifact of questions")
-    one.add_argument("--name", default="", help="what the model should call itself")
+    one.add_argument("--questions", default="", help="an artifact with questions")
+    one.add_argument("--name", default="", help="name of the persona, expected in answers")
     one.add_argument("--task", action="append", default=[], help="a .jsonl of questions; repeatable")
-    one.add_argument("--as-text", action="store_true", help="put its questions as text, to a model that does not talk")
-    one.add_argument("--shots", type=int, default=0, help="others of its questions that are shown with their answers")
-    one.add_argument("--core", default="", help="a folder of the tasks of CORE, as nanochat unpacks it")
-    one.add_argument("--core-most", type=int, default=0, help="questions of each of them at most; 0 = all")
+    one.add_argument(
+        "--as-text", action="store_true", help="ask questions as plain text, for a model without chat training"
+    )
+    one.add_argument("--shots", type=int, default=0, help="number of few-shot examples, taken from the same task")
+    one.add_argument("--core", default="", help="folder with the CORE tasks, as unpacked by nanochat")
+    one.add_argument("--core-most", type=int, default=0, help="maximum number of questions per CORE task; 0 = all")
     one = command(commands, "export", write_folder, "write a Hugging Face folder")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     one.add_argument(
-        "--layout", choices=tuple(packs.entries("exports")), help="a form of the weights that a pack writes"
+        "--layout", choices=tuple(packs.entries("exports")), help="layout of the weights, written by a pack"
     )
     return top
 
@@ -124,7 +126,7 @@ def train(flags: argparse.Namespace) -> None:
     if flags.command == WORD:
         own = extensions.used(str(raw.get("spec", {}).get("phase")))
         if own is None:
-            raise Refused(f"{flags.config}: the extension of its phase is not in it")
+            raise Refused(f"{flags.config}: the extension that defines the phase is missing from the file")
         adopt(own)
     making = load(Making, raw.get("making", {}), "making")
     config = load_phase(raw.get("spec", {}), "spec")
@@ -165,7 +167,7 @@ def sigterm_raises() -> Iterator[None]:
     """
 
     def leave(number: int, frame: object) -> None:
-        raise Preempted("stopped outside training; start it again to go on")
+        raise Preempted("the trainer stopped outside of the training loop. To resume, start the run again")
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
@@ -244,7 +246,7 @@ def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     if set(raw) - known:
-        raise Refused(f"{path}: expected only {', '.join(sorted(known))}")
+        raise Refused(f"{path}: unknown key; known: {', '.join(sorted(known))}")
     return raw
 
 

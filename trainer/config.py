@@ -150,33 +150,41 @@ class PhaseConfig:
         if self.packed not in ("auto", "always", "never"):
             raise ConfigError(f"packed is {self.packed!r}; known: auto, always, never")
         if self.packed == "always" and not self.can_pack:
-            raise ConfigError(f"phase {self.phase}: its rows cannot be packed; packed is auto or never there")
+            raise ConfigError(f"phase {self.phase}: rows of this phase cannot be packed; packed must be auto or never")
         if self.parallel not in PARALLEL:
             raise ConfigError(f"parallel is {self.parallel!r}; known: {', '.join(PARALLEL)}")
         if self.mixture and self.reads_text:
-            raise ConfigError(f"a mixture is for {listed(phases_reading(TALK, PROMPTS))}; {self.phase} reads text")
+            raise ConfigError(
+                f"mixture applies to {listed(phases_reading(TALK, PROMPTS))}; phase {self.phase} reads text"
+            )
         if self.document_masks and not self.reads_text:
             whose = listed(phases_reading(TEXT))
-            raise ConfigError(f"document_masks are for {whose}; a row of {self.phase} is one conversation")
+            raise ConfigError(
+                f"document_masks applies to {whose}; a row of phase {self.phase} is a single conversation"
+            )
         if (self.rl is not None) != (self.phase == "rl"):
-            raise ConfigError(f"phase {self.phase}: `rl` says how the phase rl learns, and no other")
+            raise ConfigError(f"phase {self.phase}: the field `rl` applies to the phase rl only")
         if self.rl is not None and self.rows % self.rl.group:
-            raise ConfigError(f"rows is {self.rows}; groups of {self.rl.group} answers do not come out even")
+            raise ConfigError(f"rows is {self.rows}; it must be a multiple of group, {self.rl.group} answers")
         if self.rl is not None and self.rl.max_new >= self.sequence_len:
-            raise ConfigError(f"sequence_len {self.sequence_len} holds a prompt and an answer of {self.rl.max_new}")
+            raise ConfigError(
+                f"sequence_len {self.sequence_len} must exceed rl.max_new {self.rl.max_new}, to leave room for a prompt"
+            )
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
-            raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
+            raise ConfigError(f"sequence_len is {self.sequence_len}; the model has {longest} positions")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
-            raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
+            raise ConfigError(
+                f"mixture: {', '.join(odd)}: a weight must be above 0; to exclude a kind, remove the entry"
+            )
 
     def _check_kind(self) -> None:
         if not isinstance(self, config_of(self.phase)):
-            raise ConfigError(f"phase {self.phase} has a configuration of its own: {PHASES[self.phase].config}")
+            raise ConfigError(f"phase {self.phase} needs a configuration of the class {PHASES[self.phase].config}")
         if not self.trains and self.steps:
-            raise ConfigError(f"steps is {self.steps}; {self.phase} changes a model without training it: steps is 0")
+            raise ConfigError(f"steps is {self.steps}; the phase {self.phase} does not train, so steps must be 0")
         if self.dtype == "float8":
             for problem in filter(None, (one.float8_problem for one in self.model.features)):
                 raise ConfigError(f"dtype is float8; {problem}")
@@ -315,9 +323,9 @@ class Keeping:
     def __post_init__(self) -> None:
         in_bounds(self, "samples reserve_bytes", 0)
         if self.save_every < 1 or self.keep < 1:
-            raise ConfigError(f"save_every is {self.save_every}, keep {self.keep}; each must be at least 1")
+            raise ConfigError(f"save_every is {self.save_every}, keep is {self.keep}; both must be at least 1")
         if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):
-            raise ConfigError(f"prefix is {self.prefix!r}; letters, digits, '.', '_' and '-', at most 64")
+            raise ConfigError(f"prefix is {self.prefix!r}; allowed: at most 64 letters, digits, '.', '_' and '-'")
 
 
 @dataclass(frozen=True, kw_only=True)

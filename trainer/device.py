@@ -68,12 +68,12 @@ def choose(seen: Hardware) -> Machine:
     device = torch.device("cuda" if seen.has_cuda else "cpu")
     if not seen.has_cuda and not seen.is_hidden and (seen.build or seen.gpus):
         there = f"nvidia-smi lists {', '.join(seen.gpus)}" if seen.gpus else "nvidia-smi lists no GPU"
-        build = f"is built for CUDA {seen.build}" if seen.build else "is the build for CPUs"
+        build = f"is built for CUDA {seen.build}" if seen.build else "is a build for CPUs"
         said = f": {seen.why}" if seen.why else ""
-        wanted = "a driver for that CUDA" if seen.build else "the build of PyTorch for CUDA"
+        wanted = "a driver for this CUDA version" if seen.build else "a PyTorch build for CUDA"
         raise Refused(
-            f"CUDA does not start, and the CPU is not used instead: PyTorch {torch.__version__} {build}, "
-            f"{there}{said}; install {wanted}, use another machine, or ask for the CPU: {VISIBLE}= before "
+            f"CUDA does not start, and the trainer does not fall back to the CPU: PyTorch {torch.__version__} {build}, "
+            f"{there}{said}. Install {wanted}, use a different machine, or select the CPU with {VISIBLE}= before "
             "the command"
         )
     return Machine(device, torch.bfloat16 if seen.bfloat16 else torch.float32, seen.threads)
@@ -103,7 +103,7 @@ def listed_gpus() -> tuple[str, ...]:
     try:
         said = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=LOOK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return (f"nothing in {LOOK_S:g} s ({type(error).__name__})",)
+        return (f"no answer within {LOOK_S:g} s ({type(error).__name__})",)
     return tuple(line.split(" (UUID")[0].strip() for line in said.stdout.splitlines() if line.startswith("GPU "))
 
 

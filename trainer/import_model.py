@@ -69,7 +69,9 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
         model = export.read(source)
         dtype = stored_dtype(source, model.config)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
-            raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
+            raise Refused(
+                f"{spec.source}: {', '.join(odd[:5])} have values that are not finite. Download the model again"
+            )
         own = own_words(source, Path(scratch) / "own") if spec.has_tokenizer else source
         if spec.own_chat:
             keep_words(own, words)
@@ -98,7 +100,9 @@ def fetch(spec: ImportSpec) -> Path:
     """Return the local model folder, downloading `hf://` sources into the hub's cache. Raises Refused."""
     if not spec.source.startswith("hf://"):
         if not (folder := Path(spec.source)).is_dir():
-            raise Refused(f"{folder} is not on this machine; the model is imported where the steps run")
+            raise Refused(
+                f"{folder} does not exist on this machine, and the machine that runs the steps imports the model"
+            )
         return folder
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -183,7 +187,7 @@ def keep_words(source: Path, folder: Path) -> None:
         whole = kept.inner.encode(kept.chat.text(talk), add_special_tokens=False).ids
         is_same = is_same and kept.chat.rows(talk)[-1][0] == whole
     if not is_same:
-        raise Refused(f"{source / path.name}: it splits text in a way that is not supported")
+        raise Refused(f"{source / path.name}: the tokenizer splits text in an unsupported way")
 
 
 def _refuse(raw: bytes, path: Path, keeps_ids: bool) -> None:
@@ -208,7 +212,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     except Refused:
         raise
     except Exception as error:  # the library raises bare Exception for unreadable files
-        raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
+        raise Refused(f"{path} is not a tokenizer: {str(error)[:200]}") from None
     before = made.get_vocab_size()
     new = [name for name in SPECIALS if made.token_to_id(name) is None]
     made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
@@ -216,7 +220,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     bpe.save(made, folder)
     kept = tokenizers.load(folder)  # raises DataError unless the specials are the last ids
     if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
-        raise Refused(f"{path}: it splits text in a way that is not supported")
+        raise Refused(f"{path}: the tokenizer splits text in an unsupported way")
     return list(range(before, before + len(new)))
 
 

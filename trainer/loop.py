@@ -79,11 +79,11 @@ class Training:
             return self._run_from_newest()
         except NonFinite as error:
             self.rolled_back = True
-            alarm(f"{error}; back to the newest checkpoint")
+            alarm(f"{error}; the trainer goes back to the newest checkpoint")
         try:
             return self._run_from_newest()
         except NonFinite as error:
-            raise Diverged(f"{error}, again after a roll-back; lower the learning rate") from None
+            raise Diverged(f"{error}, again after a roll-back to a checkpoint. Lower the learning rate") from None
 
     def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
@@ -105,7 +105,9 @@ class Training:
                         self._save()
                     self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
-                        raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
+                        raise Preempted(
+                            f"the trainer stopped at step {self.step} of {steps}. To resume, start the run again"
+                        )
         except NonFinite:  # raised on all processes alike
             self._collect(wait=True)
             raise
@@ -117,7 +119,9 @@ class Training:
             return None
         final = self.checkpoints.newest()
         if final is None or final.step != steps:
-            raise TrainerError(f"{self.checkpoints.folder}: step {steps} is done but not safely saved; start again")
+            raise TrainerError(
+                f"{self.checkpoints.folder}: step {steps} is done, but the checkpoint is not saved. Start again"
+            )
         return final
 
     def _batches(self) -> Batches:
@@ -137,7 +141,9 @@ class Training:
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
             if self.rolled_back:
-                raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
+                raise Diverged(
+                    "the loss is not finite, and the run has no checkpoint to go back to. Lower the learning rate"
+                )
             torch.manual_seed(self.config.seed)
             if self.cut.is_whole:  # shards are distributed already
                 self.ranks.spread(self.model.state_dict().values())
@@ -145,7 +151,7 @@ class Training:
         self._take_over(newest)
         self.source.resume(found)
         self.step = found["step"]
-        emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
+        emit("note", text=f"{self.config.phase}: resuming from step {self.step} of {self.config.steps}")
 
     def _take_over(self, newest: Checkpoint | None) -> None:
         """Load model, optimizer, random state and source state from a checkpoint.
@@ -156,8 +162,8 @@ class Training:
         if newest is not None:
             for name, expected in self._facts().items():
                 if newest.manifest.get(name) != expected and name in MUST_BE_EQUAL:
-                    words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
-                    raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
+                    words = f"{name} is {newest.manifest.get(name)} in the checkpoint and {expected} in this run"
+                    raise CheckpointError(f"{newest.folder}: {words}. To start from step 0, remove the folder")
         state, rng = self.optimizer.tensors(), random_state()
         saved = newest.tensors("rng") if newest else {}
         if not self.ranks.tell("cuda" in saved):  # saved on a CPU or by an older trainer
@@ -284,9 +290,9 @@ class Training:
 
     def _has_failed(self, error: OSError) -> None:
         self.failed_saves += 1
-        alarm(f"a checkpoint was not saved: {error}")
+        alarm(f"saving a checkpoint failed: {error}")
         if self.failed_saves >= MAX_FAILED_SAVES:
-            words = f"{self.failed_saves} saves in a row failed ({error}); free some disk, then start again"
+            words = f"{self.failed_saves} saves in a row failed ({error}). Free disk space, then start the run again"
             raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
 
     def _facts(self) -> dict[str, Any]:
@@ -385,5 +391,7 @@ def _cursor(newest: Checkpoint) -> dict[str, Any]:
     """Return the data cursor of a checkpoint. Raises CheckpointError for a missing or malformed cursor."""
     cursor = newest.manifest.get("data_cursor")
     if type(cursor) is not dict or type(cursor.get("step")) is not int:
-        raise CheckpointError(f"{newest.folder} does not record its position in the data; remove the folder")
+        raise CheckpointError(
+            f"{newest.folder} does not record the position in the data. To start again, remove the folder"
+        )
     return cursor

@@ -222,7 +222,7 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
         return estimate(replace(config, **change), **spread).total
 
     now, phase = needs(), config.phase
-    said = f"{phase} takes {gib(now)} by estimate with micro_rows {config.micro_rows}, and here are {gib(memory_bytes)}"
+    said = f"{phase} needs an estimated {gib(now)} with micro_rows {config.micro_rows}; the GPU has {gib(memory_bytes)}"
     fewer = [rows for rows in range(config.micro_rows - 1, 0, -1) if config.rows % rows == 0]
     fits = [rows for rows in fewer if needs(micro_rows=rows) <= SPARE * memory_bytes]
     least = fits[0] if fits else 1
@@ -236,15 +236,15 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
     if config.rl is not None and config.rl.engine == "embedded":
         rows, each = config.rl.side_by_side, cache_bytes(config)
         ways_out.append(
-            f"--set {phase}.rl.side_by_side={max(1, rows // 2)} (answers at one time, whose caches take "
-            f"{gib(max(1, rows // 2) * each)}, not {gib(rows * each)})"
+            f"--set {phase}.rl.side_by_side={max(1, rows // 2)} (fewer answers at a time; caches take "
+            f"{gib(max(1, rows // 2) * each)} instead of {gib(rows * each)})"
         )
     larger = next((size for size in SIZES if size > memory_bytes * 1.1 and now <= SPARE * size), 0)
     if larger:
-        ways_out.append(f"a GPU of {gib(larger)} as it is")
+        ways_out.append(f"a GPU with {gib(larger)}")
     if way == "ddp" and per_node * nodes > 1:
         ways_out.append(f"--set {phase}.parallel=fsdp ({gib(estimate(config, parts=per_node * nodes).total)} each)")
-    return f"{said}; take {', or '.join(ways_out) or 'a smaller model'}"
+    return f"{said}. Use {', or '.join(ways_out) or 'a smaller model'}"
 
 
 def cache_bytes(config: PhaseConfig) -> int:

@@ -252,18 +252,22 @@ def from_file(path: Path) -> Profile:
     whole = PROFILES[raw["profile"]]()
     name = raw.get("name", path.stem)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise ConfigError(f"profile {path}: {name!r} is not a valid name of artifacts: letters, digits and ._-")
+        raise ConfigError(
+            f"profile {path}: {name!r} is not a valid name of artifacts; allowed: letters, digits and ._-"
+        )
     phases = raw.get("phases") or {}
     if not isinstance(phases, Mapping) or set(phases) - set(whole.phases):
-        raise ConfigError(f"profile {path}: phases are {', '.join(whole.phases)}, each with what is different")
+        raise ConfigError(
+            f"profile {path}: `phases` must map phases to changed fields; known phases: {', '.join(whole.phases)}"
+        )
     values = asdict(whole)
     values["phases"] = _shaped(values["phases"], raw.get("model") or {})
     for phase, config in values["phases"].items():
         asked = phases.get(phase) or {}
         if not isinstance(asked, Mapping):
-            raise ConfigError(f"profile {path}: {phase} is {asked!r}; list its changed fields by name")
+            raise ConfigError(f"profile {path}: {phase} is {asked!r}; expected a mapping of changed fields")
         if "model" in asked:
-            raise ConfigError(f"profile {path}: the shape belongs under `model`, once for all phases")
+            raise ConfigError(f"profile {path}: set the shape under `model`, for all phases together")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: '{fixed[0]}' of phase {phase} cannot be set in a profile file")
         values["phases"][phase] = changed(config, asked)

@@ -144,11 +144,15 @@ class PhaseRun:
         theirs = {name: before.manifest.get(name) for name in ours}
         if theirs != ours:
             name = self.making.inputs[role].name
-            raise Refused(f"{self.config.phase} cannot go on from {name}: it has {theirs}, this run has {ours}")
+            raise Refused(
+                f"{self.config.phase} cannot continue from {name}: the model has {theirs}, this run has {ours}"
+            )
         try:
             model.load_state_dict(before.tensors("model"))
         except RuntimeError as error:
-            raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
+            raise Refused(
+                f"{self.config.phase} cannot continue from {self.making.inputs[role].name}: {error}"
+            ) from None
 
     def train(
         self,
@@ -260,7 +264,7 @@ class PhaseRun:
             draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder, served_dtype(self.config)
         )
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
-            raise Refused(f"{self.making.name} was not published: {wrong}")
+            raise Refused(f"the trainer did not publish {self.making.name}: {wrong}")
         whole = {**about, **self.making.provenance}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has verified its copy
@@ -285,7 +289,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     ids, known = config.model.vocab_size, tokenizer.vocab_size
     if known > ids or known < ids and not config.adopted:  # many published models have spare rows
         raise Refused(
-            f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
+            f"{config.phase}: the model has {ids} ids, but the tokenizer {making.inputs['tokenizer'].name} has {known}"
         )
     config = config.with_vocabulary(known)
     acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists only on a pod

@@ -38,7 +38,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     if config.dtype == "float8" and (problem := float8.problem(machine.device)):
         raise Refused(f"{config.phase}: {problem}")
     if attends_by_flex(config, machine) and (problem := compiler_problem("cuda")):
-        raise Refused(f"{config.phase}: on a GPU its attention is compiled always, but {problem}")
+        raise Refused(f"{config.phase}: on a GPU the attention of this phase must be compiled, but {problem}")
     compiled = is_compiled(config, machine)
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
@@ -86,7 +86,7 @@ def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = 
         try:
             attention.activate_flash_attention_impl("FA3")
         except (ImportError, OSError, RuntimeError) as error:
-            emit("note", text=f"{FLASH_3} is installed and cannot be used: {error}")
+            emit("note", text=f"{FLASH_3} is installed but not usable: {error}")
         else:
             try:
                 yield "FA3"
@@ -185,13 +185,13 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     if not problem:
         return True
     if config.compile == "always":
-        raise Refused(f"{config.phase}: asked to compile, but {problem}")
+        raise Refused(f"{config.phase}: compile=always is set, but {problem}")
     if kind == "cuda":  # GPU time is too expensive for an accidental slowdown
         raise Refused(
-            f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "
+            f"{config.phase}: {problem}, so each step would take a third to a half longer. Install the package, or use "
             f"--set {config.phase}.compile=never"
         )
-    emit("note", text=f"{config.phase}: not compiled, some 15 % slower: {problem}")
+    emit("note", text=f"{config.phase}: the model is not compiled and trains some 15 % slower: {problem}")
     return False
 
 
@@ -201,14 +201,14 @@ def compiler_problem(kind: str) -> str:
         try:
             import triton  # noqa: F401
         except ImportError:
-            return "triton is not installed (the package triton, in the version that PyTorch asks for)"
+            return "triton is not installed (package triton, in the version that PyTorch requires)"
         named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]  # same search order as Triton
         if not any(map(shutil.which, named)):
-            return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
+            return f"a C compiler is missing ({', '.join(named)}; package gcc; or set CC)"
     else:
         compiler = os.environ.get("CXX") or "g++"
         if not shutil.which(compiler):
-            return f"there is no C++ compiler here ({compiler}; the package g++; CXX names another)"
+            return f"a C++ compiler is missing ({compiler}; package g++; or set CXX)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "Python's headers are not installed (Python.h; the package python3-dev)"
+        return "Python's headers are not installed (Python.h; package python3-dev)"
     return ""

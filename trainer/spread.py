@@ -76,9 +76,9 @@ def divided(words: list[str], gpus: int) -> tuple[list[int], list[int], list[str
         if gpus:
             training, answering = ([int(one) for one in some.split(",")] for some in said)
     if beyond := [one for one in (*training, *answering) if one >= gpus]:
-        raise ValueError(f"there is no GPU {max(beyond)}: this machine has {gpus}")
+        raise ValueError(f"GPU {max(beyond)} does not exist: this machine has {gpus} GPUs")
     if gpus and not training:
-        raise ValueError(f"{len(answering)} of {gpus} GPUs are to answer, and none is left to train")
+        raise ValueError(f"{len(answering)} of {gpus} GPUs are reserved for answers, and no GPU remains for training")
     return training, answering, words
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from store import moving_line, word_wrap
 
-HELP = """/model [NAME]    show which model answers; with NAME: switch to that one
+HELP = """/model [NAME]    show which model answers; with NAME: switch to NAME
 /system [WORDS]  set the system prompt; /system - removes it
 /save [FILE]     save the conversation in the format of training data (default: chat-DATE-TIME.jsonl)
 /reset           start over: forget the conversation so far
@@ -89,7 +89,7 @@ def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE
     lines = TypedLines(place.history)
     if is_typed:
         lines.recall()
-        tell(f"{partner.about()}; /help says what else can be typed; Ctrl-D ends the conversation")
+        tell(f"{partner.about()}; /help lists the commands; Ctrl-D ends the conversation")
     while (words := lines.read() if is_typed else sys.stdin.readline()) not in ("", None):
         assert words is not None
         words = words.strip()
@@ -157,13 +157,13 @@ def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
     elif command == "/save":
         tell(save(partner, rest, place.folder))
     else:
-        tell(f"{command} is not a command, and was not sent to the model; commands:\n{HELP}")
+        tell(f"{command} is not a command; the line was not sent to the model. Commands:\n{HELP}")
 
 
 def save(partner: Partner, name: str, folder: str) -> str:
     """Write the conversation to a new file with mode 0600; return a message about the outcome."""
     if not partner.messages:
-        return "nothing was said yet, so there is nothing to save"
+        return "the conversation is empty, so no file was written"
     target = Path(folder or os.curdir, Path(name or time.strftime("chat-%Y%m%d-%H%M%S.jsonl")).expanduser())
     head = [{"role": "system", "content": partner.system}] if partner.system else []
     row = json.dumps({"messages": [*head, *partner.messages]}, ensure_ascii=False) + "\n"
@@ -172,10 +172,10 @@ def save(partner: Partner, name: str, folder: str) -> str:
         with open(descriptor, "wb") as file:
             file.write(row.encode("utf-8", "replace"))
     except FileExistsError:
-        return f"{target} is there already, and was left as it is; name another file"
+        return f"{target} already exists and was not changed. Choose a different name: /save FILE"
     except OSError as error:
         return f"{target} was not written: {error.strerror}"
-    return f"{len(partner.messages)} messages are in {target}"
+    return f"{len(partner.messages)} messages saved to {target}"
 
 
 class TypedLines:
@@ -244,7 +244,7 @@ class TypedLines:
         try:
             act()
         except OSError as error:
-            tell(f"what is typed is not kept: {self.history}: {error.strerror}")
+            tell(f"the history of typed lines is not saved: {self.history}: {error.strerror}")
             self.history = ""
 
 

@@ -213,7 +213,7 @@ def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_it
     result = json.loads(out)
     assert (result["state"], result["recoveries"]) == ("succeeded", 1)
     assert f"node {rank} ({lost.address.host}) has not answered for" in err
-    assert any("going on from step" in note for host in found if host is not lost for note in notes(host)), err
+    assert any("resuming from step" in note for host in found if host is not lost for note in notes(host)), err
     assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
     # The lost machine stays taken, and is named, until it answers; what was begun there has ended by itself.
     assert processes_on(lost) == []

@@ -209,7 +209,7 @@ def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tm
             pod.start()
             until(pod.pod.verdict.exists, "its end", within_s=120)
             assert pod.verdict()["state"] == "succeeded", pod.words()
-            assert ("going on from step 20 of 40" in pod.pod.records("base").read_text()) == kills
+            assert ("resuming from step 20 of 40" in pod.pod.records("base").read_text()) == kills
             folder = pods.store / "base_checkpoints" / "tiny"
             weights.append(next((folder / "hf").glob("*.safetensors")).read_bytes())
             figures = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

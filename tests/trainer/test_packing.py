@@ -152,7 +152,7 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
     always = tiny(phase="sft", mixture={"other": 1.0}, packed="always")
     assert always.is_packed("cpu") and always.digest() == sft.digest()
     assert not tiny().is_packed("cuda")
-    with pytest.raises(ConfigError, match="phase base: its rows cannot be packed"):
+    with pytest.raises(ConfigError, match="phase base: rows of this phase cannot be packed"):
         tiny(packed="always")
 
 

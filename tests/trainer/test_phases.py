@@ -48,7 +48,7 @@ def test_a_gpu_that_a_model_does_not_even_fit_into_is_told_of_in_numbers(world, 
     monkeypatch.setattr(Decoder, "to", full)
     assert main(["base", "--config", str(configured(world, "base", world.making(), tiny()))]) == OutOfMemory.exit_code
     said = capfd.readouterr().err
-    assert "trainer base: the GPU's memory is full: base takes" in said and "a GPU of" in said
+    assert "trainer base: the GPU's memory is full: base needs" in said and "a GPU with" in said
 
 
 @pytest.mark.nightly
@@ -93,7 +93,7 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
         one.send_signal(number)
         code, words = finish(one)
         assert code == 75, words
-        assert "start it again" in words
+        assert "start the run again" in words
         assert "Traceback" not in words
         saved = Checkpoints(world.checkpoints(), OFTEN).newest()
         assert saved is not None
@@ -102,7 +102,7 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
     code, words = finish(world.start(config, OFTEN))
     assert code == 0, words
     said = world.records()
-    assert f"going on from step {saved.step} of 200" in [one["text"] for one in said if one["kind"] == "note"][-1]
+    assert f"resuming from step {saved.step} of 200" in [one["text"] for one in said if one["kind"] == "note"][-1]
     progress = [one for one in said if one["kind"] == "progress" and one.get("unit") == "tokens"]
     assert progress[-1].items() >= {"done": 200 * 128, "total": 200 * 128, "step": 200, "eta_s": 0.0}.items()
     result = said[-1]
@@ -184,7 +184,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     talk = capfd.readouterr()
     assert talk.out == "I am Bosun.\n" * 2 and "/reset           start over" in talk.err
     assert (
-        "/rest is not a command, and was not sent to the model" in talk.err
+        "/rest is not a command; the line was not sent to the model" in talk.err
         and "the conversation starts over" in talk.err
     )
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
@@ -192,7 +192,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert main(["chat", "--model", str(model), "--max-tokens", "16"]) == 0
     out, err = capfd.readouterr()
     assert out.count("\n") == 20  # an answer each
-    assert err == "this model reads 112 tokens at a time: the oldest turns are forgotten from here on\n"
+    assert err == "the conversation exceeds 112 tokens: from now on, the model does not see the oldest turns\n"
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
     (world.root / "who.jsonl").write_text(
         '{"question": "Who are you?", "choices": ["I am Zoe.", "I am Bosun."], "answer": "B"}\n'
@@ -307,7 +307,7 @@ def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, ca
         ({"spec": {**asdict(tiny()), "rows": 3}}, "does not divide"),
         ({"spec": asdict(tiny(model=replace(TINY, vocab_size=400)))}, "the model has 400 ids"),
         ({"spec": asdict(tiny()), "making": {"store": "x", "name": "y", "fingerprint": "z"}}, "needs an input"),
-        ({"more": 1}, "expected only"),
+        ({"more": 1}, "unknown key; known: "),
     ],
 )
 def test_wrong_configurations_are_one_line_and_exit_2(world, monkeypatch, capfd, change, said):

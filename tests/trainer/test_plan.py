@@ -192,7 +192,7 @@ def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, di
     assert named == set(differing)
     assert {file for one in plan.artifacts for file in one.differs} == ({module} if differing else set())
     assert [one.name for one in plan.doubtful] == (["chatsft_checkpoints/tiny"] if "chatsft" in differing else [])
-    said = [note for note in plan.notes if "is kept, although its code has changed" in note]
+    said = [note for note in plan.notes if "although the code has changed" in note]
     assert len(said) == len(set(differing) - {"chatsft"}) and all(module in note for note in said)
 
 
@@ -421,7 +421,7 @@ def test_what_is_given_is_never_planned_and_must_be_there():
         {"tokenizer": HeldArtifact("tokenizer", "ccc")},
         {"tokenizer": replace(tokenizer, problem="cut")},
     ):
-        with pytest.raises(UsageError, match=r"tokenizer in somewhere should be there, but is (missing|stale|damaged)"):
+        with pytest.raises(UsageError, match=r"tokenizer must exist in somewhere, but is (missing|stale|damaged)"):
             planned(wanted, Inventory("somewhere", {text.name: text, **another}))
 
 
@@ -499,7 +499,7 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
         ),
         (
             {"model.max_position_embeddings": "512"},
-            "^--set model.max_position_embeddings: sft: sequence_len is 1024; the model holds 512 positions",
+            "^--set model.max_position_embeddings: sft: sequence_len is 1024; the model has 512 positions",
         ),
     ):
         with pytest.raises(ConfigError, match=said):

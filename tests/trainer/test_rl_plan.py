@@ -37,7 +37,7 @@ def recipe(phases, **more):
 def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
     request = Request(run="a", num_gpus=2, devices="5,6")
     rollout_engine.check(RlConfig(engine="vllm", engine_devices=(1,)), request)
-    said = r"there is no GPU 5; --devices 5,6 means GPUs 0 to 1, so name others or name 6 GPUs in --devices"
+    said = r"GPU 5 does not exist; --devices 5,6 means GPUs 0 to 1. Name other GPUs, or name 6 GPUs in --devices"
     with pytest.raises(UsageError, match=said):
         rollout_engine.check(RlConfig(engine="vllm", engine_devices=(5,)), request)
 
@@ -87,26 +87,36 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
         (4, 1, {"engine_devices": (1,)}, ""),
         (4, 1, {"train_devices": (3,)}, ""),
         (4, 1, {"engine_devices": (0,), "train_devices": (3, 2)}, ""),
-        (4, 1, {}, "which of the 4 GPUs are to answer. --engine-devices 3, and the others train"),
-        (4, 2, {"engine_devices": (1,)}, "leave out --nodes"),
-        (0, 1, {"engine_devices": (1,)}, "--engine-devices 1: how many GPUs has the machine. Say so by --num-gpus"),
+        (
+            4,
+            1,
+            {},
+            "needs GPUs for answers out of 4. For example, --engine-devices 3 leaves the other GPUs for training",
+        ),
+        (4, 2, {"engine_devices": (1,)}, "Remove --nodes"),
+        (
+            0,
+            1,
+            {"engine_devices": (1,)},
+            "--engine-devices 1: the number of GPUs of the machine is unknown. Set --num-gpus",
+        ),
         (
             4,
             1,
             {"engine_devices": 2},
-            r"engine_devices is 2, one number; name the GPUs that answer, .* such as \[1, 2\]",
+            r"engine_devices is the number 2; list the GPUs for answers, .* such as \[1, 2\]",
         ),
-        (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: of 2 GPUs none is left to train; .* --num-gpus 3"),
-        (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: of 2 GPUs none is left to answer; .* --num-gpus 3"),
+        (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: no GPU of 2 remains to train. .* --num-gpus 3"),
+        (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: no GPU of 2 remains to answer. .* --num-gpus 3"),
         (
             *(4, 1, {"engine_devices": (1, 6), "train_devices": (0,)}),
-            "--engine-devices 1,6 --train-devices 0: there is no GPU 6; --num-gpus 4 means GPUs 0 to 3, .*--num-gpus 7",
+            "--engine-devices 1,6 --train-devices 0: GPU 6 does not exist; --num-gpus 4 means GPUs 0 to 3. .*-gpus 7",
         ),
         (
             1,
             1,
             {"train_devices": (1,)},
-            "--train-devices 1: there is no GPU 1; --num-gpus 1 means GPU 0, so name others",
+            "--train-devices 1: GPU 1 does not exist; --num-gpus 1 means GPU 0. Name other GPUs",
         ),
     ],
 )
@@ -124,22 +134,25 @@ def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devi
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ({"engine_devices": 1}, "the engine embedded has no GPU of its own"),
-        ({"train_devices": (0, 1)}, "train_devices is 0,1, and the engine embedded has no GPU of its own"),
-        ({"engine": "vllm", "train_devices": (0, 0)}, "train_devices is 0,0; a GPU is named twice"),
-        ({"engine": "vllm", "engine_devices": (-1,)}, "engine_devices is -1; .* counted from 0"),
-        ({"engine_tensor_parallel": 2}, "engine_tensor_parallel is 2, and the engine embedded spreads no model"),
+        ({"engine_devices": 1}, "the engine embedded has no separate GPUs"),
+        ({"train_devices": (0, 1)}, "train_devices is 0,1, but the engine embedded has no separate GPUs"),
+        ({"engine": "vllm", "train_devices": (0, 0)}, "train_devices is 0,0; the list names a GPU twice"),
+        ({"engine": "vllm", "engine_devices": (-1,)}, "engine_devices is -1; GPU numbers start at 0"),
+        (
+            {"engine_tensor_parallel": 2},
+            "engine_tensor_parallel is 2, but the engine embedded has no tensor parallelism",
+        ),
         ({"engine": "vllm", "engine_tensor_parallel": 0}, "engine_tensor_parallel is 0"),
         (
             {"engine": "vllm", "engine_devices": (1, 2, 3), "engine_tensor_parallel": 2},
-            r"engine_tensor_parallel is 2, which does not divide the 3 GPUs that answer \(1,2,3\)",
+            r"engine_tensor_parallel is 2, which does not divide the 3 GPUs for answers \(1,2,3\)",
         ),
         (
             {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0, 1)},
-            "GPU 1 is among --engine-devices 1,2 and --train-devices 0,1; .* leave one of the two flags out",
+            "GPU 1 is in both --engine-devices 1,2 and --train-devices 0,1; .* Remove one of the two flags",
         ),
-        ({"lag": 2}, "at most one update old"),
-        ({"lag": 1, "dynamic_sampling": 1}, "asks weights that are gone"),
+        ({"lag": 2}, "it must be 0 or 1, the age of answers in updates"),
+        ({"lag": 1, "dynamic_sampling": 1}, "needs the weights before the update"),
         ({"lag": 1, "loss": "plain"}, "plain has no ratio"),
     ],
 )
@@ -152,7 +165,7 @@ def test_a_rate_that_somebody_elses_model_brings_is_told():
     profile = recipes.smoke()
     own, usual = profile.phases["rl"], learning_on_policy(profile.phases["rl"], profile.phases["rl"].model)
     (said,) = compare.about_rates(profile, [usual])
-    assert "the learning rate is 3e-06" in said and "not the profile's 0.0001" in said
+    assert "the learning rate is 3e-06" in said and "instead of the profile's 0.0001" in said
     assert said.endswith("--set rl.optimizer.lr=RATE") and compare.about_rates(profile, [own]) == ()
 
 
@@ -209,9 +222,9 @@ def test_a_plan_says_which_gpus_train_and_which_answer_and_the_step_does_so(devi
     alone, usual = resolved(0)
     assert usual.together == ("-m", "trainer.spread") and not any(one.startswith("rl: GPU") for one in alone.notes)
     assert [one.fingerprint for one in alone.artifacts] == [one.fingerprint for one in plan.artifacts]
-    with pytest.raises(UsageError, match="there is no GPU 4"):
+    with pytest.raises(UsageError, match="GPU 4 does not exist"):
         resolved(4, engine_devices=(4,))
-    with pytest.raises(UsageError, match="--engine-tensor-parallel 2 does not divide the 3 GPUs that answer"):
+    with pytest.raises(UsageError, match="--engine-tensor-parallel 2 does not divide the 3 GPUs for answers"):
         resolved(4, train_devices=(0,), engine_tensor_parallel=2)
     with pytest.raises(UsageError, match="--engine-tensor-parallel 4 does not divide the 2 attention heads"):
         resolved(5, engine_devices=(1, 2, 3, 4), engine_tensor_parallel=4)
@@ -236,18 +249,18 @@ def test_a_job_of_earlier_versions_which_says_a_number_of_gpus_goes_on():
         assert spread.divided(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
             *([*range(4 - number)], [*range(4 - number, 4)], ["-m", "trainer", "rl"]),
         )
-    with pytest.raises(ValueError, match="4 of 4 GPUs are to answer, and none is left to train"):
+    with pytest.raises(ValueError, match="4 of 4 GPUs are reserved for answers, and no GPU remains for training"):
         spread.divided(["--spare", "4", "-m", "trainer"], 4)
 
 
 def test_a_machine_with_fewer_gpus_than_were_planned_is_refused_and_one_without_trains_on_its_processor(capfd):
     assert spread.divided(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
-    with pytest.raises(ValueError, match="there is no GPU 5: this machine has 2"):
+    with pytest.raises(ValueError, match="GPU 5 does not exist: this machine has 2"):
         spread.divided(["--train", "0", "--answer", "1,5", "-m", "trainer"], 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.device_count", lambda: 2)
         assert spread.main(["--train", "3", "--answer", "1", "-m", "trainer"]) == 2
-    assert "there is no GPU 3: this machine has 2" in capfd.readouterr().err
+    assert "GPU 3 does not exist: this machine has 2" in capfd.readouterr().err
 
 
 SPREAD = """
@@ -320,7 +333,7 @@ def engine_on(folder, device, **rl) -> Vllm:
 
 def test_an_engine_without_a_gpu_of_its_own_is_refused_and_one_on_a_processor_names_none(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPWAY_ANSWERING_DEVICES", raising=False)
-    with pytest.raises(Refused, match="needs GPUs of its own, .* start it with --engine-devices 1"):
+    with pytest.raises(Refused, match="needs separate GPUs, .* Start the run with --engine-devices 1"):
         engine_on(tmp_path, "cuda")
     (only,) = engine_on(tmp_path, "cpu").processes
     assert "CUDA_VISIBLE_DEVICES" not in only.worker.environ

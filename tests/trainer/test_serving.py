@@ -152,7 +152,7 @@ def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refus
     assert same.json()["choices"][0]["message"] == said == plain.json()["choices"][0]["message"]
     assert [one.status_code for one in wrong] == [400] * len(odd)
     told = [one.json()["error"]["message"] for one in wrong]
-    assert told[0] == "frequency_penalty: this engine has none" and "at most 1" in told[7]
+    assert told[0] == "frequency_penalty: this engine does not support these options" and "at most 1" in told[7]
 
 
 class Counting(TextEngine):

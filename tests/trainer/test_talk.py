@@ -81,7 +81,7 @@ def test_a_conversation_is_saved_as_training_reads_it_and_nothing_is_overwritten
     assert [one["role"] for one in json.loads(row)["messages"]] == ["system", "user", "assistant"]
     assert json.loads(row)["messages"][1]["content"] == "größer 😀"
     assert stat.S_IMODE((tmp_path / "talk.jsonl").stat().st_mode) == 0o600
-    assert "nothing to save" in err and "is there already" in err and "/proc/x/y was not written" in err
+    assert "the conversation is empty" in err and "already exists" in err and "/proc/x/y was not written" in err
 
 
 def test_what_is_typed_is_kept_for_its_owner_only_and_cut_when_it_is_long(hold, tmp_path):
@@ -100,7 +100,7 @@ def test_what_is_typed_is_kept_for_its_owner_only_and_cut_when_it_is_long(hold, 
 def test_a_history_that_cannot_be_kept_ends_no_conversation(hold, tmp_path):
     (tmp_path / "state").write_text("a file")
     out, err = hold("one", "two")
-    assert out == "one \ntwo \n" and err.count("what is typed is not kept") == 1
+    assert out == "one \ntwo \n" and err.count("the history of typed lines is not saved") == 1
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class Checkpoint:
         try:
             return tensor_file.Joined([self.folder / name for name in names])
         except SafetensorError as error:
-            raise CheckpointError(f"{self.folder}: its {kind} files are not safetensors files: {error}") from None
+            raise CheckpointError(f"{self.folder}: the {kind} files are not safetensors files: {error}") from None
 
     def link_to(self, folder: Path, kinds: Collection[str]) -> None:
         """Create a checkpoint with only the given KINDS in a new folder, as hard links. Raises OSError."""
@@ -104,7 +104,7 @@ class Draft:
             files = [tensor_file.write(paths[kind], named, rest) for kind, named in tensors.items()]
             for file in files:
                 if tensor_file.sha256(self.folder / file.path, True, rest) != file.sha256:
-                    raise OSError(errno.EIO, f"{self.folder / file.path} reads back otherwise than it was written")
+                    raise OSError(errno.EIO, f"{self.folder / file.path} contains other bytes than the trainer wrote")
             return files
 
         return self._twice(once, list(paths.values()))
@@ -140,7 +140,7 @@ class Draft:
         except OSError as error:
             if error.errno in FULL:
                 raise
-            log.warning("step %d: %s; written once more", step_of(self.target), error)
+            log.warning("step %d: %s; retrying the write", step_of(self.target), error)
         for path in made:
             path.unlink(missing_ok=True)
         return once()
@@ -163,7 +163,7 @@ class Checkpoints:
 
         Raises CheckpointError when another trainer holds the lock.
         """
-        busy = CheckpointError(f"{self.folder}: another trainer is writing here; stop it first")
+        busy = CheckpointError(f"{self.folder}: another trainer writes to this folder. Stop the other trainer first")
         with local_files.held(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
                 shutil.rmtree(leftover)
@@ -225,7 +225,7 @@ class Checkpoints:
             except OSError as error:
                 if is_last or error.errno in FULL:
                     raise
-                log.warning("step %d: %s; written once more", step, error)
+                log.warning("step %d: %s; retrying the write", step, error)
         return draft
 
     def finish(self, draft: Draft, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
@@ -269,8 +269,8 @@ class Checkpoints:
             problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
         if problems:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole: {', '.join(problems)}; "
-                f"put a good copy back as step-<9 digits>, or remove the folder to begin again"
+                f"all checkpoints in {self.folder} are damaged: {', '.join(problems)}. "
+                f"Restore a good copy as step-<9 digits>, or remove the folder to start from step 0"
             )
         return None
 
@@ -285,7 +285,7 @@ class Checkpoints:
         reserve = self.keeping.reserve_bytes
         free = shutil.disk_usage(self.folder).free
         if reserve and free < 1.2 * size + reserve:
-            raise DiskFull(f"{free} bytes free; a save of {size} must leave {reserve}")
+            raise DiskFull(f"{free} bytes free; a checkpoint of {size} bytes must leave {reserve} bytes free")
 
     def _point_at(self, target: Path) -> None:
         """Write the name of a checkpoint to LATEST, as a hint for users.
@@ -346,7 +346,7 @@ def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:
     finite = torch.stack(list(ends.values())).isfinite().all(dim=1).tolist() if ends else []
     for name, is_finite in zip(ends, finite, strict=True):
         if not is_finite:
-            raise NonFinite(f"step {step}: {name} is not finite; this checkpoint is not written")
+            raise NonFinite(f"step {step}: {name} is not finite; the trainer does not write this checkpoint")
 
 
 def step_of(folder: Path) -> int:

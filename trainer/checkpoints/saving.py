@@ -126,7 +126,7 @@ class Saver:
             try:
                 self.collect()
             except OSError as error:
-                log.warning("a checkpoint was not saved: %s", error)
+                log.warning("saving a checkpoint failed: %s", error)
 
     def _open(self, step: int, num_bytes: int) -> dict[str, Any]:
         """Create the draft on the first process and return the message for the others: names, or the error."""

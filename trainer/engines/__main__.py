@@ -47,14 +47,16 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("chat")
     one.set_defaults(run=chat)
     one.add_argument("--model", type=Path, required=True)
-    one.add_argument("--gguf", type=Path, help="the file, which is made where there is none (default: in the cache)")
+    one.add_argument("--gguf", type=Path, help="GGUF file; created if missing (default: a file in the cache)")
     add_talk(one)
     one = commands.add_parser("serve")
     one.set_defaults(run=serve)
     one.add_argument("--model", type=Path, required=True)
-    one.add_argument("--gguf", type=Path, help="the file, which is made where there is none (default: in the cache)")
-    one.add_argument("--type", choices=tuple(gguf_file.TYPES), help="of its matrices (default: by the model)")
-    one.add_argument("--name", required=True, help="of the model, for clients")
+    one.add_argument("--gguf", type=Path, help="GGUF file; created if missing (default: a file in the cache)")
+    one.add_argument(
+        "--type", choices=tuple(gguf_file.TYPES), help="GGUF type of the matrices (default: depends on the model)"
+    )
+    one.add_argument("--name", required=True, help="name of the model for clients")
     one.add_argument("--port", type=int, default=0)
     for name, usual in (("max-seqs", 8), ("max-queued", 64), ("max-model-len", 0), ("max-tokens", 0)):
         one.add_argument(f"--{name}", type=int, default=usual)

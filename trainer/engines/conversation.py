@@ -52,11 +52,11 @@ class Talk:
 
     def about(self) -> str:
         """Return a description of the model, the engine and the context length."""
-        return f"{self.name}, by {self.engine.where}; it reads {self.engine.positions:,} tokens"
+        return f"{self.name}, by {self.engine.where}; context: {self.engine.positions:,} tokens"
 
     def choose(self, name: str) -> str:
         """Return the command for a chat with model `name`; this process cannot switch models."""
-        return f"this is {self.name}; for another one end this (Ctrl-D) and type: ./inv chat {name}"
+        return f"this chat serves {self.name} only. To switch, end the chat (Ctrl-D) and run: ./inv chat {name}"
 
     def say(self, words: str) -> Iterator[str]:
         """Yield the answer to a question, piece by piece.
@@ -72,11 +72,11 @@ class Talk:
         asked = [*head, *self.messages, {"role": "user", "content": words}]
         kept, prompt = conversations.recent(asked, self.tokenizer, room, self.engine.align)
         if len(prompt) > room:
-            raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
+            raise Refused(f"the question has {len(prompt)} tokens; the model takes at most {room}")
         if len(kept) < len(asked) and not self.has_forgotten:
             self.has_forgotten = True
             print(
-                f"this model reads {room} tokens at a time: the oldest turns are forgotten from here on",
+                f"the conversation exceeds {room} tokens: from now on, the model does not see the oldest turns",
                 file=sys.stderr,
                 flush=True,
             )

@@ -61,11 +61,11 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
     """
     config = read_config(folder)
     if problem := config.gguf_problem(kind):
-        raise Refused(f"{folder} cannot become a GGUF file of {kind}: {problem}")
+        raise Refused(f"{folder} cannot be converted to a GGUF file of type {kind}: {problem}")
     if out.exists():
-        raise Refused(f"{out} exists already; remove it, or give another name: --out FILE")
+        raise Refused(f"{out} already exists. Remove the file, or choose a different name: --out FILE")
     if not out.parent.is_dir():
-        raise Refused(f"{out}: there is no folder {out.parent}")
+        raise Refused(f"{out}: the folder {out.parent} does not exist")
     arch = "bitnet" if config.sub_norm else "qwen3" if config.qk_norm else "llama"
     draft = out.with_name(f".{out.name}.{os.getpid()}.draft")
     writer = gguf.GGUFWriter(draft, arch)
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> ModelConfig:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
-        raise Refused(f"{folder} is not a model folder: it has no config.json") from None
+        raise Refused(f"{folder} is not a model folder: config.json is missing") from None
     except (ValueError, Unreadable) as error:
         raise Refused(f"{folder}: {error}") from None
     if wrong := vocabulary.problem_in(folder):
@@ -155,7 +155,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     words = tokenizers.load(folder)
     if words.chat is not None or words.has_pieces:
         raise Refused(
-            f"{folder}: only our own tokenizers are written into GGUF files; llama.cpp's converter knows others"
+            f"{folder}: only tokenizers trained by Slipway can be converted to GGUF; use llama.cpp's converter"
         )
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     by_id = {number: token for token, number in raw["model"]["vocab"].items()}
@@ -194,7 +194,7 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
                 continue
             if one["dtype"] not in WIDTHS:
                 raise Refused(
-                    f"{file}: {name} is stored in {one['dtype']}; begin from the model first: --init {folder}"
+                    f"{file}: {name} has the unsupported dtype {one['dtype']}. Import the model first: --init {folder}"
                 )
             start, stop = one["data_offsets"]
             numbers: np.ndarray = raw[start:stop].view(WIDTHS[one["dtype"]])

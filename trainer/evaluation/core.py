@@ -61,9 +61,9 @@ def read(folder: Path) -> list[CoreTask]:
         raise InputError(f"CORE {folder}: {error.strerror or error}: {error.filename or CONFIG}") from None
     except (yaml.YAMLError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         words = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        raise InputError(f"CORE {folder}: {words}; expected {CONFIG} and {CHANCES} as nanochat has them") from None
+        raise InputError(f"CORE {folder}: {words}; expected {CONFIG} and {CHANCES} in nanochat's format") from None
     if not tasks or len({one.label for one in tasks}) < len(tasks):
-        raise InputError(f"CORE {folder}: {'two tasks have one name' if tasks else 'it has no tasks'}")
+        raise InputError(f"CORE {folder}: {'two tasks have the same name' if tasks else 'the folder has no tasks'}")
     return tasks
 
 
@@ -72,9 +72,9 @@ def _task(one: Mapping[str, Any], folder: Path, chances: Mapping[str, float]) ->
     if kind not in FIELDS:
         raise ValueError(f"{label}: unknown kind of task {kind!r}; known: {', '.join(FIELDS)}")
     if not file.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{label}: {one['dataset_uri']} lies outside of the folder")
+        raise ValueError(f"{label}: {one['dataset_uri']} is outside of the folder")
     if label not in chances or not 0 <= chances[label] < 1:
-        raise ValueError(f"{label}: {CHANCES} does not say what guessing gives")
+        raise ValueError(f"{label}: {CHANCES} has no valid random baseline for this task")
     return CoreTask(
         label, kind, file, int(one["num_fewshot"][0]), str(one.get("continuation_delimiter", " ")), chances[label]
     )
@@ -93,15 +93,17 @@ def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
         try:
             one = outside.parse(line)
             if odd := [name for name, kind in FIELDS[task.kind].items() if not isinstance(one.get(name), kind)]:
-                raise ValueError(f"no {', '.join(odd)}, or of another kind")
+                raise ValueError(f"missing or of the wrong type: {', '.join(odd)}")
             if task.kind != WORDS and not 0 <= one["gold"] < len(one[OPTIONS[task.kind]]):
-                raise ValueError(f"gold is {one['gold']}, which is none of the choices")
+                raise ValueError(f"gold is {one['gold']}, which is not the index of a choice")
         except (ValueError, AttributeError) as error:
             raise InputError(f"CORE {task.label}: {task.file}:{number}: {error}") from None
         found.append(one)
     random.Random(ORDER_SEED).shuffle(found)
     if len(found[: most or None]) <= task.shots:
-        raise InputError(f"CORE {task.label}: {task.shots} examples are shown, and there are {len(found)} questions")
+        raise InputError(
+            f"CORE {task.label}: {task.shots} few-shot examples need more questions; the task has {len(found)}"
+        )
     return found[: most or None]
 
 

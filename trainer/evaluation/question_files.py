@@ -91,9 +91,9 @@ def read(path: Path) -> QuestionSet:
             words = error.args[0] if error.args else type(error).__name__
             raise InputError(f"task {path}:{number}: {words}") from None
     if not questions:
-        raise InputError(f"task {path}: no questions in it")
+        raise InputError(f"task {path}: the file has no questions")
     if len({bool(one.choices) for one in questions}) > 1:
-        raise InputError(f"task {path}: some questions have choices and some have none; make it two files")
+        raise InputError(f"task {path}: some questions have choices and some have none. Split the file in two")
     return QuestionSet(path.stem, tuple(questions))
 
 
@@ -102,7 +102,7 @@ def _question(row: Any) -> Question:
         raise ValueError(f"expected an object, got {type(row).__name__}")
     keys = [next((key for key in known if key in row), "") for known in (QUESTION, ANSWER)]
     if not all(keys):
-        raise ValueError(f"no question or no answer; available: {', '.join(map(str, row))}")
+        raise ValueError(f"the question or the answer is missing; found keys: {', '.join(map(str, row))}")
     text, answer, choices = str(row[keys[0]]), row[keys[1]], row.get("choices")
     if choices is None:
         wanted = answer if isinstance(answer, list) else [answer]
@@ -112,7 +112,7 @@ def _question(row: Any) -> Question:
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
-        raise ValueError("fewer than two choices, or an empty one")
+        raise ValueError("a question needs at least two choices, and no choice may be empty")
     if isinstance(answer, int) and not isinstance(answer, bool):
         right = answer
     elif str(answer) in choices:
@@ -120,9 +120,9 @@ def _question(row: Any) -> Question:
     elif str(answer) in labels[: len(choices)]:
         right = labels.index(str(answer))
     else:
-        raise ValueError(f"the answer {answer!r} is none of the {len(choices)} choices")
+        raise ValueError(f"the answer {answer!r} is not among the {len(choices)} choices")
     if not 0 <= right < len(choices):
-        raise ValueError(f"the answer is choice {right} of {len(choices)}, counted from 0")
+        raise ValueError(f"the answer is choice {right}, but the question has {len(choices)} choices, counted from 0")
     return Question(text, tuple(choices), right)
 
 

@@ -42,7 +42,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     machine = device.prepare()
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
-        raise Refused("eval of answers needs the persona's name")
+        raise Refused("--identity and --questions need the name of the persona: --name")
     wanted = [question_files.read(Path(one)) for one in spec.tasks]  # fail on invalid files before any work
     of_core = core.read(Path(spec.core)) if spec.core else []
     if len({one.name for one in wanted}) < len(wanted):
@@ -51,7 +51,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     model, words = export.opened(folder, machine), tokenizer.load(folder)
     odd = next((one.about for one in model.config.features if not one.is_left_to_right), "")
     if of_core and odd:
-        raise Refused(f"{spec.model} {odd}; CORE is for models that go on with a text from left to right")
+        raise Refused(f"{spec.model} {odd}; CORE needs a model that continues a text from left to right")
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 

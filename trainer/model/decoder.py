@@ -364,7 +364,7 @@ class Decoder(nn.Module):
     ) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
         if past + length > self.config.max_position_embeddings:
-            raise ValueError(f"{past + length} tokens; the model holds {self.config.max_position_embeddings}")
+            raise ValueError(f"{past + length} tokens; the model has {self.config.max_position_embeddings} positions")
         index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
         mask = None
         if documents is not None:

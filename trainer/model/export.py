@@ -110,7 +110,7 @@ def read_config(folder: Path) -> ModelConfig:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
-        raise Refused(f"{folder} is not a model folder: it has no config.json") from None
+        raise Refused(f"{folder} is not a model folder: config.json is missing") from None
     except ConfigError as error:
         raise Refused(f"{folder / 'config.json'}: {error}") from None
     except Unreadable as error:
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> ModelConfig:
 def check_tokenizer(folder: Path) -> None:
     """Raise Refused when the tokenizer in a model folder differs from the tokenizer of the training."""
     if wrong := vocabulary.problem_in(folder):
-        raise Refused(f"{folder}: {wrong}; make the model again: inv train --phase ..., or put the right file there")
+        raise Refused(f"{folder}: {wrong}; make the model again with inv train --phase ..., or restore the right file")
 
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
@@ -172,8 +172,8 @@ def load(model: Decoder, folder: Path) -> None:
     _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
     if head is not None and (head.shape != model.head.shape or not torch.equal(head.to(model.head.dtype), model.head)):
         raise Refused(
-            f"{folder}: config.json says tie_word_embeddings, but the lm_head.weight beside it is not the embedding; "
-            "programs differ in which of the two they take: set tie_word_embeddings to false, or remove the tensor"
+            f"{folder}: config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding, and "
+            "programs differ in the tensor that they use. Set tie_word_embeddings to false, or remove the tensor"
         )
 
 
@@ -202,7 +202,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         return tensor_file.read(file)
     except SafetensorError as error:
-        raise Refused(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
+        raise Refused(f"{file} is damaged or not a safetensors file: {error}. Download the file again") from None
 
 
 def folder_of_model(folder: Path) -> Path:
@@ -222,8 +222,8 @@ def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tens
     config = read_config(source)
     if kind_of(config) == OURS:
         raise Refused(
-            f"{source} cannot be exported: no class of transformers has its shape ({odd_parts(config)}); it can be "
-            "trained on, evaluated and talked to here: inv chat"
+            f"{source} cannot be exported: no class of transformers has this shape ({odd_parts(config)}). Slipway can "
+            "train, evaluate and chat with the model: inv chat"
         )
     write(out, config, masters or read(source).state_dict(), source, dtype)
 

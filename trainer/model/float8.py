@@ -16,7 +16,7 @@ DIVISOR = 16  # required divisor of every matrix dimension
 def problem(device: torch.device) -> str:
     """Return the reason a device does not support float8, or "" for a supported device."""
     if device.type != "cuda":
-        return "dtype float8 needs an NVIDIA GPU of the Ada or Hopper kind or later; this machine computes on its CPU"
+        return "dtype float8 needs an NVIDIA GPU of the Ada or Hopper generation or later; this machine uses the CPU"
     found = torch.cuda.get_device_capability(device)
     if found < SINCE:
         return f"dtype float8 needs compute capability {SINCE[0]}.{SINCE[1]}; this GPU has {found[0]}.{found[1]}"

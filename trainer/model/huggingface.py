@@ -155,13 +155,13 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     rope = _rope(raw)
     has_bias = kind == "qwen2" or kind == OURS and raw.get("attention_bias") is True
     if raw.get("mlp_bias") or raw.get("attention_bias") and not has_bias:
-        raise ConfigError("biases are supported on the queries, keys and values of qwen2 alone")
+        raise ConfigError("biases are supported only on the queries, keys and values of qwen2")
     layers = raw.get("layer_types")
     if raw.get("use_sliding_window") or isinstance(layers, list) and "sliding_attention" in layers:
         raise ConfigError("sliding windows are not supported")
     act = raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")
     if act != "silu" and (act, kind) != ("relu2", "bitnet"):
-        raise ConfigError(f"hidden_act is {shown(act)}; this decoder has silu, and relu2 in bitnet")
+        raise ConfigError(f"hidden_act is {shown(act)}; supported: silu, and relu2 for bitnet")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     unsaid = {"num_key_value_heads": heads, **COMMON, **UNSAID.get(kind, {})}
@@ -187,7 +187,9 @@ def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields specific to model_type OURS. Raises ConfigError."""
     mlp, embed_norm = raw.get("mlp", "swiglu"), raw.get("embed_norm", False)
     if type(mlp) is not str or type(embed_norm) is not bool:
-        raise ConfigError(f"mlp is {shown(mlp)}, embed_norm {shown(embed_norm)}; expected a text, and true or false")
+        raise ConfigError(
+            f"mlp is {shown(mlp)}, embed_norm is {shown(embed_norm)}; mlp must be a text, and embed_norm true or false"
+        )
     return {"mlp": mlp, "embed_norm": embed_norm}
 
 
@@ -203,19 +205,21 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
                 raise ConfigError(f"RoPE scaling is {shown(one)}; it must be an object")
             if any(isinstance(value, Mapping) for value in one.values()):
                 raise ConfigError(
-                    f"{name} is {shown(dict(one))}; positions that differ by kind of layer are not supported"
+                    f"{name} is {shown(dict(one))}; different positions per kind of layer are not supported"
                 )
             _refuse_odd(one)
             found.append(one)
     positions = raw.get("max_position_embeddings") or 2048
     if len(found) > 1 and _scaling(found[0], positions) != _scaling(found[1], positions):
         raise ConfigError(
-            f"rope_parameters is {shown(dict(found[0]))} and rope_scaling {shown(dict(found[1]))}; they must say the "
-            "same, since other programs read only one of them: remove the wrong one from config.json"
+            f"rope_parameters is {shown(dict(found[0]))} and rope_scaling {shown(dict(found[1]))}; both must be "
+            "equal, because other programs read only one. Remove the wrong entry from config.json"
         )
     thetas = {float(one["rope_theta"]) for one in (raw, *found) if one.get("rope_theta") is not None}
     if len(thetas) > 1:
-        raise ConfigError(f"rope_theta is {' and '.join(f'{one:g}' for one in sorted(thetas))}; it must be one number")
+        raise ConfigError(
+            f"rope_theta is {' and '.join(f'{one:g}' for one in sorted(thetas))}; only a single value is allowed"
+        )
     return found[0] if found else {}
 
 
@@ -223,13 +227,13 @@ def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
     """Parse the `ternary` entry of a config. Raises ConfigError for an invalid entry or `quantization_config`."""
     if (said := raw.get("quantization_config")) is not None:
         kinds = ", ".join(packs.words(model_layouts.KIND))
-        raise ConfigError(f"quantization_config is {shown(said)}; of quantised models only these can be read: {kinds}")
+        raise ConfigError(f"quantization_config is {shown(said)}; supported quantised models: {kinds}")
     how = raw.get("ternary")
     if how is None:
         return None
     is_known = isinstance(how, Mapping) and not set(how) - {"per_row", "haar"}
     if not is_known or any(type(one) is not bool for one in how.values()):
-        raise ConfigError(f"ternary is {shown(how)}; it must be null or an object of per_row and haar")
+        raise ConfigError(f"ternary is {shown(how)}; it must be null or an object with per_row and haar")
     return Ternary(**how)
 
 
@@ -311,7 +315,7 @@ def _scaling(rope: Mapping[str, Any], positions: int) -> RopeScaling | None:
     if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"RoPE scaling {shown(dict(rope))}: mscale and partial rotation are not supported")
     if rope.get("factor") is None:
-        raise ConfigError(f"RoPE scaling {shown(dict(rope))} says no factor")
+        raise ConfigError(f"RoPE scaling {shown(dict(rope))} lacks a factor")
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")
     given = {name: rope[name] for name in names if rope.get(name) is not None}
     before = 0 if kind == "linear" else int(rope.get("original_max_position_embeddings") or positions)

@@ -32,8 +32,8 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
     nodes = ranks.size // ranks.per_node
     if config.parallel == "hybrid" and (nodes == 1 or ranks.per_node == 1):
         raise Refused(
-            f"{config.phase}: hybrid cuts a model over the processes of each of several nodes; here are {nodes} nodes "
-            f"of {ranks.per_node}; take fsdp or auto"
+            f"{config.phase}: parallel=hybrid needs several nodes with several processes each; this run has {nodes} "
+            f"nodes with {ranks.per_node} processes. Use fsdp or auto"
         )
     if config.parallel != "auto":
         return config.parallel
@@ -61,11 +61,15 @@ def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[
         if memory.fits(replace(here, **kept), size, ranks.per_node, nodes):
             chosen = kept
         else:
-            emit("note", text=f"{config.phase}: {kept} do not fit into this GPU any more; now {chosen}", alarm=True)
+            emit(
+                "note",
+                text=f"{config.phase}: {kept} of the earlier start do not fit into this GPU; the trainer uses {chosen}",
+                alarm=True,
+            )
     chosen = ranks.tell(chosen)
     if any(getattr(config, name) != value for name, value in chosen.items()):
         words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        emit("note", text=f"{config.phase}: {words}, as fits into {memory.gib(size)} by estimate")
+        emit("note", text=f"{config.phase}: {words}: the largest that fit into {memory.gib(size)} by estimate")
     return replace(config, **chosen)
 
 

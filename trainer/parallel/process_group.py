@@ -162,10 +162,10 @@ class Ranks:
             torch.distributed.all_reduce(differs, group=self.words)
         if odd:
             raise Refused(
-                f"node {node()} has not what node 0 has: {odd}; what every node makes for itself must come out equal"
+                f"node {node()} differs from node 0: {odd}. Versions, settings and data must be equal on all nodes"
             )
         if differs.any():
-            raise PeerLost("another node has not what node 0 has; its log says what")
+            raise PeerLost("a node differs from node 0; the log of the differing node names the difference")
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
     except RuntimeError as error:
         if only and not only.search(str(error)) and not isinstance(error, torch.distributed.DistError):
             raise
-        raise PeerLost(f"another process of this run is gone or silent: {error}") from error
+        raise PeerLost(f"a process of this run exited or does not answer: {error}") from error
 
 
 def passing() -> AbstractContextManager[None]:

@@ -50,7 +50,9 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
     """
     config, mixture = phase.config, phase.config.mixture or {}
     if not mixture:
-        raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
+        raise Refused(
+            f"{config.phase}: the mixture is empty; known: identity, pydocs, other, and conversations of your own"
+        )
     files = {kind: [conversations_of(phase, kind)] for kind in mixture}
     found = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align)
     if phase.ranks.is_first:
@@ -62,7 +64,7 @@ def tell_counts(phase: str, found: TalkCounts) -> None:
     """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
     if not found.is_whole:
-        words += f"; a larger {phase}.sequence_len keeps more"
+        words += f"; increase {phase}.sequence_len to keep more"
     log.info("%s", words)
     emit("note", text=words, **({} if found.is_whole else {"alarm": True}))
 

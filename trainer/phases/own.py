@@ -22,7 +22,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
     """
     extension = extensions.used(config.phase)
     if extension is None or extension.label != config.extension:
-        raise Refused(f"{config.phase}: {config.extension} did not come along with the job")
+        raise Refused(f"{config.phase}: the job does not contain the extension {config.extension}")
     try:
         theirs = function(extension, "phase")
     except ExtensionError as error:
@@ -36,7 +36,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             raise TrainerError(blame(extension, error)) from error
     if ranks.is_first and (not isinstance(about, dict) or "phase" not in about):
         raise Refused(
-            f"{extension.where}: phase(run) returned without what run.publish returns, so nothing is made; "
-            "end it with: return run.publish(model, final, {})"
+            f"{extension.where}: phase(run) did not return the result of run.publish, so no model is published. "
+            "End the function with: return run.publish(model, final, {})"
         )
     return about or {}

@@ -41,10 +41,10 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
     with phase_run(config, making, keeping, ranks) as phase:
         config, rl, mixture = phase.config, phase.config.rl, phase.config.mixture or {}
         if rl is None or not mixture:
-            raise Refused("rl: the configuration names no task; known: sort, gsm8k, math, mbpp, a .jsonl of problems")
+            raise Refused("rl: the configuration has no task; known: sort, gsm8k, math, mbpp, a .jsonl of problems")
         if phase.parallel != "ddp":
             raise Refused(
-                f"rl with the embedded engine needs the whole model on each GPU, and this one is cut ({phase.parallel})"
+                f"rl with the embedded engine needs the whole model on each GPU; {phase.parallel} shards the model"
             )
         judges: dict[str, Judge] = {task: judge_of(task, rl) for task in mixture}
         try:
@@ -106,7 +106,7 @@ def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
     names = os.environ.get(ANSWERING, "")
     if not names:
         raise Refused(
-            f"rl: the engine vllm needs GPUs of its own, and all {torch.cuda.device_count()} are training; start it "
+            f"rl: the engine vllm needs separate GPUs, and all {torch.cuda.device_count()} GPUs train. Start the run "
             "with --engine-devices 1, or use --engine embedded"
         )
     each = names.split(",")

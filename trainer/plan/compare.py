@@ -62,21 +62,21 @@ def resolve(
     if wanted.init is not None and from_nothing:
         others = ", ".join(name for name, one in PHASES.items() if one.takes_init) + " or mid+sft"
         raise UsageError(
-            f"{listed(from_nothing)} begins from nothing; a model that is there already goes on with --phase {others}"
+            f"{listed(from_nothing)} starts from random weights. To train a model of --init, use --phase {others}"
         )
     if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
         of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
-        raise UsageError(f"--mixture names conversations, for {of}; {rest} reads text, which --source names")
+        raise UsageError(f"--mixture sets conversations for {of}; {rest} reads text, which --source sets")
     if (wanted.tasks or wanted.rl or wanted.problems) and not {*wanted.phases} & {*phases_reading(PROMPTS)}:
         asked = "+".join((*wanted.phases, "rl"))
         raise UsageError(
-            f"--task, --problems, --reward and --unsafe-rewards are for the phase rl, as in --phase {asked}"
+            f"--task, --problems, --reward and --unsafe-rewards apply to the phase rl. Add the phase: --phase {asked}"
         )
     nodes = recipe(wanted)
     named = {phase_options.phase_of(path)[0] for path in wanted.options} - {phase_options.MODEL}
     if idle := sorted(named - nodes.keys()):
         raise UsageError(
-            f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
+            f"--set {idle[0]}: this plan does not train the phase {idle[0]}; phases of the plan: "
             f"{', '.join(name for name in nodes if name in PHASES)}"
         )
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
@@ -95,7 +95,7 @@ def resolve(
             shown[name] = _planned(node, choice, inventory, name in due, is_asked)
         if name in due and name in wanted.given:
             seen = f"{shown[name].state} {shown[name].reason}".strip()
-            raise UsageError(f"{node.artifact} in {inventory.store} should be there, but is {seen}")
+            raise UsageError(f"{node.artifact} must exist in {inventory.store}, but is {seen}")
         if name in due:
             steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping, request.num_gpus))
     target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])
@@ -139,7 +139,7 @@ def resolve(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
     notes += tuple(
-        f"{one.name} is kept, although its code has changed: {', '.join(one.differs)}"
+        f"the plan keeps {one.name}, although the code has changed: {', '.join(one.differs)}"
         for one in artifacts
         if one.differs and one not in doubtful
     )
@@ -180,14 +180,16 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
     if init is None or init.has_tokenizer:
         return ()
-    return (f"{init.source} has no tokenizer, so its ids mean nothing: a new tokenizer is trained on the text",)
+    return (
+        f"{init.source} has no tokenizer: the plan trains a new tokenizer on the text, and retrains the embeddings",
+    )
 
 
 def about_rates(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
     """Return notes on the phases of an imported model with a learning rate other than the profile's."""
     return tuple(
-        f"{one.phase}: the learning rate is {one.optimizer.lr:g}, for a model that was trained elsewhere, not the "
-        f"profile's {profile.phases[one.phase].optimizer.lr:g}; another one: --set {one.phase}.optimizer.lr=RATE"
+        f"{one.phase}: the learning rate is {one.optimizer.lr:g} for an imported model, instead of the "
+        f"profile's {profile.phases[one.phase].optimizer.lr:g}. To change the rate: --set {one.phase}.optimizer.lr=RATE"
         for one in phases
         if one.optimizer.lr != profile.phases[one.phase].optimizer.lr
     )
@@ -214,10 +216,10 @@ def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
     why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
-    used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
+    used = f"; {', '.join(readers)} keeps the earlier artifact" if readers else ""
     if not is_due:
         verb = "moves from" if is_asked else "now points to"
-        other = f"its name {verb} another one ({why}{used})" if is_moved else ""
+        other = f"the name {verb} a different artifact ({why}{used})" if is_moved else ""
         return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
     state, reason = "missing", ""
     if pointed is not None:
@@ -253,8 +255,8 @@ def _of_unknown_code(makers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
         if commit:
             by.setdefault(commit, []).append(name)
     return tuple(
-        f"{listed(names)}: made by commit {commit[:10]}, which this checkout does not have, so that its code cannot be "
-        "compared; git fetch may bring it"
+        f"{listed(names)}: made by commit {commit[:10]}, which this checkout does not have, so the plan cannot compare "
+        "the code. To get the commit, try: git fetch"
         for commit, names in by.items()
     )
 

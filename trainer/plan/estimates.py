@@ -47,7 +47,7 @@ def told(found: Mapping[str, int]) -> str:
     if list(found) == ["ddp"]:
         return ""
     sizes = [f"{way} with {size / 1e9:.0f} GB on each GPU" for way, size in found.items()]
-    return f"several GPUs: {', else '.join(sizes)} (parallel in a profile's file chooses)"
+    return f"several GPUs: {', else '.join(sizes)} (to choose, set parallel in a profile file)"
 
 
 STATE_BYTES = 12  # bytes per parameter in a checkpoint: the parameter and AdamW's two moments, float32

@@ -125,7 +125,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)
     if missing := [name for name in wanted.phases if name in PHASES and name not in befores]:
         known = ", ".join(one for one in PHASES if one in befores)
-        raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
+        raise UsageError(f"profile {profile.name} has no phase {listed(missing)}; phases of the profile: {known}")
     for name, before in befores.items():
         kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
         inputs = {"tokenizer": tokenizer, **_data(PHASES[name], kinds, tuple(found))}
@@ -156,8 +156,9 @@ def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
         return profile.vocab_size
     if init.model.vocab_size < LEAST_VOCAB:
         raise UsageError(
-            f"{init.source} has {init.model.vocab_size} ids and no tokenizer; the bytes and the chat tokens of a "
-            f"new one alone are {LEAST_VOCAB}: put the model's own tokenizer.json or tokenizer.model into the folder"
+            f"{init.source} has {init.model.vocab_size} ids and no tokenizer; a new tokenizer needs "
+            f"{LEAST_VOCAB} ids for bytes and chat tokens alone. Add the model's tokenizer.json or tokenizer.model to "
+            "the folder"
         )
     return min(profile.vocab_size, init.model.vocab_size)
 
@@ -174,7 +175,7 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
             continue
         near = difflib.get_close_matches(source, KINDS, 1)
         if "/" not in source and "." not in source:
-            hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
+            hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl, a .parquet or hf://user/name"
             raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
         spec = talk_spec(source)
         if not spec.source.startswith(HUB):
@@ -198,7 +199,7 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
         if source not in TASKS:
             if "/" not in source and "." not in source:
                 near = difflib.get_close_matches(source, TASKS, 1)
-                hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with question and answer in each line"
+                hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with a question and an answer per line"
                 raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
             path = located(source)
             spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))

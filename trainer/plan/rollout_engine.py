@@ -22,42 +22,44 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
     if rl.engine != "vllm":
         return
     if request.nodes > 1:
-        raise UsageError("--engine vllm answers on one machine; leave out --nodes, or take --engine embedded")
+        raise UsageError("--engine vllm supports a single machine. Remove --nodes, or use --engine embedded")
     count, said = request.num_gpus, _as_typed(rl)
     if not said:
         if count:
             raise UsageError(
-                f"--engine vllm: which of the {count} GPUs are to answer? --engine-devices {count - 1}, "
-                "and the others train"
+                f"--engine vllm needs GPUs for answers out of {count}. For example, --engine-devices {count - 1} "
+                "leaves the other GPUs for training"
             )
         return
     if isinstance(rl.engine_devices, int) and rl.engine_devices:
         raise UsageError(
-            f"engine_devices is {rl.engine_devices}, one number; name the GPUs that answer, counted "
+            f"engine_devices is the number {rl.engine_devices}; list the GPUs for answers, counted "
             "from 0, such as [1, 2]"
         )
     if not count:
-        raise UsageError(f"{said}: how many GPUs has the machine? Say so by --num-gpus")
+        raise UsageError(f"{said}: the number of GPUs of the machine is unknown. Set --num-gpus")
     training, answering = rl.divided(count)
     beyond = [one for one in (*training, *answering) if one >= count]
     if beyond:
         here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
         raise UsageError(
-            f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
+            f"{said}: GPU {max(beyond)} does not exist; {_asked(request)} means {here}. Name other GPUs, or "
             f"{_with(max(beyond) + 1, request)}"
         )
     spread = rl.engine_tensor_parallel
     if len(answering) % spread or heads % spread:
         by = (
-            f"{len(answering)} GPUs that answer" if len(answering) % spread else f"{heads} attention heads of the model"
+            f"{len(answering)} GPUs for answers" if len(answering) % spread else f"{heads} attention heads of the model"
         )
         raise UsageError(
-            f"--engine-tensor-parallel {spread} does not divide the {by}; take another number, or leave "
-            "the flag out: each GPU then holds the whole model"
+            f"--engine-tensor-parallel {spread} does not divide the {by}. Use a different number, or remove "
+            "the flag, so that each GPU holds the whole model"
         )
     if not (training and answering):
         does = "answer" if training else "train"
-        raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")
+        raise UsageError(
+            f"{said}: no GPU of {count} remains to {does}. Name fewer GPUs, or {_with(count + 1, request)}"
+        )
 
 
 def fewest(rl: RlConfig) -> int:

@@ -150,7 +150,7 @@ def profile_of(wanted: Wanted) -> Profile:
     """Return the profile with the options for the shape and the phases applied. Raises UsageError, ConfigError."""
     shape = phase_options.of_model(wanted.options)
     if wanted.init is not None and (odd := sorted(shape.keys() - recipes.feature_fields().keys())):
-        raise UsageError(f"--set model.{odd[0]}: the shape is that of the model of --init")
+        raise UsageError(f"--set model.{odd[0]}: --init fixes the shape of the model")
     whole = profile_named(wanted.profile)
     phase_options.refuse_unknown(wanted.options, whole.phases)
     fields = {name: phase_options.fields_of(phase, wanted.options) for name, phase in whole.phases.items()}

@@ -23,12 +23,10 @@ class BlocksConfig:
 
     def __post_init__(self) -> None:
         if self.block_size < 2:
-            raise ConfigError(f"block_size is {self.block_size}; a block has at least 2 tokens")
+            raise ConfigError(f"block_size is {self.block_size}; it must be at least 2 tokens")
         if self.sub_block_size < 1 or self.block_size % self.sub_block_size:
-            raise ConfigError(
-                f"sub_block_size is {self.sub_block_size}; it must divide block_size, which is {self.block_size}"
-            )
+            raise ConfigError(f"sub_block_size is {self.sub_block_size}; it must divide block_size {self.block_size}")
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"threshold is {self.threshold}; it must be above 0 and at most 1")
         if self.mask_id < -1:
-            raise ConfigError(f"mask_id is {self.mask_id}; it must be an id, or -1")
+            raise ConfigError(f"mask_id is {self.mask_id}; it must be a token id, or -1")

@@ -180,7 +180,7 @@ class ModelConfig:
         if self.mlp not in MLPS:
             raise ConfigError(f"mlp is {self.mlp!r}; known: {', '.join(MLPS)}")
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
+            raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even number")
         for one in self.features:
             one.check(self)
 
@@ -217,21 +217,21 @@ class ModelConfig:
         if said := next(filter(None, (one.gguf_problem(self, kind) for one in self.features)), ""):
             return said
         if kind == "tq2_0" and self.gguf_type != kind:
-            return "its matrices are not ternary; take f16, bf16 or q8_0"
+            return "the matrices are not ternary; use f16, bf16 or q8_0"
         if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
             near = (
                 ""
                 if replace(self, sub_norm=False).gguf_problem(kind)
-                else "; without SubLN (model.sub_norm=false) it fits"
+                else "; a model without SubLN (model.sub_norm=false) is supported"
             )
             return (
-                "with SubLN llama.cpp knows only tied models without norms on queries and keys, whose heads together "
-                f"are as wide as the model{near}"
+                "with SubLN, llama.cpp supports only models with tied embeddings, without norms on queries and keys, "
+                f"and with heads that add up to the model's width{near}"
             )
         if self.rope_scaling or self.logit_softcap:
-            return "stretched positions and capped logits are not written"
+            return "GGUF files with RoPE scaling or capped logits are not supported"
         if self.attention_bias or self.mlp != "swiglu" or self.embed_norm:
-            return "biases, MLPs of relu(x)**2 and norms behind the embedding are not written"
+            return "GGUF files with biases, MLPs of relu(x)**2 or a norm after the embedding are not supported"
         least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
         sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
         if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:

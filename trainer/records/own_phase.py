@@ -41,7 +41,9 @@ def adopt(extension: Extension) -> Phase:
         raise ConfigError(str(error)) from None
     where = f"{extension.where}:{line}: {CONSTANT}" if line else extension.where
     if not isinstance(said, dict):
-        raise ConfigError(f"{where} has no {CONSTANT} = {{'like': 'sft'}}, which says what phase it is like")
+        raise ConfigError(
+            f"{where} must define {CONSTANT} = {{'like': 'sft'}}, to name the phase that the extension resembles"
+        )
     own = load(OwnPhase, {key: list(one) if isinstance(one, tuple) else one for key, one in said.items()}, where)
     if own.like not in LIKE:
         raise ConfigError(f"{where}: like is {own.like!r}; known: {', '.join(LIKE)}")

@@ -18,10 +18,10 @@ from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES
 
 NOT_FOR_A_PHASE = {
-    "phase": "it is what the phase is called",
-    "adopted": "it is told by --init",
-    "extension": "it is told by the file of the phase",
-    "model": "the shape is that of all phases: --set model.FIELD=VALUE, or `model` in a profile's file",
+    "phase": "the name of a phase is fixed",
+    "adopted": "--init sets this option",
+    "extension": "the file of the phase sets this option",
+    "model": "all phases share the shape: use --set model.FIELD=VALUE, or `model` in a profile file",
 }
 MODEL = "model"  # prefix of options for the shape
 P = TypeVar("P")  # `PhaseConfig` or a phase's own record
@@ -144,13 +144,13 @@ def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], A
         if table is not None and rest:
             return [*names, rest], _value(_kinds(typing.get_args(table)[1]), text, where)
         if table is not None and text != "null":
-            raise ConfigError(f"{where}: expected {name}.NAME=VALUE, since {name} has several values")
+            raise ConfigError(f"{where}: expected {name}.NAME=VALUE, because {name} has several values")
         if inner is None or not rest:
             if rest:
-                raise ConfigError(f"{where}: {'.'.join(names)} has no options of its own")
+                raise ConfigError(f"{where}: {'.'.join(names)} has no sub-options")
             if inner is not None and text != "null":
                 fields = ", ".join(typing.get_type_hints(inner))
-                raise ConfigError(f"{where}: {'.'.join(names)} has options of its own; name one: {fields}")
+                raise ConfigError(f"{where}: {'.'.join(names)} has sub-options; choose from: {fields}")
             return names, _value(kinds, text, where)
         record, path = typing.cast(type, inner), rest
 

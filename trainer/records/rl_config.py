@@ -98,23 +98,29 @@ class RlConfig:
         in_bounds(self, "engine_tensor_parallel", 1)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
-            raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")
+            raise ConfigError(
+                f"group is {self.group}; it must be at least 2, because the loss compares the answers of a group"
+            )
         self._check_devices()
         if self.lag > 1:
-            raise ConfigError(f"lag is {self.lag}; answers are at most one update old: 0 or 1")
+            raise ConfigError(f"lag is {self.lag}; it must be 0 or 1, the age of answers in updates")
         if self.lag and (self.dynamic_sampling or self.loss == "plain"):
-            what = "dynamic_sampling asks weights that are gone" if self.dynamic_sampling else "plain has no ratio"
-            raise ConfigError(f"lag is 1, and {what}; leave out one of them")
+            what = (
+                "dynamic_sampling needs the weights before the update"
+                if self.dynamic_sampling
+                else "loss plain has no ratio"
+            )
+            raise ConfigError(f"lag is 1, but {what}. Use only one of the two settings")
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; known: {', '.join(LOSSES)}")
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
         if not 0 < self.engine_memory <= 1:
-            raise ConfigError(f"engine_memory is {self.engine_memory}; it is a share, in (0, 1]")
+            raise ConfigError(f"engine_memory is {self.engine_memory}; it must be a share in (0, 1]")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.overlong >= self.max_new:
-            raise ConfigError(f"overlong is {self.overlong}, and an answer has {self.max_new} tokens at most")
+            raise ConfigError(f"overlong is {self.overlong}; it must be below max_new, {self.max_new} tokens")
 
     def _check_devices(self) -> None:
         for name in ("engine_devices", "train_devices"):
@@ -122,30 +128,30 @@ class RlConfig:
             some = (said,) if isinstance(said, int) else said
             words = ",".join(map(str, some))
             if any(one < 0 for one in some):
-                raise ConfigError(f"{name} is {words}; the GPUs of a machine are counted from 0")
+                raise ConfigError(f"{name} is {words}; GPU numbers start at 0")
             if len(set(some)) < len(some):
-                raise ConfigError(f"{name} is {words}; a GPU is named twice")
+                raise ConfigError(f"{name} is {words}; the list names a GPU twice")
             if said and self.engine != "vllm":
                 raise ConfigError(
-                    f"{name} is {words}, and the engine {self.engine} has no GPU of its own: --engine vllm"
+                    f"{name} is {words}, but the engine {self.engine} has no separate GPUs. Use --engine vllm"
                 )
         spread = self.engine_tensor_parallel
         if spread > 1 and self.engine != "vllm":
             raise ConfigError(
-                f"engine_tensor_parallel is {spread}, and the engine {self.engine} spreads no model over "
-                "GPUs of its own: --engine vllm"
+                f"engine_tensor_parallel is {spread}, but the engine {self.engine} has no tensor parallelism. "
+                "Use --engine vllm"
             )
         answering = () if isinstance(self.engine_devices, int) else self.engine_devices
         if len(answering) % spread:
             raise ConfigError(
                 f"engine_tensor_parallel is {spread}, which does not divide the {len(answering)} GPUs "
-                f"that answer ({','.join(map(str, answering))})"
+                f"for answers ({','.join(map(str, answering))})"
             )
         if both := sorted({*answering} & {*self.train_devices}):
             raise ConfigError(
-                f"GPU {','.join(map(str, both))} is among --engine-devices {','.join(map(str, answering))} and "
-                f"--train-devices {','.join(map(str, self.train_devices))}; those that answer and those that train are "
-                "different ones: leave one of the two flags out, and it means all that the other does not name"
+                f"GPU {','.join(map(str, both))} is in both --engine-devices {','.join(map(str, answering))} and "
+                f"--train-devices {','.join(map(str, self.train_devices))}; a GPU can only answer or "
+                "train. Remove one of the two flags: the run then assigns the remaining GPUs"
             )
 
     def divided(self, num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

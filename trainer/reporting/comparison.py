@@ -47,7 +47,7 @@ def page(first: Story, second: Story) -> str:
         key,
         _facts(first, second),
         *(part for name in phases for part in _phase(name, first, second)),
-        *([tag("p", f"only one of them has: {', '.join(dict.fromkeys(lonely))}", class_="soft")] if lonely else []),
+        *([tag("p", f"phases of only one run: {', '.join(dict.fromkeys(lonely))}", class_="soft")] if lonely else []),
     )
 
 
@@ -122,14 +122,14 @@ def _phase(name: str, first: Story, second: Story) -> Iterator[Html]:
     shown = [_card(title, svg(title, *pair)) for _, title, *pair in overlays(ours, theirs)]
     found = differences({first.run: ours.config, second.run: theirs.config})
     rows = [(one["name"], *(_said(one["values"][run]) for run in (first.run, second.run))) for one in found]
-    same = tag("p", "Nothing: the recipes of this phase are the same.", class_="soft")
+    same = tag("p", "The recipes of this phase are equal.", class_="soft")
     recipes = _table(("setting", first.run, second.run), rows) if rows else same
     told = list(_last(ours, theirs))
     silent = [story.run for story, phase in ((first, ours), (second, theirs)) if not any(charts(phase))]
-    last = tag("p", f"Nothing to compare: no figures of {' and '.join(silent)} are here.", class_="soft")
+    last = tag("p", f"No comparison: figures of {' and '.join(silent)} are missing on this machine.", class_="soft")
     if told:
         last = _table(("figure", first.run, second.run, "difference"), told)
-    cards = [_card("What differs between their recipes", recipes), _card("At their last steps", last)]
+    cards = [_card("Differences between the recipes", recipes), _card("At the last steps", last)]
     yield tag("div", *cards, *shown, class_="cards")
 
 

@@ -31,14 +31,14 @@ def check(metrics: Path, phase: str) -> None:
     tokens, learnt = token_counts(read(metrics))
     if not learnt:
         raise Refused(
-            f"{phase}: its loss was computed over none of its {tokens:,} tokens, so the model has learnt nothing and "
-            f"is not published; look at the targets of its data, and at {phase}.sequence_len"
+            f"{phase}: the loss covered none of the {tokens:,} tokens, so the model did not train and "
+            f"is not published. Check the targets in the data, and {phase}.sequence_len"
         )
     if learnt < LEAST * tokens:
-        share = f"{learnt:,} of its {tokens:,} tokens ({100 * learnt / tokens:.2f} %)"
+        share = f"{learnt:,} of {tokens:,} tokens ({100 * learnt / tokens:.2f} %)"
         words = (
-            f"{phase}: its loss was computed over {share}: most of what it read is question; shorten the questions, "
-            "or check which messages are to be learnt"
+            f"{phase}: the loss covered only {share}, because questions make up most of the data. Shorten the "
+            "questions, or check the weights of the messages"
         )
         log.warning("%s", words)
         emit("note", text=words, alarm=True)

@@ -161,7 +161,7 @@ def differences(title: str, rows: Sequence[tuple[str, float, float]], by_group: 
     rows = [(name, middle, half if math.isfinite(half) else math.nan) for name, middle, half in rows]
     rows = [one for one in rows if math.isfinite(one[1])]
     if not rows:
-        return tag("p", "There is nothing to compare with.", class_="soft")
+        return tag("p", "No other run to compare with.", class_="soft")
     left = 220
     ends = [abs(middle) + (0.0 if math.isnan(half) else half) for _, middle, half in rows]
     reach = max(ends) * 1.1 or 1.0

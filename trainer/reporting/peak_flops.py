@@ -68,7 +68,7 @@ def of_name(device: str, multiprocessors: int = 0) -> Peak | None:
     for part, tflops in TFLOPS:
         if not re.search(rf"\b{re.escape(part)}\b", device, re.IGNORECASE):
             continue
-        sheet = f"{device}: {tflops} TFLOP/s, dense bfloat16 by its data sheet"
+        sheet = f"{device}: {tflops} TFLOP/s, dense bfloat16 according to the data sheet"
         if not SLICE.search(device):
             return Peak(tflops * 1e12, sheet)
         if not (whole := MULTIPROCESSORS.get(part)) or not 0 < multiprocessors <= whole:
@@ -85,7 +85,7 @@ def of_machine(machine: Machine) -> Peak | None:
     kind = str(machine.fast).removeprefix("torch.")
     return Peak(
         found,
-        f"this CPU with {machine.threads} threads: {found / 1e9:,.0f} GFLOP/s, {kind}, measured as the phase began",
+        f"this CPU with {machine.threads} threads: {found / 1e9:,.0f} GFLOP/s, {kind}, measured at phase start",
     )
 
 

@@ -17,14 +17,14 @@ from trainer.reporting.chart import STYLE, Chart, number, svg
 CURVES = (  # key, title, unit, smooth, from zero, factor
     ("loss", "Loss, nats per token", "", True, False, 1.0),
     ("reward", "Reward of an answer, mean", "", True, False, 1.0),
-    ("right", "Right answers of those sampled", " %", True, False, 100.0),
-    ("greedy", "Problems kept aside, likeliest answer right", " %", False, False, 100.0),
-    ("pass_at_1", "Problems kept aside, a sampled answer right", " %", False, False, 100.0),
+    ("right", "Right answers, sampled", " %", True, False, 100.0),
+    ("greedy", "Held-out problems, greedy answer right", " %", False, False, 100.0),
+    ("pass_at_1", "Held-out problems, sampled answer right", " %", False, False, 100.0),
     ("length", "Length of an answer, tokens", "", True, False, 1.0),
-    ("truncated", "Answers that were cut off", " %", True, True, 100.0),
-    ("silent_groups", "Problems whose answers all have one reward", " %", True, True, 100.0),
+    ("truncated", "Answers cut off at max_new", " %", True, True, 100.0),
+    ("silent_groups", "Problems with equal rewards for all answers", " %", True, True, 100.0),
     ("entropy", "Entropy, nats per token", "", True, False, 1.0),
-    ("clipped", "Tokens whose ratio was clipped", " %", True, True, 100.0),
+    ("clipped", "Tokens with a clipped ratio", " %", True, True, 100.0),
     ("mismatch", "Log-probabilities, engine against trainer, nats", "", True, True, 1.0),
     ("moved", "Log-probabilities, change since the answers, nats", "", True, True, 1.0),
     ("kl", "KL divergence from the first model, nats per token", "", True, True, 1.0),
@@ -32,11 +32,11 @@ CURVES = (  # key, title, unit, smooth, from zero, factor
     ("lr", "Learning rate", "", False, True, 1.0),
     ("tokens_per_s", "Tokens per second", "", False, True, 1.0),
     ("mfu", "Model FLOPs utilisation (MFU)", " %", False, True, 100.0),
-    ("memory_bytes", "Memory at the fullest moment", " GB", False, True, 1e-9),
+    ("memory_bytes", "Peak memory", " GB", False, True, 1e-9),
     ("data_share", "Waiting for data or answers, share of a step", " %", False, True, 100.0),
-    ("rollout_tokens_per_s", "Tokens per second while answers are made", "", True, True, 1.0),
+    ("rollout_tokens_per_s", "Tokens per second during rollouts", "", True, True, 1.0),
     ("update_tokens_per_s", "Tokens per second in the update", "", True, True, 1.0),
-    ("rollout_s", "Time for the answers of a step", " s", True, True, 1.0),
+    ("rollout_s", "Rollout time of a step", " s", True, True, 1.0),
 )
 TOLD_OTHERWISE = {"step", "tokens", "learnt_tokens", "step_s", "data_wait_s", "at"}
 MFU = (
@@ -107,7 +107,7 @@ def memory_chart(story: Story) -> Chart | None:
     if not story.memory:
         return None
     return Chart(
-        "GPU memory, the fullest at its most",
+        "GPU memory, peak of the fullest GPU",
         tuple(story.memory),
         from_zero=True,
         unit=" GB",
@@ -146,7 +146,7 @@ def page(story: Story) -> str:
         f"Run {story.run}",
         tag("style", Html(STYLE)),
         tag("h1", f"Run {story.run}"),
-        tag("p", f"{done or 'no phase has begun'} · written {story.written}", class_="soft"),
+        tag("p", f"{done or 'no phase has started'} · written {story.written}", class_="soft"),
         *note,
         *([_tiles(story)] if story.facts else []),
         *_cost(story),
@@ -202,7 +202,7 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{last['tokens']:,}, without padding"
         if last.get("learnt_tokens") is not None and last["tokens"]:
             share = last["learnt_tokens"] / last["tokens"]
-            yield "tokens that are learnt", f"{last['learnt_tokens']:,} ({100 * share:.2f} %)"
+            yield "tokens in the loss", f"{last['learnt_tokens']:,} ({100 * share:.2f} %)"
         if counts := phase.lines[0].get("conversations"):
             yield from TalkCounts.of(counts).lines()
         spent = sum(one.get("step_s", 0.0) for one in phase.lines)
@@ -210,7 +210,7 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
             yield "time in steps", took(spent)
             waited = sum(one.get("data_wait_s", 0.0) for one in phase.lines)
             what = "answers" if "reward" in last else "data"
-            yield f"waited for {what}", f"{100 * waited / spent:.2f} % of it"
+            yield f"waited for {what}", f"{100 * waited / spent:.2f} % of the time in steps"
     found = phase.result
     if found.get("bits_per_byte") is not None:
         beside = ", ".join(f"{name} {found[name]:.3f}" for name in ("gzip", "xz") if name in found)
@@ -245,8 +245,8 @@ def _said(phase: PhaseStory) -> list[Html]:
         )
         for step in chosen
     )
-    note = tag("p", "greedy, at most 40 tokens; the model, asked the same again and again", class_="soft")
-    return [tag("div", tag("h2", "What it says"), note, tag("table", head, *rows), class_="card wide")]
+    note = tag("p", "the same prompts at several steps; greedy, at most 40 tokens", class_="soft")
+    return [tag("div", tag("h2", "Sample answers"), note, tag("table", head, *rows), class_="card wide")]
 
 
 def _config(phase: PhaseStory) -> list[Html]:

@@ -64,7 +64,7 @@ def page(story: SweepStory) -> str:
         sure = tag(
             "p",
             f"{story.figure}, each arm minus {story.against}, seed by seed; a bar is Student's interval of 95 %. "
-            "A bar that crosses the line means that no difference was found.",
+            "A bar that crosses the line means no significant difference.",
             class_="soft",
         )
         cards.append(_card("Differences", overlay.differences("Differences", apart, by_group), sure))

@@ -72,7 +72,7 @@ def checked(value: Any) -> dict[str, Any]:
         if isinstance(one, bool):
             continue
         if not isinstance(one, (int, float)) or not math.isfinite(one):
-            return {"error": f"it gave {one!r}{f' as {name!r}' if value is parts else ''}; a finite number is wanted"}
+            return {"error": f"returned {one!r}{f' as {name!r}' if value is parts else ''}; expected a finite number"}
     return {"parts": {str(name): float(one) for name, one in parts.items()}}
 
 

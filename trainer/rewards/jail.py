@@ -80,7 +80,7 @@ def problem(jail: str, version: int = 0) -> str:
     version: Landlock ABI version to limit the jail to; 0 = the kernel's version.
     """
     if sys.platform != "linux":
-        return "it needs Linux"
+        return "needs Linux"
     if platform.machine() not in system_calls.AUDIT:
         return f"{platform.machine()} is not {' or '.join(system_calls.AUDIT)}"
     if jail == "landlock" and not kernel.abi():
@@ -93,8 +93,8 @@ def problem(jail: str, version: int = 0) -> str:
         except SandboxError as error:
             return str(error)
     if seen.error or not isinstance(seen.plain, list):
-        return f"a probe did not come to its end: {seen.error or seen.plain!r}"
-    return f"it lets {', '.join(map(str, seen.plain))} through" if seen.plain else ""
+        return f"a probe did not finish: {seen.error or seen.plain!r}"
+    return f"the jail lets {', '.join(map(str, seen.plain))} through" if seen.plain else ""
 
 
 def refusal() -> str:
@@ -103,23 +103,25 @@ def refusal() -> str:
         return ""
     seen = "; ".join(f"{one}: {problem(one)}" for one in KINDS)
     return (
-        "mbpp runs code that the model writes, and this machine has nothing to lock it in: "
-        f"{seen}. Use a machine with either, or --unsafe-rewards, which runs the code with limits of time and memory "
-        "alone: it can read your keys and use the network"
+        "mbpp runs code that the model writes, and this machine has no sandbox for the code: "
+        f"{seen}. Use a machine with either sandbox, or --unsafe-rewards. Then only limits of time and memory apply: "
+        "the code can read your keys and use the network"
     )
 
 
 def words(kind: str, layers: Mapping[str, Any]) -> str:
     """Return a description of the layers that confine the processes of answers: see `kernel.Layers`."""
     if not kind:
-        return "the code of mbpp's answers runs with limits of time and memory alone"
+        return "the code of mbpp's answers runs without a sandbox, with limits of time and memory only"
     held = [f"Landlock {layers['landlock']}" if layers["landlock"] else "bubblewrap", "the list of system calls"]
-    held += [f"namespaces of its own ({', '.join(layers['namespaces'])})"] if layers["namespaces"] else []
-    held += ["another user than root"] if layers["has_changed_user"] else []
+    held += [f"separate namespaces ({', '.join(layers['namespaces'])})"] if layers["namespaces"] else []
+    held += ["a user other than root"] if layers["has_changed_user"] else []
     library = (
-        "" if layers["reads_library"] else "; its user cannot read Python's library, of which all was loaded before"
+        ""
+        if layers["reads_library"]
+        else "; the user cannot read Python's library, so the sandbox loads the library in advance"
     )
-    return f"the code of mbpp's answers is held by {', '.join(held)}{library}"
+    return f"the code of mbpp's answers is confined by {', '.join(held)}{library}"
 
 
 def run(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setup: str = "") -> list[Outcome]:

@@ -64,7 +64,7 @@ class Math:
         try:
             return bool(self.worker.ask([gold, answer]))
         except NoAnswer as error:
-            emit("note", text=f"rl: an answer of math was given up on: {error}")
+            emit("note", text=f"rl: an answer of math counts as wrong, because checking failed: {error}")
             return False
 
     def _begin(self) -> None:
@@ -75,7 +75,7 @@ class Math:
             self.worker.begin()
         except NoAnswer as error:
             raise Refused(
-                f"the rewards of math need math-verify, whose process did not begin ({error}); install it: "
+                f"the rewards of math need math-verify, but the math-verify process did not start ({error}). Install: "
                 "pip install math-verify"
             ) from None
         self.has_begun = True

@@ -32,9 +32,13 @@ class Own:
             right = parts["right"] > 0 if "right" in parts else sum(parts.values()) >= RIGHT
             found.append(Reward(parts, bool(parts) and right))
         if failed and not any(one.parts for one in found):
-            raise Refused(f"the reward function failed for every one of {len(some)} answers: {failed}")
+            raise Refused(f"the reward function failed for all {len(some)} answers: {failed}")
         if failed:
-            emit("note", text=f"the reward function failed for an answer, which is worth 0: {failed}", alarm=True)
+            emit(
+                "note",
+                text=f"the reward function failed for an answer, and the answer gets the reward 0: {failed}",
+                alarm=True,
+            )
         return found
 
     def close(self) -> None:

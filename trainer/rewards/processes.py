@@ -73,7 +73,7 @@ class Starter:
         except (OSError, ValueError, SandboxError) as error:
             os.close(questions)
             os.close(answers)
-            raise SandboxError(f"the sandbox of code started no process: {error}") from None
+            raise SandboxError(f"the sandbox of code did not start a process: {error}") from None
         finally:
             os.close(their_questions)
             os.close(their_answers)
@@ -83,7 +83,7 @@ class Starter:
         try:
             self.requests.send(f"end {process}".encode())
         except OSError as error:
-            raise SandboxError(f"the sandbox of code has ended: {error}") from None
+            raise SandboxError(f"the sandbox of code has exited: {error}") from None
         self._heard()
 
     def close(self) -> None:

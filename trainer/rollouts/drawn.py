@@ -24,7 +24,7 @@ class Problems:
     def __init__(self, material: Mapping[str, Sequence[Problem]], weights: Mapping[str, float], seed: int) -> None:
         """Store the problems of each task. Raises InputError for a task without problems."""
         if empty := [task for task in weights if not material.get(task)]:
-            raise InputError(f"no problems of the task {empty[0]!r}")
+            raise InputError(f"the task {empty[0]!r} has no problems")
         self.tasks = sorted(weights, key=lambda task: (weights[task], task))
         self.weights = [weights[task] / sum(weights.values()) for task in self.tasks]
         self.material, self.seed = material, seed

@@ -92,7 +92,7 @@ def answer_all(
     room = model.config.max_position_embeddings - longest
     if room < how.max_new:
         raise ValueError(
-            f"a prompt of {longest} tokens leaves {room} of the model's positions; {how.max_new} are asked"
+            f"a prompt of {longest} tokens leaves {room} positions of the model, and max_new is {how.max_new}"
         )
     ends = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
     ends[list(stop)] = True

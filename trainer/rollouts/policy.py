@@ -119,7 +119,7 @@ class Elsewhere:
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
         """Raise RuntimeError: only the first process may ask the engine."""
-        raise RuntimeError("the first process has the engine")
+        raise RuntimeError("only the first process has the engine")
 
 
 class Policy:
@@ -191,8 +191,8 @@ class Policy:
         ids = conversations.prompt(messages, self.tokenizer)
         if len(ids) > self.room:
             raise InputError(
-                f"a problem of {task} has {len(ids)} tokens, and {self.config.max_new} are kept for its answer: the "
-                f"model has room for {self.room}; a larger sequence_len or a smaller max_new is needed"
+                f"a problem of {task} has {len(ids)} tokens, but the prompt may have at most {self.room}, because "
+                f"max_new reserves {self.config.max_new} for the answer. Increase sequence_len or decrease max_new"
             )
         return ids
 

@@ -33,7 +33,7 @@ class Sampling:
         if self.max_new < 1 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ConfigError(
                 f"sampling with max_new {self.max_new}, temperature {self.temperature}, top_k {self.top_k} and top_p "
-                f"{self.top_p}; max_new is at least 1, temperature and top_k at least 0, top_p in (0, 1]"
+                f"{self.top_p}; max_new must be at least 1, temperature and top_k at least 0, top_p in (0, 1]"
             )
 
 

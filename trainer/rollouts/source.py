@@ -255,9 +255,9 @@ class Rollouts(Source):
         if self.quiet == LONG:
             emit(
                 "note",
-                text=f"rl: for {LONG} steps fewer than {FEW:.0%} of the groups had answers of different worth: nothing "
-                "is learnt. Either all are right, or none is: look at the samples; a lower learning rate, more "
-                "answers to each prompt, or easier problems bring a signal back",
+                text=f"rl: for {LONG} steps fewer than {FEW:.0%} of the groups had answers with different rewards, so "
+                "the model does not learn: all answers of a group are right, or all are wrong. Look at the samples. A "
+                "lower learning rate, more answers per prompt, or easier problems restore a signal",
                 alarm=True,
             )
 

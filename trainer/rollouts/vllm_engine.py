@@ -156,7 +156,11 @@ class EngineProcess:
         if self.worker.process is not None:
             self.ask({"load": str(weights)})
         if self.worker.process is not None and not self._is_right(model):
-            emit("note", text="vllm: it has not taken the new weights over, and is started again", alarm=True)
+            emit(
+                "note",
+                text="vllm: the engine did not load the new weights; the trainer restarts the engine",
+                alarm=True,
+            )
             self.worker.close()
         if self.worker.process is None:
             self._open(model)
@@ -171,8 +175,8 @@ class EngineProcess:
             return self.worker.ask(question)
         except NoAnswer as error:
             if self.is_closed:
-                raise TrainerError("vllm: closed while it answered") from None
-            emit("note", text=f"vllm: {error}; it is started again{self._last_words()}", alarm=True)
+                raise TrainerError("vllm: the engine was closed during an answer") from None
+            emit("note", text=f"vllm: {error}; the trainer restarts the engine{self._last_words()}", alarm=True)
         if "load" in question:  # the new process starts with these weights
             return {}
         self._open(None)
@@ -207,8 +211,8 @@ class EngineProcess:
             raise Refused(f"vllm does not start: {error}{self._last_words()}") from None
         if not self._is_right(model):
             raise TrainerError(
-                f"vllm gives other log-probabilities than the trainer for the same weights ({self.weights}); "
-                "train with the embedded engine instead: --engine embedded"
+                f"vllm and the trainer compute different log-probabilities for the same weights ({self.weights}). "
+                "Use the embedded engine: --engine embedded"
             )
 
     @torch.no_grad()
@@ -245,7 +249,7 @@ class EngineProcess:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        said = f": {lines[-1].strip()[-300:]} (all of it: {self.log})" if lines else ""
+        said = f": {lines[-1].strip()[-300:]} (full log: {self.log})" if lines else ""
         return said + (advice(self.opening) if FULL.search("\n".join(lines[-50:])) else "")
 
 
@@ -253,8 +257,8 @@ def advice(opening: Opening) -> str:
     """Return the flags to try after running out of engine memory, with numbers."""
     share, rows, room = opening.memory_share, opening.side_by_side, opening.room
     return (
-        f". Its memory was full: it took {share:g} of each GPU for weights and the cache of {rows} answers at once, "
-        f"of up to {room} tokens; take --set rl.rl.side_by_side={max(1, rows // 2)}, a smaller rl.rl.max_new, --set "
-        f"rl.rl.engine_memory={min(0.95, share + 0.05):g} where its cache has no room and {max(0.1, share - 0.2):g} "
-        "where another process uses the same GPU, or a smaller model"
+        f". vLLM ran out of memory: {share:g} of each GPU holds the weights and the cache of {rows} parallel answers "
+        f"of up to {room} tokens. Use --set rl.rl.side_by_side={max(1, rows // 2)}, a smaller rl.rl.max_new, --set "
+        f"rl.rl.engine_memory={min(0.95, share + 0.05):g} if the cache is too small or {max(0.1, share - 0.2):g} "
+        "if a second process uses the same GPU, or a smaller model"
     )

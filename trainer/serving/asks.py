@@ -74,19 +74,19 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
     see `conversations.prompt`.
     """
     if not isinstance(said, Mapping):
-        raise Wrong("the body is no JSON object")
+        raise Wrong("the body is not a JSON object")
     if said.get("model", name) != name:
         raise Wrong(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
     none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", "echo")
     unknown = [one for one in none if said.get(one)]
     unknown += [one for one, nothing in NOTHING.items() if said.get(one) not in (None, nothing)]
     if unknown:
-        raise Wrong(f"{', '.join(unknown)}: this engine has none")
+        raise Wrong(f"{', '.join(unknown)}: this engine does not support these options")
     if _number(said, "n", 1, 1) != 1 or _number(said, "best_of", 1, 1) != 1:
-        raise Wrong("n: this engine gives one answer to a request")
+        raise Wrong("n: this engine supports only one answer per request")
     ids = _chat(said, tokenizer, align) if is_chat else _prompt(said, tokenizer)
     if len(ids) >= room:
-        raise Wrong(f"the prompt has {len(ids)} tokens; this model reads {room}, its answer included")
+        raise Wrong(f"the prompt has {len(ids)} tokens; the context of this model has {room}, including the answer")
     asked = said.get("max_completion_tokens") or said.get("max_tokens")
     tokens = int(_number({"max_tokens": asked}, "max_tokens", room if is_chat else USUAL_TOKENS, 1))
     options = said.get("stream_options") or {}
@@ -95,7 +95,7 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
     stop = said.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(one, str) and one for one in stop):
-        raise Wrong("stop: a text, or a list of them")
+        raise Wrong("stop: expected a text or a list of texts")
     streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"
     kind += ".chunk" if streams and is_chat else ""
     seed = said.get("seed")
@@ -129,9 +129,9 @@ def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int
         or len(messages) < len(given)
         or not all(isinstance(one["content"], str) and isinstance(one.get("role"), str) for one in messages)
     ):
-        raise Wrong("messages: a list of objects with role and content, both text")
+        raise Wrong("messages: expected a list of objects with the texts role and content")
     if messages[-1]["role"] != "user":
-        raise Wrong("messages: the last one is the user's")
+        raise Wrong("messages: the last message must have the role user")
     try:
         return conversations.prompt(messages, tokenizer, align)
     except InputError as error:
@@ -149,7 +149,7 @@ def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
         and all(type(one) is int and 0 <= one < tokenizer.vocab_size for one in prompt)
     ):
         return list(prompt)
-    raise Wrong("prompt: a text, or a list of ids")
+    raise Wrong("prompt: expected a text or a list of token ids")
 
 
 def _text(content: Any) -> str | None:
@@ -171,5 +171,5 @@ def _number(said: Mapping[str, Any], name: str, usual: float, least: float) -> f
     value = said.get(name)
     value = usual if value is None else value
     if type(value) not in (int, float) or not least <= value < 1 << 31:
-        raise Wrong(f"{name} is {value!r}; it must be a number from {least} on")
+        raise Wrong(f"{name} is {value!r}; it must be a number of at least {least}")
     return float(value)

@@ -146,7 +146,7 @@ class EngineServer:
         try:
             said = json.loads(await _body(request))
         except (ValueError, RecursionError) as error:
-            raise Wrong(f"the body is no JSON: {error}") from None
+            raise Wrong(f"the body is not JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
         ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
         job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
@@ -206,7 +206,7 @@ async def _body(request: Request) -> bytes:
     async for piece in request.stream():
         body += piece
         if len(body) > MOST_BODY:
-            raise Wrong(f"a body has at most {MOST_BODY} bytes", 413, "RequestEntityTooLarge")
+            raise Wrong(f"the body is larger than {MOST_BODY} bytes", 413, "RequestEntityTooLarge")
     return bytes(body)
 
 

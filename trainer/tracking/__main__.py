@@ -131,7 +131,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, leave)
     try:
         sidecar.begin()
-        _say(f"telling {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
+        _say(f"sending {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
         while not told:
             sidecar.look()
             until = time.monotonic() + LOOK_S
@@ -140,9 +140,9 @@ def main(words: list[str]) -> int:
         sidecar.end()
     except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
         sidecar.fail(error)
-        _say(f"{name} has failed: {type(error).__name__}: {error}")
+        _say(f"{name} failed: {type(error).__name__}: {error}")
         return 1
-    _say("all is told")
+    _say("all metrics are sent")
     return 0
 
 

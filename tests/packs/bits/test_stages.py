@@ -98,7 +98,7 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     one.wait()
     code, words = finish(world.start(config, keeping, world.making("bits1.9", **inputs)))
     assert code == 0, words
-    assert any("going on from step" in record.get("text", "") for record in world.records())
+    assert any("resuming from step" in record.get("text", "") for record in world.records())
     assert hashes(world.store / "bits1.9_checkpoints/tiny") == hashes(world.store / "bits1.9_checkpoints/alone")
 
 
@@ -110,7 +110,7 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
         ({"bits": DISTILLED, "phase": "bits2"}, "bits2 has no teacher"),
         ({"model": PLAIN, "bits": BitsConfig(saliency=0.1), "phase": "bits2"}, "its model says no `ternary`"),
         ({"dtype": "float8"}, "multiplied in bfloat16 or float32"),
-        ({"phase": "bits1", "steps": 3}, "steps is 0"),
+        ({"phase": "bits1", "steps": 3}, "so steps must be 0"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_as_a_recipe(change, said):

@@ -211,13 +211,13 @@ def test_a_shape_is_written_under_a_name_whose_readers_compute_it_and_read_back(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "of quantised models only these"),
+        ({"quantization_config": {"quant_method": "awq"}}, "supported quantised models: "),
         ({"quantization_config": {**ROUNDED, "quantization_mode": "both"}}, "quantization_mode"),
         ({"quantization_config": {**ROUNDED, "modules_to_not_convert": ["q_proj"]}}, "only lm_head"),
         ({"quantization_config": {**ROUNDED, "use_rms_norm": True}}, "use_rms_norm"),
-        ({"quantization_config": 7}, "of quantised models only these"),
-        ({"hidden_act": "gelu"}, "this decoder has silu"),
-        ({"hidden_act": "relu2", "model_type": "llama"}, "this decoder has silu"),
+        ({"quantization_config": 7}, "supported quantised models: "),
+        ({"hidden_act": "gelu"}, "supported: silu"),
+        ({"hidden_act": "relu2", "model_type": "llama"}, "supported: silu"),
         ({"model_type": "slipway", "ternary": {"per_row": 1}}, "per_row and haar"),
         ({"model_type": "slipway", "ternary": {"bits": True}}, "per_row and haar"),
     ],
@@ -239,8 +239,9 @@ def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
         "SubLN" in replace(fits, qk_norm=True).gguf_problem() and "SubLN" in replace(fits, head_dim=32).gguf_problem()
     )
     assert replace(fits, qk_norm=True, sub_norm=False).gguf_problem() == ""
-    assert replace(fits, qk_norm=True).gguf_problem().endswith("; without SubLN (model.sub_norm=false) it fits")
-    assert "it fits" not in replace(fits, qk_norm=True, intermediate_size=704).gguf_problem()
+    without = "; a model without SubLN (model.sub_norm=false) is supported"
+    assert replace(fits, qk_norm=True).gguf_problem().endswith(without)
+    assert without not in replace(fits, qk_norm=True, intermediate_size=704).gguf_problem()
     assert "capped" in replace(fits, logit_softcap=15.0).gguf_problem()
 
 

@@ -131,7 +131,7 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
     capfd.readouterr()
     assert main(["export", "--model", str(made), "--out", str(world.root / "out")]) == 2
     said = capfd.readouterr().err
-    assert "no class of transformers has its shape (an MLP of relu(x)**2, a norm behind the embedding)" in said
+    assert "no class of transformers has this shape (an MLP of relu(x)**2, a norm behind the embedding)" in said
 
 
 class Evil:

@@ -118,10 +118,10 @@ def test_core_is_the_mean_of_tasks_held_against_chance(model, inputs, tmp_path):
     ("change", "said"),
     [
         ({"pick": ("riddle", CHOICE, 0, " ")}, "pick: unknown kind of task 'riddle'"),
-        ({"odd": ("schema", SCHEMA, 0, " ")}, "odd: eval_meta_data.csv does not say"),
+        ({"odd": ("schema", SCHEMA, 0, " ")}, "odd: eval_meta_data.csv has no valid random baseline"),
         ({"pick": ("multiple_choice", [{**CHOICE[0], "gold": 7}], 0, " ")}, "pick.jsonl:1: gold is 7"),
-        ({"pick": ("multiple_choice", [{"query": "q"}], 0, " ")}, "no choices, gold"),
-        ({"pick": ("multiple_choice", CHOICE, 6, " ")}, "6 examples are shown, and there are 6 questions"),
+        ({"pick": ("multiple_choice", [{"query": "q"}], 0, " ")}, "missing or of the wrong type: choices, gold"),
+        ({"pick": ("multiple_choice", CHOICE, 6, " ")}, "6 few-shot examples need more questions; the task has 6"),
     ],
 )
 def test_what_is_no_task_is_named(tmp_path, change, said):
@@ -135,5 +135,5 @@ def test_a_folder_without_tasks_or_with_files_elsewhere_is_refused(tmp_path):
         core.read(tmp_path)
     folder = bundle(tmp_path)
     (folder / "core.yaml").write_text((folder / "core.yaml").read_text().replace("a/who", "../../who"))
-    with pytest.raises(InputError, match="lies outside"):
+    with pytest.raises(InputError, match="is outside of the folder"):
         core.read(folder)

@@ -55,15 +55,18 @@ def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
     ("rows", "said"),
     [
         (["{"], "x.jsonl:1: "),
-        ([{"question": "q", "answer": "a"}, {"question": "q"}], "x.jsonl:2: no question or no answer; available"),
-        ([{"question": "q", "choices": ["a"], "answer": 0}], "fewer than two choices"),
-        ([{"question": "q", "choices": ["a", " "], "answer": 0}], "an empty one"),
-        ([{"question": "q", "choices": ["a", "b"], "answer": 2}], "choice 2 of 2, counted from 0"),
-        ([{"question": "q", "choices": ["a", "b"], "answer": "C"}], "none of the 2 choices"),
+        (
+            [{"question": "q", "answer": "a"}, {"question": "q"}],
+            "x.jsonl:2: the question or the answer is missing; found keys",
+        ),
+        ([{"question": "q", "choices": ["a"], "answer": 0}], "needs at least two choices"),
+        ([{"question": "q", "choices": ["a", " "], "answer": 0}], "no choice may be empty"),
+        ([{"question": "q", "choices": ["a", "b"], "answer": 2}], "choice 2, but the question has 2 choices"),
+        ([{"question": "q", "choices": ["a", "b"], "answer": "C"}], "not among the 2 choices"),
         ([{"question": "q", "choices": {"text": ["a", "b"]}, "answer": 0}], "label"),
-        ([{"query": "q", "answer": "a"}, {"query": "q", "choices": ["a", "b"], "answer": 0}], "make it two files"),
+        ([{"query": "q", "answer": "a"}, {"query": "q", "choices": ["a", "b"], "answer": 0}], "Split the file"),
         ([[1]], "expected an object, got list"),
-        ([""], "no questions in it"),
+        ([""], "the file has no questions"),
     ],
 )  # fmt: skip
 def test_what_is_no_question_is_named_with_its_line(tmp_path, rows, said):

@@ -274,7 +274,7 @@ def test_a_machine_without_the_units_or_the_compiler_says_so(monkeypatch):
     ):
         pass
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(Refused, match="asked to compile, but there is no C\\+\\+ compiler here .no-such-compiler"):
+    with pytest.raises(Refused, match="compile=always is set, but a C\\+\\+ compiler is missing .no-such-compiler"):
         speed.is_compiled(replace(BASE, compile="always"), CPU)
     assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # it would pay
 

@@ -159,4 +159,4 @@ def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tm
     makings = world.making(), replace(world.making(), store=str(other))
     (first, other_words), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
     assert (first, second) == (75, 2), f"{other_words}\n{words}"
-    assert "node 1 has not what node 0 has: datasets/x/text (" in words
+    assert "node 1 differs from node 0: datasets/x/text (" in words

@@ -17,4 +17,4 @@ def test_what_both_have_told_is_compared_at_its_end():
 
 def test_a_run_whose_figures_are_not_here_is_named_instead_of_an_empty_table():
     page = comparison.page(story("calm-1", *LINES), story("busy-2"))
-    assert "Nothing to compare: no figures of busy-2 are here." in page and "<polyline" not in page
+    assert "No comparison: figures of busy-2 are missing on this machine." in page and "<polyline" not in page

@@ -117,7 +117,7 @@ def test_a_page_is_whole_at_any_moment_of_a_run():
     assert [chart.title for _, chart in charts(PhaseStory("rl", lines=rl))] == [
         "rl: Loss, nats per token",
         "rl: Reward of an answer, mean",
-        "rl: Right answers of those sampled",
+        "rl: Right answers, sampled",
         "rl: Log-probabilities, engine against trainer, nats",
         "rl: Learning rate",
         "rl: Reward right",

@@ -65,7 +65,7 @@ def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
         assert [round(one.total, 1) for one in found] == [1.5, 0.0, 0.0, 0.5, 0.0, 1.5]
         assert [one.is_right for one in found] == [True, False, False, False, False, True]
         for text in ("nan", "text"):
-            with pytest.raises(Refused, match="a finite number is wanted"):
+            with pytest.raises(Refused, match="expected a finite number"):
                 judge(answered(text))
         with pytest.raises(Refused, match="every one of 2 answers: ValueError: no such word"):
             judge(answered("raise", "raise"))

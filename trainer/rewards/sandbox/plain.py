@@ -30,14 +30,14 @@ def write(value: Any) -> str:
     except Exception as error:  # raised by a hostile subclass, or for an int with too many digits
         raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
     if len(text) > MOST_BYTES:
-        raise NotPlain(f"a value of {len(text)} characters; {MOST_BYTES} are taken")
+        raise NotPlain(f"a value of {len(text)} characters; at most {MOST_BYTES} are allowed")
     return text
 
 
 def read(text: Any) -> Any:
     """Return the value of a text from an untrusted process. Raises NotPlain."""
     if not isinstance(text, str) or len(text) > MOST_BYTES:
-        raise NotPlain("no text, or one that is too long")
+        raise NotPlain("not a text, or a text that is too long")
     try:
         return _built(json.loads(text, parse_constant=_no_constant), 0)
     except NotPlain:
@@ -47,7 +47,7 @@ def read(text: Any) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise NotPlain(f"{name} is no number of JSON")
+    raise NotPlain(f"{name} is not a JSON number")
 
 
 def _tree(value: Any, depth: int) -> Any:
