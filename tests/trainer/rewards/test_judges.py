@@ -67,7 +67,7 @@ def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
         for text in ("nan", "text"):
             with pytest.raises(Refused, match="expected a finite number"):
                 judge(answered(text))
-        with pytest.raises(Refused, match="every one of 2 answers: ValueError: no such word"):
+        with pytest.raises(Refused, match="failed for all 2 answers: ValueError: no such word"):
             judge(answered("raise", "raise"))
     finally:
         judge.close()
