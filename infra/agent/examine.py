@@ -77,7 +77,7 @@ def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
 def download(config: Dict[str, Any]) -> Dict[str, Any]:
     """Measure the download rate in bytes per second from the first response on, and the number of bytes received."""
     if not config["url"]:
-        return {"later": "no address is set to download from"}
+        return {"later": "no download URL is set (SLIPWAY_ACCEPT_URL)"}
     with urllib.request.urlopen(config["url"], timeout=config["download_s"]) as answer:
         began, received = time.monotonic(), 0
         while received < DOWNLOAD_BYTES and time.monotonic() - began < config["download_s"] / 2:
@@ -91,16 +91,16 @@ def download(config: Dict[str, Any]) -> Dict[str, Any]:
 def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
     """Return the newest CUDA version supported by the driver, as text."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
-        return {"later": "no GPU is asked for, or there is no nvidia-smi"}
+        return {"later": "no GPU was requested, or nvidia-smi is not installed"}
     said = subprocess.run(["nvidia-smi"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found = re.search(r"CUDA[A-Z ]* Version: *([0-9]+\.[0-9]+)", said.stdout.decode(errors="replace"))
-    return {"value": found.group(1)} if found else {"error": "nvidia-smi names no CUDA version"}
+    return {"value": found.group(1)} if found else {"error": "nvidia-smi prints no CUDA version"}
 
 
 def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
     """Measure bfloat16 TFLOP/s of each GPU, and check the product for correctness."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
-        return {"later": "no GPU is asked for, or there is no nvidia-smi"}
+        return {"later": "no GPU was requested, or nvidia-smi is not installed"}
     pythons = config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]
     for python in dict.fromkeys(pythons):
         with tempfile.TemporaryFile() as errors:
@@ -113,7 +113,7 @@ def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
                 return {"error": f"exit code {done.returncode}: {said[-1][:300]}"}
-    return {"later": "no torch with CUDA is there yet"}
+    return {"later": "torch with CUDA is not installed yet"}
 
 
 def sandbox(config: Dict[str, Any]) -> Dict[str, Any]:
@@ -182,7 +182,7 @@ def conclude(pid: int, reader: int, deadline: float, within_s: float) -> Dict[st
         said = json.dumps({"error": f"no answer in {within_s:g} s"}).encode()
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the child has ended
         os.killpg(pid, signal.SIGKILL)
-    return dict(json.loads(said or b'{"error": "it died"}'))
+    return dict(json.loads(said or b'{"error": "the check exited without a result"}'))
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def nvidia() -> Tuple[List[Dict[str, Any]], str]:
         return [], problem
     rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
     if any(len(row) != 3 for row in rows):
-        return [], f"nvidia-smi said: {said[:200]}"
+        return [], f"unexpected output of nvidia-smi: {said[:200]}"
     wholes = [{"name": row[0], "memory_bytes": mebibytes(row[1]), "driver": row[2]} for row in rows]
     # With `--query-gpu=name`, nvidia-smi prints whole GPUs even if only MIG slices are available.
     return sliced(wholes, ask_smi("-L")[0]), ""

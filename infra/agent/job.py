@@ -132,7 +132,7 @@ class Job:
         try:
             raw = outside.parse(text)
             if raw["schema"] != SCHEMA:
-                raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
+                raise ValueError(f"the job has schema {raw['schema']}; this agent reads schema {SCHEMA}")
             steps = tuple(_step(step) for step in raw["steps"])
             beside = _step(raw["beside"]) if raw.get("beside") else None
             trackers = tuple(_step(step) for step in raw.get("trackers", ()))

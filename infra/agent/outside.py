@@ -15,19 +15,19 @@ DEPTH = 32
 def parse(text: Union[str, bytes]) -> Any:
     """Parse a JSON document. Raises ValueError."""
     if len(text) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        raise ValueError(f"the document has more than {MOST_BYTES} bytes")
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         value = json.loads(text, parse_constant=_null, parse_float=_float, parse_int=_integer)
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEPTH} levels") from None
+        raise ValueError(f"the document is nested deeper than {DEPTH} levels") from None
     level = [value]
     for _ in range(DEPTH + 1):
         level = [one for one in level if isinstance(one, (dict, list))]
         if not level:
             return value
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-    raise ValueError(f"it is nested deeper than {DEPTH} levels")
+    raise ValueError(f"the document is nested deeper than {DEPTH} levels")
 
 
 def _null(word: str) -> None:
@@ -37,7 +37,7 @@ def _null(word: str) -> None:
 def _float(word: str) -> float:
     number = float(word)
     if not math.isfinite(number):
-        raise ValueError(f"{word[:40]} is no finite number")
+        raise ValueError(f"{word[:40]} is not a finite number")
     return number
 
 

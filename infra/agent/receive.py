@@ -40,7 +40,7 @@ class ReceivingFolder:
         self.memory = os.path.join(self.root, "state", MEMORY if name == "code" else f"{name}.{MEMORY}")
         self._check_marker(token)
         if os.path.islink(self.target):
-            raise PushRefused(f"{self.target} is a link; nothing is pushed through it")
+            raise PushRefused(f"{self.target} is a symbolic link; no files were pushed")
         self.files: dict = {}
         self.open: dict = {}  # (real path, is free of links) by folder
         if os.path.exists(self.memory):
@@ -49,7 +49,7 @@ class ReceivingFolder:
                     read = json.load(file)
             except (ValueError, RecursionError) as error:
                 raise PushRefused(
-                    f"{self.memory} is damaged ({error}); so it is not known what lies there, and nothing is pushed"
+                    f"{self.memory} is damaged ({error}), so the list of pushed files is lost; no files were pushed"
                 ) from None
             self.files = read if isinstance(read, dict) else dict.fromkeys(read)
 
@@ -58,15 +58,15 @@ class ReceivingFolder:
             with open(os.path.join(self.root, "POD.json"), encoding="utf-8") as file:
                 found = json.load(file)["token"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise PushRefused(f"{self.root} carries no marker of ours; nothing is pushed there") from None
+            raise PushRefused(f"{self.root} has no valid POD.json; no files were pushed") from None
         if found != token:
-            raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
+            raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; no files were pushed")
 
     def place(self, path):
         """Return the path of a pushed file, and whether the path is free of symbolic links."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
-            raise PushRefused(f"{path} leads out of {self.target}")
+            raise PushRefused(f"{path} is outside of {self.target}")
         if folder not in self.open:
             here = os.path.join(self.target, folder) if folder else self.target
             self.open[folder] = here, os.path.realpath(here) == here
@@ -161,7 +161,7 @@ class ReceivingFolder:
         os.chmod(draft, mode)
         if content(draft, mode) != sha:
             os.unlink(draft)
-            raise PushRefused(f"{path} changed while it was sent; push again")
+            raise PushRefused(f"{path} changed during the transfer; push again")
         os.replace(draft, full)
         for name in os.listdir(incoming):
             old = os.path.join(incoming, name)
@@ -186,7 +186,7 @@ class ReceivingFolder:
                         file.write(piece)
                     os.fchmod(descriptor, mode)
             if found.hexdigest() != sha:
-                raise PushRefused(f"{path} changed while it was sent; push again")
+                raise PushRefused(f"{path} changed during the transfer; push again")
             os.replace(draft, full)
         finally:
             if os.path.lexists(draft):
@@ -196,13 +196,15 @@ class ReceivingFolder:
         """Return the path for a file to write, after creating the parent folders; raise PushRefused for a conflict."""
         full, is_open = self.place(path)
         if not is_open:
-            raise PushRefused(f"{full} lies behind a link; nothing is pushed through it")
+            raise PushRefused(f"{full} is behind a symbolic link; no files were pushed")
         try:
             os.makedirs(os.path.dirname(full), exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise PushRefused(f"{path}: a file that the pod has made is where one of its folders should be") from None
+            raise PushRefused(f"{path}: a file created on the pod blocks a parent folder of this path") from None
         if os.path.isdir(full) and not os.path.islink(full):
-            raise PushRefused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
+            raise PushRefused(
+                f"{path}: {full} is a folder with files created on the pod; move the folder away on the pod"
+            )
         return full
 
     def _remove(self, path):
@@ -243,7 +245,7 @@ class ContentStream:
             if not self.held:
                 waiting = self.inflate.unconsumed_tail or self.file.read1(CHUNK)
                 if not waiting:
-                    raise PushRefused("the stream of files was cut off")
+                    raise PushRefused("the connection ended before all files arrived")
                 self.held = self.inflate.decompress(waiting, CHUNK * 4)
             piece, self.held = self.held[:size], self.held[size:]
             size -= len(piece)
@@ -289,7 +291,7 @@ def main():
         pod = ReceivingFolder(**json.loads(source.readline()))  # while the sender still builds the request
         size = source.readline()
         if not size:
-            raise PushRefused("the request was cut off")
+            raise PushRefused("the connection ended before the request arrived")
         request = json.loads(zlib.decompress(source.read(int(size))))
         if "adopt" in request:
             answer = pod.inherit()

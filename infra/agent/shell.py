@@ -178,7 +178,7 @@ def _link(path: Path, target: Path) -> None:
     if path.is_symlink():
         path.unlink()
     elif path.exists():
-        raise SystemExit(f"{path} is there already; nothing can be put in its place")
+        raise SystemExit(f"{path} already exists and is not a link; move {path} away")
     path.symlink_to(target)
 
 
@@ -224,7 +224,7 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         return code
     tried = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0
     if code in script.restart_codes:
-        print(f"exit code {code} is one of recover_on_exit_codes: it is started again", flush=True)
+        print(f"exit code {code} is in recover_on_exit_codes: restarting the job", flush=True)
         return RESUME_ME
     if tried < script.restarts:
         counted.write_text(str(tried + 1), encoding="utf-8")

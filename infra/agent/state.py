@@ -83,7 +83,7 @@ def keep_room(pod: PodFolder) -> None:
             try:
                 room.write_bytes(os.urandom(size))
             except OSError as error:
-                say(f"could not keep room for {path.name}: {error!r}")
+                say(f"could not reserve disk space for {path.name}: {error!r}")
 
 
 def give_room(path: Path) -> bool:

@@ -64,14 +64,14 @@ def _there(name: str, code: Path, cache: Path, torch: str) -> Path:
 
     found = environment.find(name, code, cache, torch)
     if found:
-        _say(f"setup: skipped; {name} is there")
+        _say(f"setup: skipped; {name} already exists")
         return found
     newest = environment.newest(name, cache)
     if newest is None:
         raise environment.EnvironmentFailed(
-            f"--no-setup: there is no {name} environment in {cache}; leave --no-setup out once, which makes it"
+            f"--no-setup: {cache} has no {name} environment; run once without --no-setup to make the environment"
         )
-    _say(f"setup: skipped; {newest.parents[1]} is used, though this code asks for other packages")
+    _say(f"setup: skipped; {newest.parents[1]} is used, although this code requires other packages")
     return newest
 
 

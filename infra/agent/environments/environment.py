@@ -52,23 +52,26 @@ OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # not on P
 OFFLINE = "--offline"
 NO_INDEX = "no package index answers"
 ADVICE = (
-    "check the network and `pip config list`; a machine without a network takes a folder of wheels that"
-    " `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf names, or a uv cache in ~/.cache/uv"
+    "check the network and `pip config list`. Without a network, write `find-links = FOLDER` (a folder of wheels)"
+    " under [global] into ~/.config/pip/pip.conf, or copy a uv cache to ~/.cache/uv"
 )
-NO_VENV = "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)"
+NO_VENV = "this Python cannot create virtual environments (on Debian or Ubuntu: apt install python3-venv)"
 WHOLE = re.compile(r"^# The whole list", re.M)  # in a constraints file
 KNOWN = (  # regular expression for the output of a tool, and the message for the user
     (r"ensurepip|no module named venv", NO_VENV),
     (
         r"python-build-standalone|no interpreter found",
-        f"there is no Python {OLDEST[0]}.{OLDEST[1]} or newer, and uv cannot fetch one; install it there",
+        f"Python {OLDEST[0]}.{OLDEST[1]} or newer is not installed, and uv cannot download Python; install it first",
     ),
     (r"no space left|os error 28", "the disk is full"),
     (
         r"dns error|error sending request|failed to establish|name resolution|timed out|connection refused|unreachable",
         NO_INDEX,
     ),
-    (r"ResolutionImpossible|no matching distribution", "the pinned versions are not where pip is told to look"),
+    (
+        r"ResolutionImpossible|no matching distribution",
+        "the configured package index does not have the pinned versions",
+    ),
 )
 
 
@@ -154,7 +157,7 @@ def ensure_at(
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
             said = f"the {spec.name} environment cannot be made: {denied.told(error, CODE)}"
-            hint = "" if target.parent == CODE else " (SLIPWAY_ENVIRONMENTS names another folder)"
+            hint = "" if target.parent == CODE else "; to use a different folder, set SLIPWAY_ENVIRONMENTS"
             raise EnvironmentFailed(said + hint) from error
         except (configparser.Error, UnicodeDecodeError) as error:
             raise EnvironmentFailed(f"pip's configuration cannot be read: {error}; run: pip config debug") from error
@@ -173,12 +176,12 @@ def read_spec(name: str, code: Path, torch: str) -> Spec:
         requirements = read_group((code / "pyproject.toml").read_text(encoding="utf-8"), name)
         pins = constraints.read_text(encoding="utf-8")
     except OSError as error:
-        raise EnvironmentFailed(f"the {name} environment is not described: {error}") from error
+        raise EnvironmentFailed(f"the definition of the {name} environment cannot be read: {error}") from error
     except (ValueError, SyntaxError) as error:
         raise EnvironmentFailed(f"pyproject.toml: [dependency-groups]: {error}") from error
     fixed = next((build for build in ("cpu", "cuda") if name.endswith(f"-{build}")), torch)
     if fixed == "cuda" != torch:
-        raise EnvironmentFailed(f"the {name} environment is for NVIDIA GPUs, and here is none: nvidia-smi is not there")
+        raise EnvironmentFailed(f"the {name} environment needs an NVIDIA GPU, but nvidia-smi is not installed here")
     torch = fixed if any(_project(one) == "torch" for one in requirements) else ""
     return _spec(name, requirements, constraints, pins, torch)
 
@@ -282,7 +285,7 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSour
             _install(work, target, spec, uv if tool == "uv" else None, flags, carried)
         except EnvironmentFailed as error:
             is_known = any(error.seen == words for _, words in KNOWN)
-            seen = error.seen if is_known or OFFLINE not in flags else "not all of it is in the cache"
+            seen = error.seen if is_known or OFFLINE not in flags else "some packages are not in the cache"
             problems.append((" ".join([tool, *flags]), seen))
             continue
         write_durably(target / MARKER, _mark(target, spec.key))
@@ -291,7 +294,7 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSour
     each = [f"{seen} ({', '.join(ways)})" for seen, ways in tried.items()]
     seen = "; ".join(each) if len(each) > 1 else problems[0][1]
     advice = f"; {ADVICE}" if NO_INDEX in seen else ""
-    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}{advice}", seen)
+    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; full log: {log}{advice}", seen)
 
 
 def _install(
@@ -331,7 +334,7 @@ def _remove(target: Path) -> None:
 def _tools(spec: Spec) -> List[str]:
     forced = os.environ.get("SLIPWAY_INSTALLER", "")
     if forced not in ("", "uv", "pip"):
-        raise EnvironmentFailed(f"SLIPWAY_INSTALLER is {forced!r}; it can be uv or pip")
+        raise EnvironmentFailed(f"SLIPWAY_INSTALLER is {forced!r}; expected uv or pip")
     if spec.name == "uv":
         return ["pip"]
     if spec.python == MANAGED:  # pip cannot install a Python
@@ -367,7 +370,7 @@ def _with_build(requirement: str, torch: str) -> str:
 def _check_torch(output: str, torch: str) -> None:
     got = output.split()[-1]
     if got != torch and sys.platform == "linux":
-        raise EnvironmentFailed(f"the {got} build of torch came where the {torch} build was asked for")
+        raise EnvironmentFailed(f"the installer chose the {got} build of torch instead of the {torch} build")
 
 
 def _find_uv(spec: Spec, cache: Path, say: Say, carried: CarriedSources) -> Path:

@@ -258,7 +258,7 @@ class Agent:
             with outlasting(say, "writing the verdict"):
                 write_json(self.pod.verdict, ending)
                 break
-            with outlasting(say, "keeping the guard"):  # the guard enforces the limits meanwhile
+            with outlasting(say, "checking the guard"):  # the guard enforces the limits meanwhile
                 self.keep_guard()
         if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the guard ends the pod
             spawn(self.pod, self.job, "guard")
@@ -268,7 +268,7 @@ class Agent:
         """Exit without a verdict, because the engine restarts the work."""
         ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # prevents the guard from restarting this agent
         self.progress.close("waiting")
-        say(f"exiting, to be restarted: {ending['reason']}")
+        say(f"exiting for a restart by the engine: {ending['reason']}")
         return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
@@ -294,7 +294,7 @@ class Agent:
             return ends_at
 
         if self.job.beside and self.job.beside.environment not in self.pythons:
-            _add(ending, "its logs are not in the store: there is no environment to send them from")
+            _add(ending, "the logs are not in the store: the pod has no environment to upload the logs")
         elif not beside.finish(deadline, self.look_after):
             names = said_in(self.pod.waiting).get("names", [])
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
@@ -310,7 +310,7 @@ class Agent:
         longest_s = min(TRACKERS_S, limits.carry_s(self.job, guard) / 4)
         while any(one.pid() is not None for one in self.trackers):
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
-                say("a tracker did not finish in time, and was ended")
+                say("a tracker did not finish in time; the agent ended the tracker")
                 break
             self.look_after()
             time.sleep(steps.POLL_S)
@@ -356,7 +356,7 @@ class Agent:
         """Return the stop request (state, reason, grace), or {} without a request."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
-            return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
+            return {"state": end_of_machine(), "reason": "the agent received SIGTERM", "grace_s": grace_s()}
         return asked
 
     def stop_grace_s(self) -> Optional[float]:
@@ -401,7 +401,7 @@ class Agent:
             return
         self.revived_at = now
         if self.guard is None or self.guard.poll() is not None:
-            say("no guard; starting one")
+            say("the guard is not running; starting a guard")
             self.guard = spawn(self.pod, self.job, "guard")
 
     def spared(self) -> Set[int]:

@@ -50,7 +50,7 @@ class Beside:
         now = time.monotonic()
         if self.process is not None:
             self.process = None
-            self._rest(now, "it ended")
+            self._rest(now, "the process ended")
         if now >= self.due_at:
             self._start(now)
 
@@ -64,7 +64,7 @@ class Beside:
             self.process.terminate()
         self.due_at = 0.0
         while time.monotonic() < deadline():
-            with outlasting(say, f"a look at {self.step.name}"):
+            with outlasting(say, f"checking {self.step.name}"):
                 if self.pid() is None:
                     if was_told and self.process is not None and self.process.returncode in FINISHED:
                         say(f"{self.step.name}: finished with exit code {self.process.returncode}")
@@ -73,7 +73,7 @@ class Beside:
                     was_told = self.process is not None
                 wait()
             time.sleep(POLL_S)
-        say(f"{self.step.name}: not finished when its time was over")
+        say(f"{self.step.name}: not finished before the deadline")
         return False
 
     def dismiss(self) -> None:
@@ -85,7 +85,7 @@ class Beside:
         try:
             self.process = begin(self.pod, self.step, self.words(), self.environ())
         except (OSError, MemoryError) as error:  # memory, disk or the environment is missing at the moment
-            self._rest(now, f"it cannot be started ({error!r})")
+            self._rest(now, f"cannot be started ({error!r})")
             return
         self.started_at = now
 
@@ -94,4 +94,4 @@ class Beside:
         self.failures = 1 if is_well else self.failures + 1
         wait_s = self.backoff.wait_s(self.failures)
         self.due_at = now + wait_s
-        say(f"{self.step.name}: {why}; again in {wait_s:g} s")
+        say(f"{self.step.name}: {why}; retry in {wait_s:g} s")

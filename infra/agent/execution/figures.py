@@ -94,7 +94,7 @@ class GpuHistory:
             with open(self.path, "a", encoding="ascii") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:  # a full disk leaves a gap
-            say("could not keep what the GPUs did: %s" % error)
+            say("could not write the figures of the GPUs: %s" % error)
 
     def _top(self, gpus: Sequence[Dict[str, Any]]) -> None:
         for number, gpu in enumerate(gpus):

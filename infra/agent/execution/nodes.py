@@ -131,7 +131,7 @@ class Leader:
             failure = self._failure(step, this_round, ending)
             if failure:
                 return failure
-            say(f"{step.name}: {self.why}; once more on all nodes")
+            say(f"{step.name}: {self.why}; restarting the step on all nodes")
         return StepOutcome(
             "failed", f"step {step.name} was cut off {1 + step.max_restarts} times; {self.why}", RESUME_ME
         )
@@ -198,7 +198,7 @@ class Leader:
             elif said.get("round") == this_round and said.get("code", 0) != 0:
                 self.why = f"{other.name} ended with exit code {said['code']}"
             elif said["life"] != self.lives[rank]:
-                self.why = f"the agent of {other.name} began anew"
+                self.why = f"the agent of {other.name} restarted"
             if self.why:
                 return self.why
         return ""
@@ -360,7 +360,7 @@ class Follower:
             return False
         word = outside.parse(answer)
         if not isinstance(word, dict) or not word.keys() >= self.word.keys():
-            raise ValueError("node 0 answers with something else")
+            raise ValueError("node 0 sent an unexpected answer")
         self.word = word
         # the time before sending: node 0 counts from the receipt of the line, and must not count from an earlier time
         self.heard_at = began

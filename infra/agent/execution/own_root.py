@@ -61,7 +61,7 @@ def enter_or_exit(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> Non
         enter(binds, folder, at)
     except OSError as error:
         paths = ", ".join(path for _, path in binds)
-        os.write(2, f"{paths} cannot be made for this job alone: {error}; write ~{binds[0][1]}\n".encode())
+        os.write(2, f"a private {paths} cannot be created for this job: {error}; use ~{binds[0][1]} instead\n".encode())
         os._exit(FAILED)
 
 

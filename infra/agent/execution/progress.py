@@ -122,7 +122,7 @@ class Growth:
         except FileNotFoundError:  # the log is still missing
             return
         except OSError as error:  # the disk is full; further lines of the log have no dates
-            say("could not note the size of %s: %s" % (self.log.name, error))
+            say("could not record the size of %s: %s" % (self.log.name, error))
 
 
 class Progress:
@@ -247,7 +247,7 @@ def _tracked(folder: Path) -> Dict[str, str]:
     for path in sorted(folder.glob("*.json")):
         said = said_in(path)
         link, problem = str(said.get("link", "")), str(said.get("problem", ""))
-        found[path.stem] = f"{link} (not told since: {problem})".lstrip() if problem else link
+        found[path.stem] = f"{link} (not updated since: {problem})".lstrip() if problem else link
     return found
 
 

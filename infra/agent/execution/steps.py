@@ -94,7 +94,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()
     while process.poll() is None:
-        with outlasting(say, f"a look at {step.name}"):
+        with outlasting(say, f"checking {step.name}"):
             reap(keep=process.pid)
             now = time.monotonic()
             if watch.tick():
@@ -111,7 +111,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
                 process.send_signal(signal.SIGTERM)
             elif step.silent_s is not None and now - spoke >= step.silent_s:
                 cut, kill_at = "silent", now + DUMP_S
-                say(f"{step.name}: no record for {duration(step.silent_s)}; dumping its stacks")
+                say(f"{step.name}: no record for {duration(step.silent_s)}; dumping the stacks of all processes")
                 watch.signal_all(signal.SIGUSR1)
             elif watch.why_over():
                 cut, kill_at = "nodes", now + LEAVE_S
@@ -161,9 +161,9 @@ def _last_lines(path: Path) -> bytes:
 def in_words(ending: Ending, step: Step) -> str:
     """Return the reason why a step failed, as text for users."""
     if ending.cut == "timeout":
-        return f"step {step.name} ran into its limit of {duration(step.timeout_s)}"
+        return f"step {step.name} reached the time limit of {duration(step.timeout_s)}"
     if ending.exit_code < 0:
         name = signal.Signals(-ending.exit_code).name
-        why = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
+        why = "; the usual cause: the machine ran out of memory" if name == "SIGKILL" else ""
         return f"step {step.name} was killed by {name}{why}"
     return f"step {step.name} failed with exit code {ending.exit_code}"

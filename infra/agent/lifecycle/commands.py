@@ -53,7 +53,7 @@ def start(root: Path) -> int:
     key = farewell.read_key() if job.needs_key and hide_memory() else ""
     _take_turn(pod)
     if leaving(pod):
-        raise AgentError(f"{root}: the work here is over, and the pod is ending itself; launch again")
+        raise AgentError(f"{root}: the work has ended, and the pod is deleting itself; launch again")
     ending = pod.verdict.exists() or stop_file(pod).exists()
     if _holds(pod, job) and not stop_file(pod).exists():
         attempt_file(pod).unlink(missing_ok=True)
@@ -63,18 +63,18 @@ def start(root: Path) -> int:
         put_away(pod)
         write_durably(pod.handed_over, "")
     elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
-        raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
+        raise AgentError(f"{root}: an earlier run is still ending; wait, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
         if other != job.token and is_held(lock(pod, role)):
-            raise AgentError(f"{root}: the {role} of another job runs here ({other}, not {job.token})")
+            raise AgentError(f"{root}: the {role} of another job is running in this folder ({other}, not {job.token})")
     if not _anyone(pod):
         _begin_anew(pod, job)
     guard = None if is_held(lock(pod, "guard")) else spawn(pod, job, "guard", key)
     if not _await(lambda: _armed(pod, job), ARM_S):
         said = pod.log("guard").read_text(errors="replace").strip().splitlines() or ["nothing"]
         code = "" if guard is None or guard.poll() is None else f" (exit code {guard.returncode})"
-        raise AgentError(f"{root}: the guard is not armed after {ARM_S:g} s{code}; it said: {said[-1]}")
+        raise AgentError(f"{root}: the guard is not armed after {ARM_S:g} s{code}; last output: {said[-1]}")
     return _print({key: value for key, value in read_json(report(pod, "guard")).items() if key != "clocks"})
 
 
@@ -84,7 +84,7 @@ def stop(root: Path) -> int:
     job = read_job(pod)
     _take_turn(pod)
     patience_s = 0.0
-    with outlasting(_warn, f"{root}: asking for an end in good order"):
+    with outlasting(_warn, f"{root}: requesting a graceful stop"):
         patience_s = END_S
         if job.stays or not pod.verdict.exists():
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
@@ -123,7 +123,7 @@ def _said(path: Path) -> Dict[str, Any]:
     try:
         return read_json(path)
     except (ValueError, TypeError) as error:
-        raise AgentError(f"{path}: it cannot be read: {error}") from error
+        raise AgentError(f"{path} cannot be read: {error}") from error
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
@@ -141,7 +141,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
 
 def _take_turn(pod: PodFolder) -> None:
     if hold(lock(pod, "command"), wait_s=grace_s() + 2 * END_S) is None:
-        raise AgentError(f"{pod.root}: another start or stop is still in progress here")
+        raise AgentError(f"{pod.root}: another start or stop of this pod is still in progress")
 
 
 def _anyone(pod: PodFolder) -> bool:

@@ -74,7 +74,7 @@ def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
     given = {SELF_END_KEY: key} if key and SELF_END_KEY in names else {}
     values = {**variables(names - given.keys(), pid), **given}
     if len(values) < len(names):
-        return [f"{', '.join(sorted(names))} stand in no process above this one"]
+        return [f"{', '.join(sorted(names))} are not set in any parent process"]
     return [f"{call.method} {call.url}: {ask(call, values)}" for call in calls]
 
 
@@ -102,7 +102,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     elif url.scheme == "http" and host in LOOPBACK:
         connection = http.client.HTTPConnection(host, url.port, timeout=CALL_S)
     else:
-        return "not sent: it is no https"
+        return "not sent: the URL is not https"
     headers = {name: fill(value, values) for name, value in call.headers.items()}
     said: List[str] = []
 
@@ -122,7 +122,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     if thread.is_alive() and connection.sock is not None:
         with contextlib.suppress(OSError):  # closed in the meantime
             connection.sock.shutdown(socket.SHUT_RDWR)
-    return said[0] if said else f"no whole answer in {CALL_S:g} s"
+    return said[0] if said else f"no complete answer in {CALL_S:g} s"
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

@@ -121,7 +121,7 @@ class Guard:
     def watch(self) -> int:
         """Watch until the end; afterwards this process is the only process of the pod. Return the exit code."""
         while True:
-            with outlasting(say, "a look at the pod"):
+            with outlasting(say, "checking the pod"):
                 while True:
                     self.holds = self._may_hold()
                     exit_code = self._hold() if self.holds else self._work()
@@ -146,7 +146,7 @@ class Guard:
         if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop request was only for the work
             stop_file(self.pod).unlink()
         self._report()
-        say("nothing to do: the pod is held")
+        say("the pod is held without work")
         while not self.pod.handed_over.exists():
             reap()
             state, reason = self._reason_to_end()
@@ -167,7 +167,7 @@ class Guard:
         self.starts.clear()
         self.holds = False
         self._report()
-        say("there is work")
+        say("starting the work")
         return None
 
     def _reason_to_end(self) -> Tuple[str, str]:
@@ -178,7 +178,7 @@ class Guard:
         if asked:
             return asked["state"], asked["reason"]
         if self.told_to_end:
-            return "stopped", "the guard was told to end (SIGTERM)"
+            return "stopped", "the guard received SIGTERM"
         idle = self.idle_gpu.reason()
         return ("limit", idle) if idle else ("", "")
 
@@ -216,7 +216,7 @@ class Guard:
         """Ask the agent to stop if there is a reason; return the stop request, or {}."""
         grace = grace_s()
         if self.told_to_end:
-            return ask_to_stop(self.pod, end_of_machine(), "the guard was told to end (SIGTERM)", grace)
+            return ask_to_stop(self.pod, end_of_machine(), "the guard received SIGTERM", grace)
         if self.limit_s is not None:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
@@ -279,11 +279,11 @@ class Guard:
         dirty = in_words(survivors)
         if state == LEFT and not self.pod.verdict.exists():
             self._report()
-            say(f"exited, to be restarted: {reason}; {dirty or 'nothing is left'}")
+            say(f"exited for a restart by the engine: {reason}; {dirty or 'no process is left'}")
             return 1 if survivors else 0
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
-        say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
+        say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'no process is left'}")
         return 1 if survivors else 0
 
     def leave(self) -> None:
@@ -292,11 +292,11 @@ class Guard:
         if not farewell.is_due(self.job, ending):
             return
         if self.job.needs_key and not self.key:
-            say("the work is over; this guard was begun without the key, so that the vendor's own limit ends the pod")
+            say("the work has ended; the guard was started without the key, so the vendor's own limit ends the pod")
             return
         self.is_leaving = True
         self._report()
-        say("the work is over; the pod will end itself")
+        say("the work has ended; the guard deletes the pod")
         self._rest(farewell.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")

@@ -78,7 +78,7 @@ def test_without_its_environment_the_verdict_says_what_is_not_in_the_store(world
     world.start()
     verdict = world.verdict()
     assert verdict["state"] == "failed" and verdict["step"] == "environment"
-    assert verdict["reason"].endswith("its logs are not in the store: there is no environment to send them from")
+    assert verdict["reason"].endswith("the logs are not in the store: the pod has no environment to upload the logs")
 
 
 def test_one_that_dies_comes_back(world: World) -> None:

@@ -67,7 +67,7 @@ def test_a_step_killed_from_outside_fails_and_the_next_start_takes_it_up(world: 
     world.job(module("die"))
     world.start()
     verdict = world.verdict()
-    reason = "step die was killed by SIGKILL, as happens when the machine runs out of memory"
+    reason = "step die was killed by SIGKILL; the usual cause: the machine ran out of memory"
     assert (verdict["exit_code"], verdict["reason"]) == (-9, reason)
     world.program("die", "pass")
     world.start()
@@ -121,7 +121,7 @@ def test_a_step_that_takes_longer_than_its_limit_fails(world: World) -> None:
     world.program("slow", "import time; time.sleep(600)")
     world.job(module("slow", timeout_s=0.5))
     world.start()
-    assert world.verdict()["reason"] == "step slow ran into its limit of 0.5 s"
+    assert world.verdict()["reason"] == "step slow reached the time limit of 0.5 s"
 
 
 def test_a_stop_lets_the_step_leave_in_good_order_and_a_start_resumes_it(world: World) -> None:

@@ -140,7 +140,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         # What is only there stays until the limit, and neither a start nor a stop is the end of who waits for it.
         until(lambda: "waiting for the limit of 27 h 46 min" in full.said, "a guard that waits")
         guard = full.living("guard")
-        assert "the pod is ending itself" in full.call("start", code=1)
+        assert "the pod is deleting itself" in full.call("start", code=1)
         assert full.call("stop") | {"verdict": ""} == {"stopped": True, "survivors": [], "verdict": ""}
         assert leaving(full.pod) == guard and full.members() == [guard]
         assert gone() == {"done", "failed", "limit", "alone"}
@@ -148,7 +148,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         has_lived(full, 1e5)
         begin["full"]("guard")
         until(lambda: not full.members() and "full" in gone(), "the end at the limit")
-    assert [pods[name].said.count("the pod will end itself") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
+    assert [pods[name].said.count("the guard deletes the pod") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
     verdicts = {name: json.loads(pod.pod.verdict.read_text())["state"] for name, pod in pods.items()}
     assert verdicts == {
         "done": "succeeded",
@@ -181,7 +181,10 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
             stack.enter_context(pod.first({"wrong": wrong, "strange": strange}.get(name, KEY)))
         until(lambda: not patient.members() and patient.pod.verdict.exists(), "the end that came late")
         until(lambda: pods["wrong"].said.count("graphql: 401") > 2, "more tries with a key that is refused")
-        until(lambda: pods["strange"].said.count("stand in no process") > 2, "more looks for a key that can be sent")
+        until(
+            lambda: pods["strange"].said.count("are not set in any parent process") > 2,
+            "more looks for a key that can be sent",
+        )
         assert all(len(pods[name].members()) == 1 for name in ("wrong", "strange"))
     tried = [one for one in vendor.asked if one.headers["authorization"] == f"Bearer {KEY}"]
     assert {one.operation for one in tried} == {DELETE, ASK} and len(tried) >= 2 * len(troubles)
@@ -215,8 +218,8 @@ def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
 def test_a_key_goes_to_this_machine_or_through_tls_whose_certificate_is_known():
     values = {"KEY": KEY}
     header = {"Authorization": "{KEY}"}
-    assert farewell.ask(Call("GET", "http://api.example.org/", header), values) == "not sent: it is no https"
-    assert farewell.ask(Call("GET", "file:///etc/passwd", header), values) == "not sent: it is no https"
+    assert farewell.ask(Call("GET", "http://api.example.org/", header), values) == "not sent: the URL is not https"
+    assert farewell.ask(Call("GET", "file:///etc/passwd", header), values) == "not sent: the URL is not https"
     heard = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -236,7 +239,7 @@ def test_an_answer_that_drips_for_ever_is_given_up(vendor, monkeypatch):
     monkeypatch.setattr(farewell, "CALL_S", 0.5)
     vendor.on(ASK, Answer(200, b"x" * 10_000, how="drip"))
     call = Call("POST", f"{vendor.url}/graphql", {"Authorization": "Bearer {KEY}"}, "{}")
-    assert farewell.ask(call, {"KEY": KEY}) == "no whole answer in 0.5 s"
+    assert farewell.ask(call, {"KEY": KEY}) == "no complete answer in 0.5 s"
 
 
 def test_only_names_of_variables_are_filled_in():

