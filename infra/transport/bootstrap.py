@@ -47,11 +47,11 @@ try:
             sha.update(plain)
             file.write(plain)
     if sha.hexdigest() != sys.argv[2]:
-        sys.exit("it arrived damaged")
+        sys.exit("uv arrived damaged")
     os.chmod(draft, 0o755)
     done = subprocess.run([draft, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
-        sys.exit(f"it does not run there: {done.stdout.decode(errors='replace').strip()}")
+        sys.exit(f"uv does not run on that machine: {done.stdout.decode(errors='replace').strip()}")
     os.replace(draft, place)
 finally:
     if os.path.exists(draft):
@@ -75,15 +75,15 @@ def bring(transport: Transport, pod: PodFolder) -> str:
     done = transport.run(asked, stdin=json.dumps(asdict(carried)).encode(), timeout_s=ASK_S)
     if done.exited != 0:
         raise SlipwayError(
-            f"{pod.root}: its tools cannot be listed: {done.stderr.strip() or f'exit code {done.exited}'}"
+            f"{pod.root}: the tools of the pod cannot be listed: {done.stderr.strip() or f'exit code {done.exited}'}"
         )
     system, libc, *there = done.stdout.splitlines()
     if any(map(is_usable, there)):
-        return "it has uv"
+        return "uv is installed"
     if "brought" in there:
-        return "uv was brought before"
+        return "uv was sent earlier"
     if uv is None or (system, libc.split()[0]) != _here():
-        return f"no uv for {system}, {libc}: it is fetched there"
+        return f"no uv for {system}, {libc}: the pod downloads uv"
     return _send(transport, *uv, place)
 
 
@@ -103,7 +103,7 @@ def _send(transport: Transport, uv: Path, sha: str, place: str) -> str:
     words = [transport.python, "-IS", "-c", TAKE, place, sha]
     done = transport.run(words, stdin=_packed(uv), timeout_s=ASK_S + size / SLOWEST_BYTES_PER_S)
     if done.exited != 0:  # set-up works without uv, only slower
-        return f"uv was sent and is not used: {(done.stderr.strip() or f'exit code {done.exited}').splitlines()[-1]}"
+        return f"uv was sent, but is not used: {(done.stderr.strip() or f'exit code {done.exited}').splitlines()[-1]}"
     return f"uv sent, {size / 1e6:.0f} MB"
 
 

@@ -89,7 +89,7 @@ class Framed:
         """Return why the command did not start, or "" if the command may have run (lost connection, killed shell)."""
         if self.out.is_open or self._channel.exit_status < 0:
             return ""
-        return f"its login shell did not run it (exit code {self._channel.exit_status}){says(self.talk)}"
+        return f"the login shell did not run the command (exit code {self._channel.exit_status}){says(self.talk)}"
 
 
 def says(talk: bytes) -> str:
@@ -116,8 +116,8 @@ def kill(link: Link, process: int | None) -> None:
 def lost(link: Link, where: str, name: str, why: str) -> Lost:
     """Return the error for a command whose connection broke after sending: Silent or Lost."""
     return (Silent if link.silent else Lost)(
-        f"{where}: {name}: {silence(link) or why}; it was sent and may have run, or may still be"
-        " running: check before you repeat it"
+        f"{where}: {name}: {silence(link) or why}; the command was sent and may have run, or may"
+        " still run: check before you repeat the command"
     )
 
 

@@ -119,8 +119,8 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         self.client.close()
         if isinstance(error, BadHostKeyException):
             raise StrangeHost(
-                f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: another"
-                f" machine answers at this address; nothing was sent (the pin is in {self.known_hosts})"
+                f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: a"
+                f" different machine answers at this address; no data was sent (the pin is in {self.known_hosts})"
             ) from None
         if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
             raise AuthError(f"{where}: the key {self.address.key} was refused: {error}") from None

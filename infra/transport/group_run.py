@@ -120,7 +120,7 @@ class _Tied:
         ours = {"in_stream": False, "out_stream": work.out, "err_stream": work.err, "encoding": "utf-8"}
         try:
             if work.is_told:
-                raise EOFError("interrupted before it began")
+                raise EOFError("interrupted before the start")
             result = super().run(work.line, **{**kwargs, **ours})  # type: ignore[misc]
             work.exit_code = self.code(result.exited)
             return result
@@ -290,15 +290,15 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     problem, result = "", found
     if isinstance(found, CommandTimedOut):
         result = found.result
-        how = "it was ended" if work.exit_code is not None else "it has not confirmed its end, and may still run"
+        how = "the command was ended" if work.exit_code is not None else "the command may still run there"
         problem = f"no end after {timeout_s:g} s; {how}"
     elif isinstance(found, Exception):
         return CommandOutcome(name=work.name, problem=in_words(found))
     elif work.exit_code is None:
         why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
-        problem = f"{why}; it may still be running there"
+        problem = f"{why}; the command may still run there"
     if work.says_too_much and not problem:
-        problem = f"it said more than {size(KEPT_BYTES)}, which is the limit where output is kept; it was ended"
+        problem = f"the output exceeded {size(KEPT_BYTES)}, the limit for kept output; the command was ended"
     seconds = work.ended_at - work.began_at
     return CommandOutcome(
         name=work.name,

@@ -25,12 +25,12 @@ def check_key(address: Address) -> None:
     """Raise UsageError if the private key is missing or readable by other users, as `ssh` does."""
     where, key = f"ssh {address.user}@{address.host}", Path(address.key)
     if not key.is_file():
-        raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
+        raise UsageError(f"{where}: the private key {address.key or '(none)'} is missing")
     seen = key.stat()
     if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
         mode = f"{stat.S_IMODE(seen.st_mode):03o}"
         raise UsageError(
-            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has read it: "
+            f"{where}: the private key {key} (mode {mode}) is not used, because other users can read the key; run: "
             f"chmod 600 {shlex.quote(str(key))}"
         )
 
@@ -63,7 +63,7 @@ def pinned(known_hosts: Path) -> Any:
     except (InvalidHostKey, ValueError):
         entry = None
     if entry is None:
-        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be verified")
+        raise UsageError(f"{known_hosts} holds no host key, so the host cannot be verified; no data was sent")
     return entry.key
 
 

@@ -95,10 +95,10 @@ def way(transport: Transport) -> Way:
 def _choose(transport: Ssh) -> Way:
     ours = rsync.here()
     if ours is None:
-        return Way(why="there is no rsync 3.1 or later on this machine")
+        return Way(why="this machine has no rsync 3.1 or later")
     program, theirs = rsync.there(transport)
     if theirs is None:
-        return Way(why="there is no rsync 3.1 or later on that machine")
+        return Way(why="the remote machine has no rsync 3.1 or later")
     versions = f"{'.'.join(map(str, ours))} here, {'.'.join(map(str, theirs))} there"
     return Way(program, min(ours, theirs) >= rsync.OLDEST_FAST, versions)
 
@@ -165,7 +165,7 @@ def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Call
                 raise
             meter.cuts += 1
             failures += 1
-            tell(f"{error}; {in_words(meter.num_bytes)} have come over the connection; going on where that was cut off")
+            tell(f"{error}; {in_words(meter.num_bytes)} were transferred; resuming the transfer")
             time.sleep(BACKOFF.wait_s(failures))
 
 
@@ -191,7 +191,7 @@ def _fetch_pieces(transport: Ssh, source: str, draft: Path, size: int, meter: Me
             while file.tell() < end:
                 piece = transport.read(source, file.tell())[: end - file.tell()]
                 if not piece:
-                    raise SlipwayError(f"{source} has shrunk while it was read")
+                    raise SlipwayError(f"{source} has shrunk during the transfer")
                 file.write(piece)
                 file.flush()
                 meter.count(len(piece))

@@ -60,8 +60,8 @@ class TooLarge(SlipwayError):
 
     def __init__(self, where: str, what: str, limit_bytes: int) -> None:
         super().__init__(
-            f"{where}: {what}: more than the limit of {in_words(limit_bytes)} came; the rest was not read,"
-            " and the command there was ended"
+            f"{where}: {what}: the output exceeded the limit of {in_words(limit_bytes)}; the rest was not read,"
+            " and the command was ended"
         )
 
 

@@ -188,7 +188,7 @@ def _send_large(machine: Transport, path: Path, dest: Path, name: str, draft: st
     warn = logging.getLogger(__name__).warning
     large_files.persist(lambda: large_files.put(machine, path, draft, size, meter), meter, PATIENCE_S, warn)
     if path.stat().st_size != size:
-        raise UsageError(f"{name} changed while it was sent; push again")
+        raise UsageError(f"{name} changed during the transfer; push again")
 
 
 def _packed(request: dict[str, Any]) -> bytes:
@@ -215,5 +215,5 @@ def _contents(root: Path, files: list[tuple[str, int]], level: int) -> Iterator[
                 yield b"".join(held)
                 held, num_held = [], 0
         if left:
-            raise UsageError(f"{path} changed while it was sent; push again")
+            raise UsageError(f"{path} changed during the transfer; push again")
     yield b"".join(held) + deflate.flush()

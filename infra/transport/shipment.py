@@ -84,14 +84,14 @@ def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
     """
     real = root.resolve()
     if real == Path("/dev") or real.parts[1:2] in (("proc",), ("sys",)):
-        raise UsageError(f"{root} holds no files of yours, but the system's; nothing was sent")
+        raise UsageError(f"{root} is a folder of the system, not a project; nothing was sent")
     try:
         found = {file: os.lstat(root / file)} if file else survey(root)
     except OSError as error:
-        raise UsageError(f"{error.filename or root} cannot be read to be sent: {error.strerror}") from None
+        raise UsageError(f"{error.filename or root} cannot be read for sending: {error.strerror}") from None
     for path in (root / one for one, seen in found.items() if stat.S_ISREG(seen.st_mode)):
         if not os.access(path, os.R_OK):
-            raise UsageError(f"{path} cannot be read to be sent: permission denied")
+            raise UsageError(f"{path} cannot be read for sending: permission denied")
     if all(why_unfit(real, path, seen) for path, seen in found.items()):
         raise UsageError(f"{root}: no file to send")
     inspector = FileInspector.of(real, anyway)

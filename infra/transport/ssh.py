@@ -166,7 +166,7 @@ class Ssh:
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         if not shutil.which("ssh"):
-            raise UsageError("there is no ssh on this machine; install openssh-client")
+            raise UsageError("ssh is not installed on this machine; install openssh-client")
         self._open(time.monotonic() + OPEN_S)  # pins the host key, which `line` requires
         return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
 
@@ -229,9 +229,9 @@ class Ssh:
         except Exceeded:
             raise TooLarge(self._where, what, limit_bytes) from None
         if code == _ABSENT:
-            raise FileNotFoundError(f"{self._where}: {what}: it is not there")
+            raise FileNotFoundError(f"{self._where}: {what}: no such file")
         if code == _IRREGULAR:
-            raise SlipwayError(f"{self._where}: {what}: it is no regular file")
+            raise SlipwayError(f"{self._where}: {what}: not a regular file")
         if code != 0:
             said = err.value().decode(errors="replace").strip()
             raise SlipwayError(f"{self._where}: {what}: {said or f'exit code {code}'}")
@@ -301,8 +301,8 @@ class Ssh:
                 raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
             except NoFrame:
                 raise SlipwayError(
-                    f"{self._where}: {name}: its login shell prints without end{says(framed.talk)}; put "
-                    "what prints there behind a test for a terminal"
+                    f"{self._where}: {name}: the login shell prints without end{says(framed.talk)}; let "
+                    "the start-up files of that shell print only on a terminal"
                 ) from None
             except broken() as error:
                 raise self._lost(link, name, str(error)) from None

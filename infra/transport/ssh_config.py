@@ -47,7 +47,7 @@ def resolve(alias: str, config: Path) -> Resolved:
     Raises UsageError if ssh is missing, if ssh rejects the file, or if the alias needs a proxy.
     """
     if not shutil.which("ssh"):
-        raise UsageError(f"{alias} is an alias of {config}, and ssh, which reads it, is missing; write its address")
+        raise UsageError(f"{alias} is an alias of {config}, but ssh is not installed; give the address of the machine")
     done = subprocess.run(
         ["ssh", "-G", "-F", str(config), alias],
         stdin=subprocess.DEVNULL,
@@ -61,6 +61,6 @@ def resolve(alias: str, config: Path) -> Resolved:
     values = dict(reversed(said))
     for key in ("proxyjump", "proxycommand"):
         if values.get(key, "none") != "none":
-            raise UsageError(f"{alias} is reached through {key} {values[key]}; only direct connections are made")
+            raise UsageError(f"{alias} is reached through {key} {values[key]}; only direct connections are supported")
     keys = tuple(Path(value).expanduser() for key, value in said if key == "identityfile")
     return Resolved(values["hostname"], values["user"], int(values["port"]), keys)

@@ -196,7 +196,7 @@ def _bounded_greeting(read: Callable[[float], bytes]) -> Callable[[float], bytes
         piece = read(timeout_s)
         num_bytes += len(piece)
         if num_bytes > GREETING_BYTES:
-            raise _rogue(f"{num_bytes} bytes before its version")
+            raise _rogue(f"{num_bytes} bytes before the version")
         return piece
 
     return bounded
@@ -205,4 +205,4 @@ def _bounded_greeting(read: Callable[[float], bytes]) -> Callable[[float], bytes
 def _rogue(what: str) -> Exception:
     from paramiko import SSHException
 
-    return SSHException(f"the machine breaks the protocol: it sent {what}; the connection was closed")
+    return SSHException(f"the machine broke the protocol and sent {what}; the connection was closed")

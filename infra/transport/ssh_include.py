@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from infra.transport.ssh import Ssh
 from store import local_files
 
-HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid of it: ./inv ssh --config --remove\n"
+HEAD = "# The pods of Slipway by name; ./inv updates this file. To remove the file: ./inv ssh --config --remove\n"
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
@@ -139,5 +139,5 @@ def _lines(config: Path) -> list[str]:
 def _quoted(path: Path) -> str:
     text = str(path)
     if not text.isprintable() or set(text) & set('"\\*?['):
-        raise UsageError(f"{text!r} cannot stand in a file of ssh; choose a folder without such letters")
+        raise UsageError(f"{text!r} is not valid in a config file of ssh; choose a folder without such letters")
     return f'"{text}"'

@@ -133,12 +133,12 @@ class ContentScanner:
         begin = 1 if self.num_seen > len(self.tail) else 0  # the preceding letter shows whether a word begins here
         for form in FORMS:
             if _is_whole(form.candidates(window, begin), window, is_last):
-                return f"it holds {form.kind}"
+                return f"holds {form.kind}"
         if self.lines is not None and _is_whole(self.lines.finditer(window, begin), window, is_last):
-            return "it holds a password or a token"
+            return "holds a password or a token"
         encoded = self.own.encoded if self.num_seen < ENCODED_BYTES else ()
         name = next((name for name, value in (*self.own.plain, *encoded) if value in window), "")
-        return f"it holds the value of {name}" if name else ""
+        return f"holds the value of {name}" if name else ""
 
 
 def _is_whole(matches: Iterator[re.Match[bytes]], window: bytes, is_last: bool) -> bool:

@@ -21,9 +21,9 @@ def listed(root: Path, *which: str) -> list[str]:
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
-        raise UsageError(f"{root} is a git checkout, but git is not here to list its files; install git") from None
+        raise UsageError(f"{root} is a git checkout, but git is not installed; install git") from None
     if done.returncode != 0:
-        raise UsageError(f"{root}: git cannot list its files: {done.stderr.decode(errors='replace').strip()}")
+        raise UsageError(f"{root}: git cannot list the files: {done.stderr.decode(errors='replace').strip()}")
     return sorted({os.fsdecode(path).rstrip("/") for path in done.stdout.split(b"\0") if path})
 
 

@@ -110,7 +110,7 @@ def pieces(root: Path, path: str) -> Iterator[bytes]:
             while piece := file.read(PIECE_BYTES):
                 yield piece
     except OSError as error:
-        raise UsageError(f"{full} cannot be read to be sent: {error.strerror}") from None
+        raise UsageError(f"{full} cannot be read for sending: {error.strerror}") from None
 
 
 def why_unfit(root: Path, path: str, seen: os.stat_result) -> str:
@@ -120,9 +120,9 @@ def why_unfit(root: Path, path: str, seen: os.stat_result) -> str:
         is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
         return "" if is_inside else f"a link out of the folder, to {target}"
     if stat.S_ISDIR(seen.st_mode):
-        return "a repository of its own"
+        return "a separate git repository"
     if not stat.S_ISREG(seen.st_mode):
-        return "no regular file"
+        return "not a regular file"
     return ""
 
 

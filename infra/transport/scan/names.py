@@ -26,7 +26,7 @@ WITH = {  # file name: content that makes the file a secret
     "*_env.sh": _ASSIGNED,
     "setenv*": _ASSIGNED,
 }
-BY_NAME = "its name says that it holds secrets"
+BY_NAME = "the name says that the file holds secrets"
 
 
 def reason(name: str) -> str:

@@ -50,7 +50,7 @@ class OwnRecords:
         parts = path.split("/")
         is_ours = any("/".join(parts[:number]) in self.whole for number in range(1, len(parts) + 1))
         is_ours = is_ours or path.startswith(self.beginnings)
-        return "a record of this installation: a journal, or what is kept beside it" if is_ours else ""
+        return "a record of this installation: a journal, or a file beside the journal" if is_ours else ""
 
 
 def in_folder(root: Path, environ: Mapping[str, str] = os.environ) -> OwnRecords:

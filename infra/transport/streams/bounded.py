@@ -99,7 +99,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise NotRegular("it is no regular file")
+        raise NotRegular("not a regular file")
     with open(number, "rb") as file:
         yield file
 

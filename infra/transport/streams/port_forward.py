@@ -37,7 +37,7 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
             except TimeoutError:  # check `stop`
                 continue
             except OSError as error:  # out of file descriptors
-                logging.getLogger(__name__).warning("no call of the forwarded port can be taken: %s", error)
+                logging.getLogger(__name__).warning("cannot accept connections on the forwarded port: %s", error)
                 stop.wait(TICK_S)
                 continue
             near.settimeout(None)
@@ -85,7 +85,7 @@ class _Call(threading.Thread):
                 _pump(near, far)
                 back.join()
         except (OSError, SlipwayError) as error:
-            logging.getLogger(__name__).warning("no answer behind the forwarded port: %s", error)
+            logging.getLogger(__name__).warning("the remote port does not answer: %s", error)
 
     def hang_up(self) -> None:
         self._is_over = True

@@ -37,7 +37,7 @@ def put_program(host, place, script):
 def test_uv_is_sent_once_and_works_there(host, reach):
     pod = PodFolder(Path(host.address.folder))
     assert bootstrap.bring(reach, pod).startswith("uv sent, ")
-    assert bootstrap.bring(reach, pod) == "uv was brought before"
+    assert bootstrap.bring(reach, pod) == "uv was sent earlier"
     carried = json.loads(reach.get(pod.state / "packages.json"))
     there = reach.run(["sh", "-c", f"{carried['uv']} --version; ls ~/.cache/slipway/tools | wc -l"], timeout_s=20)
     assert there.stdout.startswith("uv ") and there.stdout.splitlines()[-1].strip() == "1"
@@ -45,7 +45,7 @@ def test_uv_is_sent_once_and_works_there(host, reach):
 
 def test_a_host_that_has_uv_keeps_its_own(host, reach):
     put_program(host, ".local/bin/uv", "echo uv 0.9.1")
-    assert bootstrap.bring(reach, PodFolder(Path(host.address.folder))) == "it has uv"
+    assert bootstrap.bring(reach, PodFolder(Path(host.address.folder))) == "uv is installed"
     assert not (host.folder / "home" / ".cache").exists()
 
 
@@ -57,7 +57,7 @@ def test_a_uv_that_is_too_old_or_does_not_run_counts_as_none(host, reach):
 
 @pytest.mark.parametrize(
     ("program", "script", "said"),
-    [("uname", "echo Linux sparc64", "no uv for Linux sparc64"), ("getconf", "exit 1", "other: it is fetched there")],
+    [("uname", "echo Linux sparc64", "no uv for Linux sparc64"), ("getconf", "exit 1", "other: the pod downloads uv")],
 )
 def test_another_kind_of_machine_is_sent_nothing(host, tmp_path, program, script, said):
     put_program(host, f"bin/{program}", script)
@@ -72,5 +72,5 @@ def test_another_kind_of_machine_is_sent_nothing(host, tmp_path, program, script
 def test_a_uv_that_arrives_damaged_is_not_kept(host, reach):
     place = f"{bootstrap.FOLDER}/uv-damaged"
     said = bootstrap._send(reach, bootstrap._ours()[0], "0" * 64, place)
-    assert said == "uv was sent and is not used: it arrived damaged"
+    assert said == "uv was sent, but is not used: uv arrived damaged"
     assert list((host.folder / "home" / ".cache" / "slipway" / "tools").iterdir()) == []

@@ -45,9 +45,9 @@ def hole(path: Path, num_bytes: int = HOLE_BYTES) -> Path:
 
 def test_a_file_that_is_a_hole_of_3_gb_is_refused_in_words(way, tmp_path):
     path = hole(tmp_path / "progress.json")
-    with bounded(), pytest.raises(TooLarge, match=f"get {path}: more than the limit of 16.8 MB came"):
+    with bounded(), pytest.raises(TooLarge, match=f"get {path}: the output exceeded the limit of 16.8 MB"):
         way.get(path)
-    with pytest.raises(TooLarge, match="more than the limit of 1.0 kB"):
+    with pytest.raises(TooLarge, match="the output exceeded the limit of 1.0 kB"):
         way.get(path, 1000)
     assert way.run(["echo", "on"], timeout_s=20).stdout == "on\n"
 
@@ -69,7 +69,10 @@ def test_a_piece_of_a_file_has_at_most_the_size_of_a_piece(way, tmp_path):
 @pytest.mark.parametrize("stream", ["1", "2"])
 def test_a_command_that_speaks_without_end_is_ended(way, stream, tmp_path):
     script = f"echo $$ > {tmp_path}/number; exec yes a line of a report >&{stream}"
-    with bounded(), pytest.raises(TooLarge, match="yes a line of a report.*more than the limit of 16.8 MB came"):
+    with (
+        bounded(),
+        pytest.raises(TooLarge, match="yes a line of a report.*the output exceeded the limit of 16.8 MB"),
+    ):
         way.run(["sh", "-c", script], timeout_s=300)
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "the end of the command")
     assert way.run(["echo", "on"], timeout_s=20).stdout == "on\n"
@@ -101,7 +104,7 @@ def test_only_a_regular_file_is_read(way, kind, tmp_path):
     path = tmp_path / "progress.json"
     {"pipe": os.mkfifo, "device": lambda one: one.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
     for read in (lambda: way.get(path), lambda: way.read(path, 0)):
-        with bounded(), pytest.raises(SlipwayError, match=f"{path}: it is no regular file"):
+        with bounded(), pytest.raises(SlipwayError, match=f"{path}: not a regular file"):
             read()
 
 
@@ -123,7 +126,7 @@ def test_output_that_is_kept_for_json_is_bounded_and_its_command_ended(where, ss
         machine = pod.connection("one", "")
     with bounded(16 * group_run.KEPT_BYTES):
         (found,) = group_run.run([machine], command, lambda *_: None, keeps=True, timeout_s=300)
-    assert found.problem.startswith("it said more than 16.8 MB") and found.code != 0
+    assert found.problem.startswith("the output exceeded 16.8 MB") and found.code != 0
     assert len(found.stdout) <= group_run.KEPT_BYTES
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "the end of the command")
 
@@ -193,5 +196,5 @@ def test_a_server_that_sends_an_endless_packet_loses_the_connection(rogue):
 
 
 def test_a_server_that_greets_without_end_is_no_machine(rogue):
-    with bounded(), rogue("a greeting") as pod, pytest.raises(Unreachable, match="bytes before its version"):
+    with bounded(), rogue("a greeting") as pod, pytest.raises(Unreachable, match="bytes before the version"):
         pod.run(["true"], timeout_s=60)

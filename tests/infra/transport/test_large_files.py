@@ -95,7 +95,7 @@ def test_a_link_that_is_cut_ten_times_is_sat_out(pod, direction, sshd, tmp_path)
     said: list[str] = []
     large_files.persist(lambda: move(pod, direction, source, draft, meter, 2 * SIZE), meter, 60.0, said.append)
     assert hashlib.sha256(draft.read_bytes()).digest() == hashlib.sha256(source.read_bytes()).digest()
-    assert meter.left == 0 and all("going on where that was cut off" in one for one in said)
+    assert meter.left == 0 and all("were transferred; resuming the transfer" in one for one in said)
     assert meter.num_bytes < 2 * 2 * SIZE
 
 
@@ -162,7 +162,7 @@ def test_a_push_sends_of_a_large_file_what_differs_and_checks_it_as_any_other(po
     (root / "same").chmod(0o755)
     (root / "small").write_text("small")
     (root / "key.bin").write_bytes(b"-----BEGIN OPENSSH " + b"PRIVATE KEY-----\nAAAA\n" + content())
-    with pytest.raises(UsageError, match="carries no marker of ours"):
+    with pytest.raises(UsageError, match="has no valid POD.json"):
         push(pod, root, place / "code", TOKEN)
     place.mkdir()
     (place / "POD.json").write_text(json.dumps({"token": TOKEN}))
@@ -189,7 +189,7 @@ def test_a_large_file_that_changes_while_it_is_pushed_is_refused(pod, tmp_path, 
         folder.mkdir()
     (place / "POD.json").write_text(json.dumps({"token": TOKEN}))
     (root / "one").write_bytes(content())
-    with pytest.raises(UsageError, match="one changed while it was sent; push again"):
+    with pytest.raises(UsageError, match="one changed during the transfer; push again"):
         push(pod, root, place / "code", TOKEN, meter=Growing(root / "one"))
     assert not (place / "code" / "one").exists()
     assert push(pod, root, place / "code", TOKEN).sent == 1

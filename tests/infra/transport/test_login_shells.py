@@ -172,7 +172,7 @@ def test_a_survey_says_that_the_shell_prints(host, pod, tmp_path):
     for look in (*survey.look([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
         says = SHELLS[host.name].says
         assert look.problem == "" and says in look.shell_says and look.shell_says.isprintable() is True
-        assert look.verdict == "ok" or f"ok; its shell prints: {look.shell_says}" == look.verdict
+        assert look.verdict == "ok" or f"ok; the login shell prints: {look.shell_says}" == look.verdict
 
 
 # shells of which no use can be made
@@ -184,7 +184,7 @@ def test_a_shell_that_lets_nobody_in_is_named(tmp_path):
         host.options = [*host.options[:-1], "ForceCommand=echo This account is not available; exit 1"]
         host.start()
         with Ssh(host.address, tmp_path / "pins") as pod:
-            said = r"its login shell did not run it \(exit code 1\); it printed: This account is not available"
+            said = r"the login shell did not run the command \(exit code 1\); it printed: This account is not available"
             with pytest.raises(SlipwayError, match=said):
                 pod.run(["true"], timeout_s=20)
             with pytest.raises(SlipwayError, match=said):

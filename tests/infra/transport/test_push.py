@@ -165,11 +165,11 @@ def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp
         (Path("/"), dest, TOKEN, "/ is the root or a home folder"),
         (Path.home(), dest, TOKEN, "is the root or a home folder"),
         (root, dest, "another", f"is the pod of {TOKEN}, not of another"),
-        (root, "/", TOKEN, "carries no marker of ours"),
-        (root, "/code", TOKEN, "carries no marker of ours"),
-        (root, "~/code", TOKEN, "carries no marker of ours"),
-        (root, tmp_path / "other/code", TOKEN, "carries no marker of ours"),
-        (root, dest.parent / "linked", TOKEN, "is a link; nothing is pushed through it"),
+        (root, "/", TOKEN, "has no valid POD.json"),
+        (root, "/code", TOKEN, "has no valid POD.json"),
+        (root, "~/code", TOKEN, "has no valid POD.json"),
+        (root, tmp_path / "other/code", TOKEN, "has no valid POD.json"),
+        (root, dest.parent / "linked", TOKEN, "is a symbolic link; no files were pushed"),
     ]:
         with pytest.raises(UsageError, match=said):
             push(machine, source, place, token)
@@ -182,8 +182,8 @@ def test_a_secret_stays_behind_and_goes_when_it_became_one(machine, root, tmp_pa
     write(root, {".env.local": b"A=1", "id": KEY.encode()})
     refused = push(machine, root, dest, TOKEN).refused
     assert [str(one) for one in refused] == [
-        ".env.local: its name says that it holds secrets",
-        "id: it holds a private key",
+        ".env.local: the name says that the file holds secrets",
+        "id: holds a private key",
     ]
     write(root, {"empty": KEY.encode()})
     done = push(machine, root, dest, TOKEN)
@@ -248,7 +248,7 @@ def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
 
     for before, after in ((b"12", b"34"), (b"56", b"7890")):
         (root / "empty").write_bytes(before)
-        with pytest.raises(UsageError, match="empty changed while it was sent; push again"):
+        with pytest.raises(UsageError, match="empty changed during the transfer; push again"):
             push(Late(after), root, dest, TOKEN)
         assert (dest / "empty").read_bytes() == b""
 
@@ -313,7 +313,7 @@ def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
     (root / "gone").write_text("x")
     seen = os.lstat(root / "gone")
     (root / "gone").unlink()
-    with pytest.raises(UsageError, match="gone cannot be read to be sent: No such file"):
+    with pytest.raises(UsageError, match="gone cannot be read for sending: No such file"):
         FileInspector.of(root).inspect("gone", seen)
 
 

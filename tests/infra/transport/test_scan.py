@@ -110,12 +110,12 @@ LINES = {".npmrc": "_auth=aGVsbG86", ".pypirc": "password: hunter22", "env.sh": 
 @pytest.mark.parametrize("name, line", LINES.items())
 def test_a_file_of_settings_with_a_password_stays_here(root, name, line):
     (root / name).write_text(f"# mine\n{line}\n")
-    assert refused(root) == {name: "it holds a password or a token"}
+    assert refused(root) == {name: "holds a password or a token"}
 
 
 def test_the_reason_names_the_variable_and_never_the_value(root):
     (root / "notes.md").write_text(OWN)
-    assert refused(root) == {"notes.md": "it holds the value of LIUM_API_KEY"}
+    assert refused(root) == {"notes.md": "holds the value of LIUM_API_KEY"}
 
 
 def test_keys_of_the_dotenv_file_are_known_and_short_values_are_not_looked_for(tmp_path):
@@ -184,7 +184,7 @@ def test_an_answer_is_remembered_until_the_file_or_the_keys_change(root, monkeyp
     refused(root)
     assert len(fed) == first
     monkeypatch.setenv("LIUM_API_KEY", "x" * 50)
-    assert refused(root) == {"big": "it holds the value of LIUM_API_KEY"}
+    assert refused(root) == {"big": "holds the value of LIUM_API_KEY"}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -60,7 +60,7 @@ def test_blocks_are_written_read_and_replaced(tmp_path):
 
 @pytest.mark.parametrize("letter", ['"', "*", "\n", "["])
 def test_a_path_that_ssh_would_read_otherwise_is_refused(tmp_path, letter):
-    with pytest.raises(UsageError, match="cannot stand"):
+    with pytest.raises(UsageError, match="is not valid in a config file of ssh"):
         block("run", "token", way(tmp_path, f"a{letter}b"))
 
 
@@ -93,7 +93,7 @@ def test_ssh_reaches_a_pod_by_its_name_until_it_is_gone(sshd, tmp_path, monkeypa
         file = PodNames.beside(journal.path)
         assert not file.is_wanted, "nobody has asked for it"
         made = ssh_names.write(journal, registry.vendors(settings))
-        assert made.names == ("brave-otter-1",) and "another machine of that name" in made.left_out[0]
+        assert made.names == ("brave-otter-1",) and "a different machine of this name" in made.left_out[0]
         include(tmp_path / ".ssh" / "config", file.line)
         line = ["ssh", "-F", str(tmp_path / ".ssh" / "config"), "brave-otter-1", "echo", "$SSH_CONNECTION"]
         unknown = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)

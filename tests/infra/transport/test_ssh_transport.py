@@ -116,7 +116,7 @@ def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
         os.environ.pop("SSH_AUTH_SOCK") if before is None else os.environ.update(SSH_AUTH_SOCK=before)
         agent.terminate()
         agent.wait()
-    with pytest.raises(UsageError, match="its key .*absent is not here"):
+    with pytest.raises(UsageError, match="the private key .*absent is missing"):
         Ssh(replace(sshd.address, key=str(tmp_path / "absent")), tmp_path / "known_hosts").run(["true"], timeout_s=9)
 
 
@@ -129,7 +129,7 @@ def test_a_private_key_that_others_may_read_is_refused_with_the_command_that_men
         with pytest.raises(UsageError, match=f"mode {mode:o}.*chmod 600 ") as refused:
             pod.run(["true"], timeout_s=20)
         assert connections(sshd) == 0
-        subprocess.run(str(refused.value).partition("if nobody has read it: ")[2], shell=True, check=True)
+        subprocess.run(str(refused.value).partition("can read the key; run: ")[2], shell=True, check=True)
         assert pod.run(["true"], timeout_s=20).exited == 0
 
 
@@ -245,7 +245,7 @@ def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tm
             running = threads.submit(pod.run, ["sh", "-c", script], timeout_s=60)
             until(lambda: began.exists() and len(began.read_text()) == 2 * number, "the command")  # noqa: B023
             sshd.kill_sessions()
-            with pytest.raises(Lost, match="may have run, or may still be running: check before you repeat it"):
+            with pytest.raises(Lost, match="may have run, or may still run: check before you repeat the command"):
                 running.result(timeout=VERDICT_S)
         go.touch()
         until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023

@@ -192,10 +192,10 @@ def test_only_a_folder_with_the_marker_of_this_pod_is_written(way, root, dest, t
     with pytest.raises(UsageError, match="is the pod of sw1-abcdefgh-0123456789abcdef, not of other"):
         push(way, root, dest, "other")
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(UsageError, match="carries no marker of ours"):
+    with pytest.raises(UsageError, match="has no valid POD.json"):
         push(way, root, tmp_path / "elsewhere/code", TOKEN)
     (dest.parent / "POD.json").write_text("{")
-    with pytest.raises(UsageError, match="carries no marker of ours"):
+    with pytest.raises(UsageError, match="has no valid POD.json"):
         push(way, root, dest, TOKEN)
     assert not dest.exists() and list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -211,7 +211,7 @@ def test_an_empty_or_missing_source_is_refused_and_deletes_nothing(way, root, de
 
 def test_a_checkout_that_git_cannot_read_is_refused(way, root, dest):
     (root / ".git/HEAD").write_text("nonsense")
-    with pytest.raises(UsageError, match="git cannot list its files"):
+    with pytest.raises(UsageError, match="git cannot list the files"):
         push(way, root, dest, TOKEN)
 
 
@@ -226,10 +226,10 @@ def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
     sent = {".env.example": "A=", "id_rsa.py": "x = 1", "pem.py": "", "id_rsa.md": "no key at all", "a.env.md": "x"}
     write(root, named | filled | sent)
     refusals = push(way, root, dest, TOKEN).refused
-    assert str(refusals[0]) == ".env: its name says that it holds secrets"
+    assert str(refusals[0]) == ".env: the name says that the file holds secrets"
     refused = {one.path: one.reason for one in refusals}
     assert refused.keys() == named.keys() | filled.keys()
-    assert refused["keys/deploy"] == "it holds a private key" and refused["notes.md"] == "it holds a Hugging Face token"
+    assert refused["keys/deploy"] == "holds a private key" and refused["notes.md"] == "holds a Hugging Face token"
     assert not refused.keys() & held(dest).keys() and held(dest).keys() >= sent.keys()
 
 
@@ -261,7 +261,7 @@ def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest
     (dest / "sub/run.sh").unlink()
     (dest / "sub").rmdir()
     (dest / "sub").symlink_to(victim)
-    with pytest.raises(UsageError, match="lies behind a link"):
+    with pytest.raises(UsageError, match="is behind a symbolic link"):
         push(way, root, dest, TOKEN)
     (root / "sub/run.sh").unlink()
     push(way, root, dest, TOKEN)
