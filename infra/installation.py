@@ -37,7 +37,7 @@ class JournalClaim:
 
     @property
     def where(self) -> str:
-        return f"{self.journal} on {self.machine.host}" if self.journal else "a machine that is not on record"
+        return f"{self.journal} on {self.machine.host}" if self.journal else "an unknown machine"
 
 
 def this_machine() -> MachineIdentity:

@@ -24,7 +24,7 @@ class ToldToLeave(BaseException):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        super().__init__(f"told to leave ({signal.Signals(number).name})")
+        super().__init__(f"asked to exit ({signal.Signals(number).name})")
 
     @property
     def exit_code(self) -> int:
@@ -37,7 +37,7 @@ def why_left(error: BaseException) -> str:
         return "Ctrl-C"
     if isinstance(error, ToldToLeave):
         closed = error.number == signal.SIGHUP
-        return "its terminal was closed" if closed else f"it was told to end ({signal.Signals(error.number).name})"
+        return "the terminal was closed" if closed else f"inv received {signal.Signals(error.number).name}"
     return ""
 
 

@@ -137,10 +137,10 @@ def failed(path: Path, error: Exception) -> JournalError:
     if not (str(error).startswith(JournalFull.IN_WORDS) or is_full(error)):
         return JournalError(f"journal {path}: {error}")
     free = shutil.disk_usage(path.parent).free
-    then = "look at that disk" if free > ROOM_BYTES else f"{size(free)} are free on its disk: make room"
+    then = "check the disk" if free > ROOM_BYTES else f"{size(free)} are free on the disk: free more space"
     return JournalFull(
-        f"journal {path}: {error}; {then}, then run that again; until then nothing is rented or ended "
-        "from here, and pods end at their own limits"
+        f"journal {path}: {error}; {then}, then run the command again. Until then this machine rents "
+        "and ends no pods; pods end at their own limits"
     )
 
 
@@ -148,12 +148,12 @@ class OtherSchema(JournalError):
     """The file has an unsupported schema, or tables without a schema number."""
 
     def __init__(self, path: Path, schema: int) -> None:
-        found = f"schema {schema}" if schema else "tables without the number of a schema"
+        found = f"schema {schema}" if schema else "tables without a schema number"
         super().__init__(
-            f"journal {path} has {found}, and this Slipway reads schema {SCHEMA} alone; the file was not changed, and "
-            "no machine was touched: runs go on, and pods end at their own limits. Either go back to the Slipway that "
-            f"wrote the file, or set the file aside: mv {path} {path}.schema{schema}; then run: ./inv audit, which "
-            "finds the pods of that file in the vendors' listings"
+            f"journal {path} has {found}, but this Slipway reads only schema {SCHEMA}. The file was not changed, and "
+            "no machine was touched: runs continue, and pods end at their own limits. Either use the Slipway "
+            f"version that wrote the file, or set the file aside: mv {path} {path}.schema{schema}; then run: "
+            "./inv audit, which finds the pods of that file in the vendors' listings"
         )
 
 
@@ -166,10 +166,10 @@ class Moved(JournalError):
     def __init__(self, path: Path, host: str, is_home: bool = False) -> None:
         self.host = host
         if is_home:
-            what = f"is on its way home to {host}; wait for {packs.typed('./inv control.down')} there, or "
-            what += "type it again"
+            what = f"is moving back to {host}; wait for {packs.typed('./inv control.down')} on {host}, or "
+            what += "run the command again"
         else:
-            what = f"has moved to {host}, and nothing is written here; add --control {host}, or bring it home: "
+            what = f"has moved to {host}, and this copy is read-only; add --control {host}, or move the journal back: "
             what += packs.typed("./inv control.down")
         super().__init__(f"journal {path} {what}")
 
@@ -216,14 +216,16 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
     """
     try:
         if path.exists() and not path.is_file():  # neither chmod nor SQLite may touch a folder or a device
-            raise JournalError(f"journal {path}: it is not a regular file; set SLIPWAY_STATE_FILE to another place")
+            raise JournalError(f"journal {path}: not a regular file; set SLIPWAY_STATE_FILE to a different path")
         installation.make_folder(path.parent, is_ours=path == default_path(environ))
         kind = file_system_of(path.parent)
         if kind in NETWORK_FILE_SYSTEMS:
-            raise JournalError(f"journal {path}: it cannot lie on {kind}; set SLIPWAY_STATE_FILE to a local place")
+            raise JournalError(
+                f"journal {path}: a journal cannot be on {kind}; set SLIPWAY_STATE_FILE to a path on a local disk"
+            )
         with locked(path) as lock:
             if path.is_symlink():
-                raise JournalError(f"journal {path}: it is a link, and is not followed")
+                raise JournalError(f"journal {path}: a symbolic link is not followed")
             if path.exists():  # not opened here: closing the file would drop this process's SQLite locks
                 path.chmod(0o600)
             else:
@@ -253,8 +255,8 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
         raise failed(path, seen) from seen
     others = tuple(installation.others(installation_file(path, environ)))
     problem = (
-        f"journal {path} can only be read: {error.strerror}; nothing can be rented, ended or written down from "
-        f"here until its folder can be written to: {path.parent}"
+        f"journal {path} is read-only: {error.strerror}; this machine cannot rent, end or record pods until "
+        f"the folder is writable: {path.parent}"
     )
     return Opened(db, found, problem, others=others)
 
@@ -271,23 +273,23 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         for name, value in PRAGMAS.items():
             db.execute(f"PRAGMA {name}={value}")
             if db.execute(f"PRAGMA {name}").fetchone() != (value,):
-                raise JournalError(f"journal {path}: SQLite does not take {name}={value} here")
+                raise JournalError(f"journal {path}: SQLite does not accept {name}={value} here")
         said = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if said != "ok":
             raise _Damaged(said)
         if is_new and _remembered_changes(lock):
-            raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
+            raise _Damaged(f"the file is empty, but had {_remembered_changes(lock)} changes")
         if is_new:
             _make_tables(db, "" if installation.rivals(remembered, others) else remembered)
         if _layout(db) != _made_layout():
-            raise _Damaged("its tables are not as they were made")
+            raise _Damaged("the tables were altered")
         changes = _check_rows(db)
         if changes < _remembered_changes(lock):
-            raise _Damaged(f"it lacks its last {_remembered_changes(lock) - changes} changes")
+            raise _Damaged(f"the last {_remembered_changes(lock) - changes} changes are missing")
         remember_changes(lock, changes)
         meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
         if "installation" not in meta:
-            raise _Damaged("it names no installation")
+            raise _Damaged("the installation id is missing")
         found, replaced = meta["installation"], _replaced(meta)
     except sqlite3.OperationalError:
         db.close()
@@ -297,8 +299,8 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         return Opened(
             read_only(path),
             remembered,
-            f"journal {path} is damaged ({error}) and only read from now on; run: mv {path} {path}.damaged; "
-            "the next one finds the pods that it knew in their vendors' listings",
+            f"journal {path} is damaged ({error}) and is now read-only; run: mv {path} {path}.damaged. The next "
+            "command starts a new journal and finds the pods in the vendors' listings",
         )
     except JournalError:
         db.close()
@@ -315,11 +317,13 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
 def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[JournalClaim]) -> str:
     """Return why this journal's installation id conflicts, with advice."""
     if not rivals:
-        return f"journal {path} is that of installation {found}, {kept} says {remembered}; move one of them away"
+        return (
+            f"journal {path} belongs to installation {found}, but {kept} says {remembered}; move one of the files away"
+        )
     other = rivals[0]
     return (
-        f"journal {path}: its installation {found} is also that of {other.where}, and each would end the other's pods. "
-        f"If that one is no longer used: rm {other.file}; if this one is a copy: mv {path} {path}.copy"
+        f"journal {path}: installation {found} is also used by {other.where}; each would end the other's pods. "
+        f"If {other.where} is no longer used: rm {other.file}; if this journal is a copy: mv {path} {path}.copy"
     )
 
 
@@ -368,7 +372,7 @@ def _check_rows(db: sqlite3.Connection) -> int:
     except sqlite3.OperationalError as error:
         raise _Damaged(str(error)) from error
     if wrong or lonely:
-        raise _Damaged("rows and events do not agree")
+        raise _Damaged("rows and events disagree")
     return changes
 
 

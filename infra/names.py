@@ -55,9 +55,7 @@ def match(prefix: str, names: Iterable[str]) -> str:
     if found:
         raise UsageError(f"{prefix!r} matches several names: {', '.join(found)}")
     near = difflib.get_close_matches(prefix, known, 3) or known[-10:]
-    raise UsageError(
-        f"nothing is called {prefix!r}; " + (f"available: {', '.join(near)}" if near else "there is nothing yet")
-    )
+    raise UsageError(f"{prefix!r} not found; " + (f"available: {', '.join(near)}" if near else "none exists yet"))
 
 
 def random_word(length: int) -> str:

@@ -143,7 +143,7 @@ class Address:
         if not 0 < self.port < 65536:
             raise ValueError(f"{self.port} is not a port")
         if not self.folder.startswith("/"):
-            raise ValueError(f"{self.folder!r} is not an absolute folder")
+            raise ValueError(f"{self.folder!r} is not an absolute path of a folder")
 
     def __str__(self) -> str:
         key = f"?key={quote(self.key)}" if self.key else ""

@@ -33,14 +33,14 @@ OWN_MACHINES = (LOCAL, "ssh")
 
 
 SHELL_ONLY = {  # variables read by other programs straight from the environment
-    "HF_ENDPOINT": "Hugging Face: address of another hub",
+    "HF_ENDPOINT": "Hugging Face: address of a different hub",
     "AWS_ENDPOINT_URL": "S3: address of a service other than AWS",
     "AWS_REGION": "S3: region of the bucket",
-    "GOOGLE_CLOUD_PROJECT": "gs://: project in which inv ckpt.init makes a bucket",
+    "GOOGLE_CLOUD_PROJECT": "gs://: project for the buckets of inv ckpt.init",
     "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
     "SLIPWAY_GRACE_S": "seconds between a step's SIGTERM and its SIGKILL; 60",
-    "SLIPWAY_NODE_SILENT_S": "seconds of silence of a node that end a round of training; 10",
-    "SLIPWAY_NODE_RETURN_S": "seconds of silence after which a run restarts without that node; 60",
+    "SLIPWAY_NODE_SILENT_S": "seconds of silence of a node after which a round of training ends; 10",
+    "SLIPWAY_NODE_RETURN_S": "seconds of silence after which a run restarts without the node; 60",
     "SLIPWAY_GROUP_TIMEOUT_S": "time limit of exchanges between training processes; 600 in the first step, then 100",
 }
 
@@ -113,15 +113,15 @@ class SettingLayers:
 class Settings:
     """All settings: a field per setting, with variable, description and default."""
 
-    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; default: market if a key is set, else local")
+    provider: str = row("SLIPWAY_PROVIDER", "provider of pods; default: market if a key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "recipe of model and training", "smoke")
     extensions: str = row("SLIPWAY_EXTENSIONS", "your own files and modules that add providers, sources, phases, ...")
     source: str = row("SLIPWAY_SOURCE", "text to train on: pydocs, fineweb or paths", "pydocs")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
-    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
-    pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
+    store: str = row("SLIPWAY_STORE", "store of artifacts: a folder, hf://, s3:// or gs://", "var/artifacts")
+    pods: Path = row("SLIPWAY_PODS", "folder of the pods of this machine", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
-    environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept; all checkouts share them")
+    environments: Path = row("SLIPWAY_ENVIRONMENTS", "folder of the environments, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of rented machines, one per installation")
     reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "work stops when less disk is free than this", str(1 << 30))
@@ -134,7 +134,7 @@ class Settings:
     runpod_api_key: str = row("RUNPOD_API_KEY", "RunPod: the account's key", secret=True)
     lium_api_key: str = row("LIUM_API_KEY", "Lium: the account's key", secret=True)
     lium_self_end_key: str = row(
-        "LIUM_SELF_END_KEY", "Lium, with --self-end: a key of the scope manage alone, for a pod's guard", secret=True
+        "LIUM_SELF_END_KEY", "Lium, with --self-end: a key with only the scope manage, for a pod's guard", secret=True
     )
     shadeform_api_key: str = row("SHADEFORM_API_KEY", "Shadeform: the account's key", secret=True)
     runpod_url: str = row("SLIPWAY_RUNPOD_URL", "RunPod: address of a simulated server; empty: RunPod itself")
@@ -153,12 +153,12 @@ class Settings:
     aws_access_key_id: str = row(
         "AWS_ACCESS_KEY_ID", "S3: key of an s3:// store; else AWS's own files are used", secret=True
     )
-    aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: secret of that key", secret=True)
+    aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: secret of AWS_ACCESS_KEY_ID", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: session token of a temporary key", secret=True)
     google_credentials: str = row(
-        "GOOGLE_CREDENTIALS", "gs://: key file of a service account, its path or its content", secret=True
+        "GOOGLE_CREDENTIALS", "gs://: key file of a service account, as path or content", secret=True
     )
-    track: str = row("SLIPWAY_TRACK", "where metrics are sent: the trackers of --track, or none")
+    track: str = row("SLIPWAY_TRACK", "trackers of metrics: the names of --track, or none")
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The SLIPWAY_HOOK_NAME variables: each holds the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
@@ -280,14 +280,15 @@ def of_packs() -> list[tuple[str, dict[str, str]]]:
 
 def example() -> str:
     """Return the text of `.env.example`."""
-    lines = [
-        "# Copy to .env, which git ignores, and remove the # before what you set. `inv config` shows what is in force."
-    ]
+    lines = ["# Copy to .env, which git ignores, and remove the # of your settings. `inv config` shows all values."]
     for row in (*(one.metadata for one in table()), *(row for _, row in of_packs())):
         lines += ["", f"# {row['about']}", f"# {row['variable']}={row['default']}"]
-    lines += ["", "# A hook that --notify NAME tells: desktop, command, slack, discord, ntfy or post, and where"]
+    lines += [
+        "",
+        "# A hook for --notify NAME: desktop, command, slack, discord, ntfy or post, then the address or command",
+    ]
     lines += [f"# {HOOK}NAME=slack https://hooks.slack.com/services/..."]
-    lines += ["", "# Not read from here, but from the shell that a command or a pod's guard is started in:"]
+    lines += ["", "# Not read from this file, but from the shell of the command or of a pod's guard:"]
     lines += [f"#   {variable}: {about}" for variable, about in SHELL_ONLY.items()]
     return "\n".join(lines) + "\n"
 
@@ -300,7 +301,7 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
         if not name.isidentifier():
             raise UsageError(f"-e {word}: expected KEY=VALUE")
         if not equals and name not in environ:
-            raise UsageError(f"-e {name}: it is not set in the shell; write -e {name}=VALUE")
+            raise UsageError(f"-e {name}: {name} is not set in the shell; write -e {name}=VALUE")
         read[name] = value if equals else environ[name]
     _refuse_unknown(read, "-e")
     return read
@@ -327,20 +328,20 @@ def read_dotenv(path: Path) -> dict[str, str]:
     _refuse_unknown(read, ".env")
     keys = [name for name in read if is_secret(name)]
     if mode & 0o077 and keys:
-        _warn(f"{path} holds {', '.join(keys)}, and others may read it; run: chmod 600 {quote(str(path))}")
+        _warn(f"{path} holds {', '.join(keys)}, and other users can read the file; run: chmod 600 {quote(str(path))}")
     return read
 
 
 def unlikely(key: str) -> str:
     """Return why a key is too short for a vendor's whole key; "" = the length is plausible."""
     letters = "1 letter" if len(key) == 1 else f"{len(key)} letters"
-    return f"it has {letters}, and keys have {LEAST_KEY} and more" if 0 < len(key) < LEAST_KEY else ""
+    return f"the value has {letters}, and keys have at least {LEAST_KEY}" if 0 < len(key) < LEAST_KEY else ""
 
 
 def _warn_of_short_keys(values: Mapping[str, Any]) -> None:
     for vendor, name in VENDORS.items():
         if why := unlikely(values[name]):
-            _warn(f"{name.upper()} is unlikely to be a key of {vendor}: {why}; enter it again: inv init {vendor}")
+            _warn(f"{name.upper()} is unlikely to be a key of {vendor}: {why}; enter the key again: inv init {vendor}")
 
 
 def _warn(said: str) -> None:
@@ -358,7 +359,7 @@ def _read_overlay(folder: Path) -> dict[str, str]:
     try:
         return dict(json.loads((folder / OVERLAY).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise UsageError(f"SLIPWAY_REHEARSAL is {folder}, which holds no rehearsal: {error}") from None
+        raise UsageError(f"SLIPWAY_REHEARSAL is {folder}, but no rehearsal was found there: {error}") from None
 
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:

@@ -80,9 +80,9 @@ def documents(path: Path) -> list[YamlDocument]:
 def _note_places(path: Path, node: yaml.Node, at: Place, found: YamlDocument, above: list[int]) -> None:
     found.lines.setdefault(at, node.start_mark.line + 1)
     if id(node) in above:
-        raise UsageError(f"{path}: line {node.start_mark.line + 1}: this contains itself")
+        raise UsageError(f"{path}: line {node.start_mark.line + 1}: this value contains itself")
     if len(found.lines) > MOST_NODES:
-        raise UsageError(f"{path}: it comes to more than {MOST_NODES} values")
+        raise UsageError(f"{path}: the file has more than {MOST_NODES} values")
     if isinstance(node, yaml.ScalarNode):
         found.texts[at] = node.value
     elif isinstance(node, yaml.SequenceNode):

@@ -50,7 +50,7 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     for word in words:
         found |= {one.name: one for one in _named(word, live, own, journal, settings)}
     if not found:
-        raise UsageError("there is no pod; run: inv pod.create, or name own machines, as inv pool.list shows them")
+        raise UsageError("no pod exists; run: inv pod.create, or name own machines (see: inv pool.list)")
     return list(found.values())
 
 
@@ -69,7 +69,7 @@ def connect(name: str) -> "fabric.Connection":
     found = _by_settings([name])
     if len(found) > 1:
         raise UsageError(
-            f"{name!r} names several machines: {', '.join(one.name for one in found)}; infra.connect_all takes it"
+            f"{name!r} names several machines: {', '.join(one.name for one in found)}; use infra.connect_all"
         )
     return connection(found[0])
 
@@ -105,12 +105,12 @@ def _named(
     if ops := [op for op in live if word and op.run.startswith(word)]:
         return [_pod(op, settings) for op in ops]
     if word in journal.runs():
-        raise UsageError(f"{word} has ended: it has no machine any more")
+        raise UsageError(f"{word} has ended and has no machine")
     inventory.refuse_unusable(own.unusable, word)
     known = [*(op.run for op in live), *(op.pod_set for op in live), *(op.service for op in live)]
     known = sorted({*known, *(host.pool for host in own.hosts), *(host.place for host in own.hosts)} - {""})
     near = difflib.get_close_matches(word, known, 3) or known[:MOST_NAMED]
-    raise UsageError(f"nothing is called {word!r}; available: {', '.join(near) or 'nothing yet'}")
+    raise UsageError(f"{word!r} not found; available: {', '.join(near) or 'none yet'}")
 
 
 def _pod(op: Op, settings: Settings) -> TargetMachine:

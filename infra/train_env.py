@@ -94,7 +94,7 @@ def run(
             _end(process)
             relay.join(GRACE_S)
     if process.returncode:
-        raise _failure(name, process.returncode, last[0].strip() if last else "it said nothing")
+        raise _failure(name, process.returncode, last[0].strip() if last else "no output")
     if last:
         _write(last[0])
 
@@ -160,7 +160,7 @@ def _has_left(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
 
 def _failure(name: str, code: int, last: str) -> SlipwayError:
     if code == RESUMABLE:
-        return SlipwayError(f"{name} stopped in good order; the same command resumes it")
+        return SlipwayError(f"{name} stopped in good order; run the same command to resume")
     words = last.removeprefix(f"{name}: ")
     if code == 2:
         return UsageError(words)

@@ -38,7 +38,7 @@ def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
     if op.account_fp in {_hash(provider, mine.owner), _hash(provider, mine.key)}:
         return False
     if not mine.owner:
-        raise SlipwayError(f"{provider.name} does not say whose account the key opens")
+        raise SlipwayError(f"{provider.name} does not name the account of the key")
     return True
 
 
@@ -48,8 +48,8 @@ def _hash(provider: Provider, word: str) -> str:
 
 def in_words(op: Op) -> str:
     """Return advice for the user about a pod rented by a different account."""
-    cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
+    cost = f"; the machine may still cost {per_hour(op.rate)}" if op.rate else ""
     return (
-        f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
-        f"account's key back, or end it in the vendor's console{cost}"
+        f"another account of {op.vendor} rented {op.remote_id or op.token}, and the current key cannot see the "
+        f"machine: restore the key of that account, or end the machine in the vendor's console{cost}"
     )

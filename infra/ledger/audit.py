@@ -88,16 +88,19 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
     """Return the kind of finding for a listed machine, and the reason."""
     if not pod.is_legible:
-        return UNKNOWN_MARK, "it may be ours"
+        return UNKNOWN_MARK, "may belong to this installation"
     if not pod.token.startswith(prefix):
         return FOREIGN, "another installation's" if is_token(pod.token) else ""
     if row is None:
-        return ORPHANED, "it has our mark, and no row"
+        return ORPHANED, "has the mark of this installation, but no row in the journal"
     if row.state in ENDED:
-        return ORPHANED, f"its row has ended ({row.reason})" if row.reason else "its row has ended"
+        return (
+            ORPHANED,
+            f"the row in the journal has ended ({row.reason})" if row.reason else "the row in the journal has ended",
+        )
     known = row.remote_id in {one.pod_id for one in seen.listing.pods}
     if pod.token in taken or (known and pod.pod_id != row.remote_id):
-        return ORPHANED, f"a second one of {row.run}"
+        return ORPHANED, f"a second machine of {row.run}"
     if row.state == TERMINATING:
         return ENDING, row.reason
     return CLAIMED, "not adopted yet" if row.state in (CREATING, UNKNOWN) else ""
@@ -109,17 +112,17 @@ def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]
         if row.token in seen.elsewhere:
             kind, note = UNCLEAR, accounts.in_words(row)
         elif row.is_spot and seen.listing.spot_silence:
-            kind, note = UNCLEAR, "neither listed nor denied: the API that shows spot machines does not answer"
+            kind, note = UNCLEAR, "not known whether the machine exists: the API for spot machines does not answer"
         elif row.remote_id and row.remote_id not in seen.listing.denied:
-            kind, note = CLAIMED, "missing from the listing, but found by its id"
+            kind, note = CLAIMED, "missing from the listing, but found by id"
         elif row.remote_id:
-            kind, note = GHOST, f"{provider} does not know it; inv reap removes its row"
+            kind, note = GHOST, f"{provider} does not know the machine; inv reap removes the row"
         elif row.token in seen.busy:
             kind, note = CLAIMED, "being rented at this moment"
         elif row.sent_at is None:
-            kind, note = GHOST, "no machine was requested; inv reap removes its row"
+            kind, note = GHOST, "no machine was requested; inv reap removes the row"
         else:
-            kind, note = UNCLEAR, "whether it exists is not known yet; inv reap looks again"
+            kind, note = UNCLEAR, "not known yet whether the machine exists; inv reap checks again"
         yield Finding(
             provider=provider,
             kind=kind,

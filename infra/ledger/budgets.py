@@ -84,11 +84,11 @@ class BudgetState:
         if others + most <= self.budget.amount:
             return ""
         holders = [one.run for one in self.runs.values() if one.run != run and one.committed > one.spent]
-        by = f", reserved by {', '.join(holders[:3])}{' and others' if len(holders) > 3 else ''}" if holders else ""
+        by = f"; reserved by: {', '.join(holders[:3])}{' and others' if len(holders) > 3 else ''}" if holders else ""
         left = max(0, self.budget.amount - others)
         return (
-            f"{run} may cost {in_usd(most)}; of the {in_usd(self.budget.amount)} of {self.budget.name}, "
-            f"{in_usd(self.spent)} are spent and {in_usd(left)} are free{by}"
+            f"{run} may cost {in_usd(most)}, but of the {in_usd(self.budget.amount)} of budget {self.budget.name}, "
+            f"{in_usd(self.spent)} are spent and only {in_usd(left)} are free{by}"
         )
 
 
@@ -113,12 +113,12 @@ def open_budget(
     # A colon marks the budget of a sweep, a set of pods or a service; the user names all other budgets.
     flag = "--spend-limit" if ":" in name else f"--budget {name}=USD"
     if amount <= 0:
-        raise UsageError(f"{name}: a limit of {in_usd(amount)} is too small to pay for anything; give more: {flag}")
+        raise UsageError(f"{name}: a limit of {in_usd(amount)} is too small; give a larger limit: {flag}")
     with journal.writing():
         now = find(journal, name)
         is_wanted = now is not None and now.amount == amount  # a concurrent process set the same amount first
         if not is_wanted and (now and now.epoch) != (before and before.epoch):
-            raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
+            raise Fenced(f"{name}: another command changed the limit in the meantime; run the command again")
         if now is None:
             journal.execute("INSERT INTO budgets VALUES (?, 1, ?, ?)", name, amount, int(time.time()))
         elif now.amount != amount:
@@ -126,9 +126,9 @@ def open_budget(
             if amount < found.committed and amount < now.amount:
                 kept = found.committed - found.spent
                 raise UsageError(
-                    f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for what runs; a limit of "
-                    f"{in_usd(amount)} is less; give {in_usd(found.committed)} at least: {flag}, or end what "
-                    "runs: inv status"
+                    f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for live pods; a limit of "
+                    f"{in_usd(amount)} is too small. Give at least {in_usd(found.committed)}: {flag}, or end "
+                    "pods: inv status"
                 )
             journal.execute("UPDATE budgets SET epoch = epoch + 1, amount = ? WHERE name = ?", amount, name)
     opened = find(journal, name)
@@ -192,7 +192,7 @@ def _found(journal: Journal, name: str) -> SharedBudget:
     found = find(journal, name)
     if found is None:
         known = ", ".join(one.name for one in budgets(journal)) or "none"
-        raise UsageError(f"there is no budget {name!r}; known: {known}")
+        raise UsageError(f"budget {name!r} does not exist; known: {known}")
     return found
 
 

@@ -101,7 +101,7 @@ def span(month: str) -> tuple[int, int]:
     try:
         first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
     except ValueError:
-        raise UsageError(f"--month {month}: write it as 2026-11") from None
+        raise UsageError(f"--month {month}: expected a month such as 2026-11") from None
     following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
     return int(first.timestamp()), int(following.timestamp())
 

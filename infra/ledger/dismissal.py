@@ -25,15 +25,15 @@ def dismiss(holders: Iterable[Holder], why: str, tell: Callable[[str], None], pa
     leaving = [one for one in holders if one.process != myself()]
     for process in dict.fromkeys(one.process for one in leaving):
         held = ", ".join(one.lease for one in leaving if one.process == process)
-        tell(f"process {process.pid} ({held}) {why}; it is asked to leave")
+        tell(f"process {process.pid} ({held}) {why}; asking the process to exit")
         send(process, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while staying := [one for one in leaving if is_alive(one.process)]:
         if time.monotonic() > deadline:
             who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
             raise SlipwayError(
-                f"still running after {duration(patience_s)}: process {who}; what they look after goes on; end them "
-                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run the same again"
+                f"still running after {duration(patience_s)}: process {who}; their runs and services continue. "
+                f"Run: kill {' '.join(str(one.process.pid) for one in staying)}, then run the same command again"
             )
         time.sleep(POLL_S)
     return [one.lease for one in leaving]

@@ -244,7 +244,7 @@ class Journal:
             sql = f"UPDATE ops SET epoch = epoch + 1, {sets} WHERE token = ? AND epoch = ? AND state = ?"
             done = self._db.execute(sql, (*facts.values(), op.token, op.epoch, op.state))
             if done.rowcount != 1:
-                raise Fenced(f"{op.run}: another process changed {op.token} meanwhile; run: inv status")
+                raise Fenced(f"{op.run}: another process changed {op.token} in the meantime; run: inv status")
             changed = self.op(op.token)
             self._event(changed, event, facts)
             if event == "armed" and op.rate and op.is_head and not (op.stays or op.service):
@@ -296,7 +296,9 @@ class Journal:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
             if _identity(self.path) != self._file:  # writes to an unlinked file are lost with this process
-                raise JournalError(f"journal {self.path} was moved away or replaced while it was open; run that again")
+                raise JournalError(
+                    f"journal {self.path} was moved or replaced during the command; run the command again"
+                )
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:

@@ -199,8 +199,8 @@ class Leases:
                 holder = self.holder(lease.name)
                 who = f"process {holder.pid}" if holder else "another process"
                 raise Replaced(
-                    f"{lease.name}: {who} has taken over, as this process was silent for {SILENT_S:g} s or longer; "
-                    "nothing more is done here; run: inv status"
+                    f"{lease.name}: {who} has taken over, because this process was silent for {SILENT_S:g} s or "
+                    "longer; this process stops. Run: inv status"
                 )
 
     def beat_while(self, is_well: Callable[[], bool]) -> None:

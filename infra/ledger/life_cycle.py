@@ -43,5 +43,5 @@ EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
 def after(state: str, event: str) -> str:
     """Return the state after `event`. Raise SlipwayError for a transition missing from the table."""
     if (state, event) not in TRANSITIONS:
-        raise SlipwayError(f"journal: {event!r} cannot happen to what is {state}")
+        raise SlipwayError(f"journal: event {event!r} is not possible in state {state}")
     return TRANSITIONS[state, event]

@@ -68,7 +68,7 @@ class Op:
             return Job.from_json(self.job)
         except ValueError as error:
             raise UsageError(
-                f"{self.run}: its job in the journal cannot be read: {error}; end it: ./inv down {self.run}"
+                f"{self.run}: the job in the journal cannot be read: {error}; end the run: ./inv down {self.run}"
             ) from None
 
     def read_request(self) -> Request:
@@ -139,7 +139,7 @@ class Taken(UsageError):
     def __init__(self, op: Op) -> None:
         self.op = op
         super().__init__(
-            f"{op.run} is already running it ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
+            f"{op.run} already runs this work ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
         )
 
 
@@ -150,8 +150,7 @@ class Leased(Busy):
         self.op = op
         what = f"{op.place or 'this machine'}{f', device {op.devices},' if op.devices else ''}"
         super().__init__(
-            f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
-            f"inv status {op.run}"
+            f"{op.vendor}: {what} is in use by {op.run} ({op.state}); wait in line: --wait; see: inv status {op.run}"
         )
 
 

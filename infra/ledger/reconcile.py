@@ -32,7 +32,7 @@ TURN_POLL_S = 0.1  # seconds between attempts
 APART_S = 60  # seconds between listings that count as a proof of absence
 # A row beyond these states no longer belongs to the renting process, even if the process still lives.
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)
-FOUND = "its row was lost with its journal; it was found in a listing"
+FOUND = "the journal lost the row of this pod; the pod was found in the vendor's listing"
 OVERPRICED = 1.05  # multiple of the agreed rate above which the pod is ended
 Clock = Callable[[], Clocks]
 
@@ -124,7 +124,9 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         if ours is None or not listing.is_complete:
             return []
         pod_id = ours.pod_id or row.remote_id
-        again = Move(row.token, "resurfaced", {"remote_id": pod_id, "reason": "it turned up after its end"})
+        again = Move(
+            row.token, "resurfaced", {"remote_id": pod_id, "reason": "the machine appeared after the recorded end"}
+        )
         return [again, Delete(row.token, pod_id or ""), *extras]
     if row.state == PLANNED:
         return [Move(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
@@ -136,7 +138,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         rate = max(row.rate, ours.micro_usd_per_hour)
         adopted = [*doubt, Move(row.token, "found", {**facts, "rate": rate})]
         if ours.micro_usd_per_hour > row.rate * OVERPRICED:
-            reason = f"it costs {ours.micro_usd_per_hour} micro-USD/h, agreed to were {row.rate}"
+            reason = f"the machine costs {per_hour(ours.micro_usd_per_hour)}; the agreed price was {per_hour(row.rate)}"
             return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
     is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
@@ -155,7 +157,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
     if is_denied:
-        ended = f"{limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
+        ended = f"{limit}; {row.vendor} ended the pod" if limit else f"{row.vendor} ended the pod"
         why = {} if row.state == TERMINATING else {"reason": ended, "outcome": "limit" if limit else ""}
         return [Move(row.token, "gone", why)]
     return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
@@ -218,7 +220,7 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     denied = _denied(provider, here, listing, problems) if listing.is_complete else frozenset()
     shown = {pod.token for pod in listing.pods}
     open_spot = [row for row in here if row.is_live and row.is_spot and row.token not in shown]
-    problems += [f"{row.run}: it stays open: {listing.spot_silence}" for row in open_spot if listing.spot_silence]
+    problems += [f"{row.run}: the row stays open: {listing.spot_silence}" for row in open_spot if listing.spot_silence]
     return Look(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
 
 
@@ -306,8 +308,8 @@ def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_
             holder = journal.leases.holder(f"reconcile:{provider.name}")
             by = f"process {holder.pid}" if holder else "another process"
             raise Held(
-                f"not asked what it has: {by}, another inv command, has been asking it for {TURN_S:g} s; if that one "
-                "hangs or was suspended, end it, and look again: inv status"
+                f"not checked: {by}, another inv command, has been reading this account for {TURN_S:g} s. If that "
+                "command hangs or is suspended, end the command, then check again: inv status"
             ) from None
 
 
@@ -372,7 +374,11 @@ def _carry_out(
             journal.leases.check_held()
             provider.delete(action.pod_id)
         elif isinstance(action, Claim):
-            reason, state = (FOUND, LOST) if action.is_kept else ("it has our mark, and no row", TERMINATING)
+            reason, state = (
+                (FOUND, LOST)
+                if action.is_kept
+                else ("has the mark of this installation, but no row in the journal", TERMINATING)
+            )
             pod = _with_limits(action.pod, provider) if action.is_kept else action.pod
             rows[token] = journal.claim(pod, reason, state)
         elif action.event == "note":
@@ -388,6 +394,6 @@ def _carry_out(
         if not isinstance(action, Delete):  # an action must be recorded before the effect
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
-        cost = f"; it may still cost {per_hour(rate)}" if rate else ""
+        cost = f"; the machine may still cost {per_hour(rate)}" if rate else ""
         problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
     return False

@@ -129,9 +129,9 @@ def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
     """Return why a live pod must end by now, in words; "" before any limit. The pod's guard has the same limits."""
     if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:
-        return f"its time limit of {duration(op.ttl_s)} is reached"
+        return f"the time limit of {duration(op.ttl_s)} is reached"
     if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
-        return f"its spend limit of {in_usd(op.cap)} is reached"
+        return f"the spend limit of {in_usd(op.cap)} is reached"
     return ""
 
 
@@ -212,6 +212,6 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
     total = sum(cost for cost in costs if cost is not None)
     if total > of_all:
         raise OutOfMoney(
-            f"this pod could bring what lives to {in_usd(total)}; the cap is {in_usd(of_all)} "
-            "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End something (inv status, inv down), or lower --spend-limit"
+            f"with this pod, all live pods could cost {in_usd(total)}; the cap is {in_usd(of_all)} "
+            "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End a run (inv status, inv down), or lower --spend-limit"
         )

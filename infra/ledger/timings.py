@@ -47,9 +47,9 @@ class RunTimes:
     def __post_init__(self) -> None:
         for one in self.expected:
             if not 0 <= one.low <= one.seconds <= one.high < MOST_S or not 0 <= one.fixed_s <= one.seconds:
-                raise ValueError(f"what was expected of {one.step or 'the rest'} is no range of seconds")
+                raise ValueError(f"the forecast of {one.step or 'the rest'} is not a valid range of seconds")
         if self.expected and not self.works:
-            raise ValueError("it has a forecast, and not of what")
+            raise ValueError("the forecast names no work")
 
     @property
     def others(self) -> float:
@@ -126,11 +126,13 @@ def _read(path: Path) -> RunTimes:
     """Return the record in a file. Raise OSError, or ValueError for an invalid record."""
     said = outside.load(path, MOST_BYTES)
     if said.get("schema") != SCHEMA:
-        raise ValueError(f"its schema is {outside.shown(said.get('schema'))}, this Slipway reads {SCHEMA}")
+        raise ValueError(
+            f"the record has schema {outside.shown(said.get('schema'))}; this Slipway reads schema {SCHEMA}"
+        )
     try:
         found = strict_records.read(RunTimes, said)
     except strict_records.Misfit as error:
         raise ValueError(f"{'.'.join(error.place)}: {error}".lstrip(": ")) from None
     if found.token != path.stem:
-        raise ValueError(f"it is of {outside.shown(found.token)}")
+        raise ValueError(f"the record belongs to {outside.shown(found.token)}")
     return found

@@ -103,7 +103,7 @@ def withdraw(journal: Journal, turn: Turn) -> None:
 def check_in_line(journal: Journal, turn: Turn) -> None:
     """Raise Withdrawn when a command removed this turn from the queue."""
     if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
-        raise Withdrawn(f"{turn.run}: somebody ended it while it waited (inv down); nothing of it was begun")
+        raise Withdrawn(f"{turn.run}: inv down ended the run during the wait; no work was started")
 
 
 def waiting(journal: Journal) -> list[Turn]:
@@ -140,7 +140,7 @@ def in_words(found: "Op | Turn", place: str) -> str:
     where = place or THIS_MACHINE
     if isinstance(found, Turn):
         return f"{where}: {found.run} came before"
-    return f"{where}: {found.run} has {named(found.devices)} until it ends"
+    return f"{where}: {found.run} has {named(found.devices)} until the end of the run"
 
 
 def why_waiting(journal: Journal, turn: Turn) -> str:
@@ -150,7 +150,7 @@ def why_waiting(journal: Journal, turn: Turn) -> str:
     if len(said) < len(found) and turn.why:  # a place is free by the journal
         said = [turn.why]
     if len(said) < len(found) and not turn.why:
-        return "its turn has come"
+        return "is first in line"
     more = f" and {len(said) - 3} more" if len(said) > 3 else ""
     return f"waits for {'; '.join(said[:3])}{more}"
 
@@ -173,7 +173,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None
     if new.rank == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
         found = in_the_way((), waiting(journal), claim, new.place)
         if isinstance(found, Turn):
-            raise InLine(f"{in_words(found, new.place)}, and waits for it; stand in line: --wait; see: inv status")
+            raise InLine(f"{in_words(found, new.place)}, and is waiting; wait in line: --wait; see: inv status")
 
 
 def _both_want(one: Turn, other: Turn, place: str) -> bool:

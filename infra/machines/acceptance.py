@@ -45,7 +45,7 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d+(\.\d+)?", self.cuda):
-            raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; write a version such as 13.0")
+            raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; expected a version such as 13.0")
 
     @staticmethod
     def of(settings: Settings) -> "Thresholds":
@@ -126,41 +126,41 @@ def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
     gpus = facts["gpus"]
     there = f"{len(gpus)} x {gpus[0]['name']}" if gpus else "none"
     if not _wants_gpus(request):
-        return Check("GPUs", "ok", f"none was asked for; {there}")
+        return Check("GPUs", "ok", f"no GPU was requested; found: {there}")
     if facts["gpu_problem"]:
         return Check("GPUs", "bad", facts["gpu_problem"])
     if len(gpus) < max(1, request.num_gpus):
-        return Check("GPUs", "bad", f"{max(1, request.num_gpus)} promised, {len(gpus)} there")
+        return Check("GPUs", "bad", f"{max(1, request.num_gpus)} promised, {len(gpus)} found")
     odd = [gpu["name"] for gpu in gpus if not same_gpu(request.gpu, gpu["name"])]
     if request.gpu and odd:
-        return Check("GPUs", "bad", f"{request.gpu} promised, {odd[0]} there")
+        return Check("GPUs", "bad", f"{request.gpu} promised, {odd[0]} found")
     sizes = [gpu["memory_bytes"] for gpu in gpus]
     if not request.gpu_memory_bytes:
         return Check("GPUs", "ok", there)
     if None in sizes:
-        return Check("GPUs", "unknown", f"{there}, which do not report their memory")
+        return Check("GPUs", "unknown", f"{there}; the memory size is not reported")
     size = f"{min(sizes) / 1e9:.0f} GB each"
     if min(sizes) < TOLERANCE * request.gpu_memory_bytes:
-        return Check("GPUs", "bad", f"{request.gpu_memory_bytes / 1e9:.0f} GB promised, {size} there")
+        return Check("GPUs", "bad", f"{request.gpu_memory_bytes / 1e9:.0f} GB promised, {size} found")
     return Check("GPUs", "ok", f"{there}, {size}")
 
 
 def _sandbox(seen: Mapping[str, Any], request: Request) -> Check:
     if not request.sandbox:
-        return Check("sandbox", "ok", "none is needed")
+        return Check("sandbox", "ok", "not needed")
     if "value" not in seen:
         return _silent("sandbox", seen)
-    lacking = "neither Landlock (Linux 5.13) nor bubblewrap holds the code of answers here"
+    lacking = "neither Landlock (Linux 5.13) nor bubblewrap can confine the code of answers on this machine"
     return Check("sandbox", "ok" if seen["value"] else "bad", seen["value"] or lacking)
 
 
 def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request, least: Thresholds) -> Check:
     if not _wants_gpus(request):
-        return Check("driver", "ok", "none is needed")
+        return Check("driver", "ok", "not needed")
     if "value" not in cuda:
         return _silent("driver", cuda)
     drivers = ", ".join(sorted({gpu["driver"] for gpu in facts["gpus"]}))
-    said = f"{drivers} serves CUDA {cuda['value']}, torch wants {least.cuda}"
+    said = f"{drivers} supports CUDA {cuda['value']}, torch needs {least.cuda}"
     is_enough = int(cuda["value"].split(".")[0]) >= int(least.cuda.split(".")[0])
     return Check("driver", "ok" if is_enough else "bad", said)
 
@@ -168,7 +168,7 @@ def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request,
 def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
     """Check the matrix products: reject a GPU with a wrong product or without any result."""
     if not _wants_gpus(request):
-        return Check("matmul", "ok", "no GPU was asked for")
+        return Check("matmul", "ok", "no GPU was requested")
     if "error" in matmul:
         return Check("matmul", "bad", matmul["error"])
     if "value" not in matmul:
@@ -192,13 +192,17 @@ def _clock(seen: Mapping[str, Any], asked: tuple[float, float], least: Threshold
     offset_s, unsure_s = (earliest + latest) / 2, abs(latest - earliest) / 2
     detail = f"{offset_s:+.1f} s off, give or take {unsure_s:.1f} s"
     if abs(offset_s) - unsure_s > least.clock_offset_s:
-        return Check("clock", "bad", f"{detail}; at most {least.clock_offset_s:g} s is right")
+        return Check("clock", "bad", f"{detail}; the maximum is {least.clock_offset_s:g} s")
     return Check("clock", "ok" if abs(offset_s) + unsure_s <= least.clock_offset_s else "unknown", detail)
 
 
 def _download(download: Mapping[str, Any], least: Thresholds) -> Check:
     if download.get("bytes", LEAST_DOWNLOAD_BYTES) < LEAST_DOWNLOAD_BYTES:
-        return Check("download", "unknown", f"{least.url} has only {download['bytes']} bytes; set a larger one")
+        return Check(
+            "download",
+            "unknown",
+            f"{least.url} has only {download['bytes']} bytes; set SLIPWAY_ACCEPT_URL to a larger file",
+        )
     return _least("download", download, least.download_bytes_per_s, 1e6, "MB/s")
 
 

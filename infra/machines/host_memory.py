@@ -54,7 +54,7 @@ class HostMemory:
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
-            raise SlipwayError(f"{self.path} is damaged ({error}); remove it, then run: inv pool.up") from None
+            raise SlipwayError(f"{self.path} is damaged ({error}); remove the file, then run: inv pool.up") from None
 
     def of(self, machine: str) -> Known:
         return self.all().get(machine, Known())
@@ -103,14 +103,16 @@ def run_script(
     """
     done = transport.run([python, "-", *words], stdin=script, timeout_s=timeout_s)
     if done.exited == 127:
-        raise SlipwayError(f"there is no {python}; install Python 3.9 or newer there, or set `python:` of this host")
+        raise SlipwayError(
+            f"{python} was not found; install Python 3.9 or newer on this host, or set `python:` of this host"
+        )
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
     if done.exited != 0:
-        raise SlipwayError(f"{python} ended with exit code {done.exited} and said: {said}")
+        raise SlipwayError(f"{python} ended with exit code {done.exited}; last output: {said}")
     try:  # a start-up file of the shell may have printed earlier lines
         return outside.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
-        raise Lost(f"{python} did not answer as expected; it said: {said}") from None
+        raise Lost(f"{python} sent an unexpected answer: {said}") from None
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":

@@ -33,7 +33,7 @@ from infra.transport import ssh_config
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
-NO_PASSWORDS = "passwords are not used here, only keys: set identity_file, remove password"
+NO_PASSWORDS = "passwords are not supported: set identity_file to a private key, and remove password"
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _told: set[str] = set()
@@ -103,7 +103,7 @@ class OwnMachines:
         refuse_unusable(self.unusable, word)
         places = [host.place for host in self.hosts]
         near = difflib.get_close_matches(word, [*places, *(host.name for host in self.hosts)], 3) or places[:10]
-        raise UsageError(f"no machine is called {word!r}; available: {', '.join(near) or 'none'}")
+        raise UsageError(f"machine {word!r} not found; available: {', '.join(near) or 'none'}")
 
     def select(self, word: str) -> tuple[Host, ...]:
         """Return the machines of a pool, or a single machine; all machines for "". Raises UsageError."""
@@ -133,7 +133,7 @@ def tell_unusable(unusable: Sequence[Unusable]) -> None:
     for one in unusable:
         if one.why not in _told:
             _told.add(one.why)
-            logging.getLogger(__name__).warning("%s; this entry is left out", one.why)
+            logging.getLogger(__name__).warning("%s; this entry is ignored", one.why)
 
 
 def load(path: Path, home: Path | None = None) -> OwnMachines:
@@ -147,10 +147,10 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
         document = strict_yaml.read(path)
     except FileNotFoundError:
         raise UsageError(
-            f"there is no inventory {path}; copy ssh_node_pools.yaml.example there, or run: inv pool.import"
+            f"inventory {path} does not exist; copy ssh_node_pools.yaml.example to this path, or run: inv pool.import"
         ) from None
     if not isinstance(document, dict) or not document:
-        raise UsageError(f"{path}: expected `POOL:` and below it `hosts:`")
+        raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     ssh = (home or Path.home()) / ".ssh"
     known = set(ssh_config.aliases(ssh / "config"))
     hosts: list[Host] = []
@@ -178,7 +178,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
         return load(pools, home).find(word)
     found = _REACH.fullmatch(word)
     if found is None:
-        raise UsageError(f"{word!r} names no machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
+        raise UsageError(f"{word!r} is not a machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
     user, port, host = found["user"], found["port"], found["host"] or found["ipv6"]
     ssh = (home or Path.home()) / ".ssh"
     said = {"ip": host, "user": user, "port": int(port) if port else None}
@@ -193,7 +193,7 @@ def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
     """Return the entries of a pool. Raises UsageError if the whole pool is unusable."""
     where = f"{path}: pool {pool}"
     if not isinstance(pool, str):
-        raise UsageError(f"{where}: its name must be text; put it in quotes")
+        raise UsageError(f"{where}: the name must be text; put the name in quotes")
     try:
         check_name(pool)
     except UsageError as error:
@@ -201,7 +201,7 @@ def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
     check_keys(where, body, POOL_KEYS)
     entries = body.get("hosts")
     if not isinstance(entries, list) or not entries:
-        raise UsageError(f"{where}: `hosts` must be a list with one machine at least")
+        raise UsageError(f"{where}: `hosts` must be a list of at least one machine")
     if body.get("password") is not None:
         raise UsageError(f"{where}: {NO_PASSWORDS}")
     return entries
@@ -249,7 +249,7 @@ def _host(
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if host.place in [one.place for one in before]:
-        raise UsageError(f"{where}: it is given twice; the first entry counts")
+        raise UsageError(f"{where}: this machine is listed twice; the first entry counts")
     return host
 
 
@@ -269,8 +269,8 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     key = next((one for one in keys if one.is_file()), None)
     if key is None:
         raise UsageError(
-            f"there is no key {' or '.join(map(str, keys))}; name the private key: identity_file in the "
-            "inventory, IdentityFile in ~/.ssh/config"
+            f"private key not found: {' or '.join(map(str, keys))}; set identity_file in the inventory, or "
+            "IdentityFile in ~/.ssh/config"
         )
     refuse_readable(key)
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
@@ -282,7 +282,7 @@ def refuse_readable(key: Path) -> None:
     """Raise UsageError for a private key readable by other users, as `ssh` does."""
     mode = key.stat().st_mode & 0o777
     if mode & 0o077:
-        raise UsageError(f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}")
+        raise UsageError(f"key {key} has mode {mode:o}, so other users can read the key; run: chmod 600 {key}")
 
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
@@ -300,7 +300,7 @@ def text_of(said: Mapping[str, Any], key: str) -> str:
     """Return the text under a key, or "" without the key. Raises UsageError."""
     value = said.get(key)
     if value is not None and (not isinstance(value, str) or not value.isprintable()):
-        raise UsageError(f"{key} is {value!r}; it must be text")
+        raise UsageError(f"{key} is {value!r}; expected text")
     return value or ""
 
 
@@ -308,7 +308,7 @@ def whole_of(said: Mapping[str, Any], key: str, least: int, most: int) -> int | 
     """Return the integer under a key, or None without the key. Raises UsageError outside of `least`..`most`."""
     value = said.get(key)
     if value is not None and (type(value) is not int or not least <= value <= most):
-        raise UsageError(f"{key} is {value!r}; it must be a whole number from {least} to {most}")
+        raise UsageError(f"{key} is {value!r}; expected a whole number from {least} to {most}")
     return value
 
 
@@ -319,7 +319,7 @@ def _size(said: Mapping[str, Any], key: str) -> int | None:
         return None
     found = _SIZE.fullmatch(str(value)) if type(value) in (int, float, str) else None
     if not found or not Decimal(found[1]):
-        raise UsageError(f"{key} is {value!r}; write it in GB: 64, 64GB, 60GiB")
+        raise UsageError(f"{key} is {value!r}; expected GB, such as 64, 64GB or 60GiB")
     return int(Decimal(found[1]) * (1 << 30 if found[2] == "GiB" else 10**9))
 
 
@@ -327,7 +327,7 @@ def price_of(value: Any) -> int:
     """Return a price in micro-USD; None counts as 0. Raises UsageError outside of 0 to 10,000 USD."""
     amount = Decimal(str(value or 0)) if value is None or type(value) in (int, float) else Decimal("nan")
     if not amount.is_finite() or not 0 <= amount <= 10_000:
-        raise UsageError(f"usd_per_hour is {value!r}; it must be a number from 0 to 10000")
+        raise UsageError(f"usd_per_hour is {value!r}; expected a number from 0 to 10000")
     return int(amount * 1_000_000)
 
 

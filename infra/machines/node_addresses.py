@@ -64,8 +64,8 @@ def choose(
                 for other in others
             ]
             raise SlipwayError(
-                f"{names[rank]} ({', '.join(addresses) or 'it has no address'}) cannot be reached by all other nodes:"
-                f"{''.join(tried)}\nopen the ports between them, or choose machines of one network"
+                f"{names[rank]} ({', '.join(addresses) or 'no address'}) cannot be reached by all other nodes:"
+                f"{''.join(tried)}\nopen the ports between the nodes, or choose machines in one network"
             )
         chosen.append((common[0], addresses[common[0]]))
     return chosen

@@ -47,13 +47,13 @@ def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: {error}; make it with: terraform output -json > {path.name}") from None
+        raise UsageError(f"{path}: {error}; write the file with: terraform output -json > {path.name}") from None
     outputs = _outputs(document)
     if only and only not in outputs:
-        raise UsageError(f"{path}: there is no output {only!r}; available: {', '.join(outputs) or 'none'}")
+        raise UsageError(f"{path}: output {only!r} does not exist; available: {', '.join(outputs) or 'none'}")
     found = [one for name, output in outputs.items() if only in ("", name) for one in _in(name, output.get("value"))]
     if not found:
-        raise UsageError(f"{path}: no output is an address, a list or a map of addresses ({', '.join(outputs)})")
+        raise UsageError(f"{path}: no output holds an address, a list or a map of addresses ({', '.join(outputs)})")
     first: dict[str, FoundAddress] = {}
     for one in found:
         first.setdefault(one.address, one)
@@ -69,11 +69,11 @@ def plan(
     check_name(pool)
     for name, value in (("--user", user), ("--key", key)):
         if value and not _PLAIN.fullmatch(value):
-            raise UsageError(f"{name} {value!r}: write it into {path} yourself, in quotes")
+            raise UsageError(f"{name} {value!r}: this value needs quotes; add the value to {path} by hand")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     pools = (strict_yaml.read(path) if text else None) or {}
     if not isinstance(pools, dict):
-        raise UsageError(f"{path}: expected `POOL:` and below it `hosts:`")
+        raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     entries = pools.get(pool, {}).get("hosts", []) if isinstance(pools.get(pool, {}), dict) else []
     there = {entry["ip"] if isinstance(entry, dict) else entry for entry in entries}
     new = tuple(one for one in found if one.address not in there)
@@ -83,11 +83,13 @@ def plan(
     if pool not in pools:
         return Import(path, new, known, _with_pool(text, pool, new, user, key))
     if user or key:
-        raise UsageError(f"{path}: pool {pool} is there already; --user and --key belong to a new one")
+        raise UsageError(f"{path}: pool {pool} already exists; --user and --key apply only to a new pool")
     longer = _with_hosts(text, pool, new)
     wanted = {**pools, pool: {**pools[pool], "hosts": [*entries, *(one.address for one in new)]}}
     if longer is None or strict_yaml.parse(path, longer) != wanted:
-        raise UsageError(f"{path}: the hosts of {pool} are not one per line; add them yourself, or name another --pool")
+        raise UsageError(
+            f"{path}: the hosts of {pool} are not one per line; add the hosts by hand, or choose a new --pool"
+        )
     return Import(path, new, known, longer)
 
 

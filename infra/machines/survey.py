@@ -35,7 +35,7 @@ class HostSurvey:
     @property
     def verdict(self) -> str:
         """Return the problem, or "ok" with the login shell's output, if any."""
-        return self.problem or "ok" + (f"; its shell prints: {self.shell_says}" if self.shell_says else "")
+        return self.problem or "ok" + (f"; the login shell prints: {self.shell_says}" if self.shell_says else "")
 
 
 @dataclass(frozen=True)
@@ -106,28 +106,28 @@ def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
     if version < OLDEST_PYTHON:
         return f"{facts['python_path']} is Python {facts['python']}; install 3.9 or newer, or set `python:`"
     if facts["gpu_problem"]:
-        return f"its GPUs do not answer: {facts['gpu_problem']}"
+        return f"the GPUs do not answer: {facts['gpu_problem']}"
     promised, seen = has(host, {}), has(Host(pool="", name="", address=host.address), facts)
     if (promised.num_gpus or 0) > (seen.num_gpus or 0):
-        return f"the inventory promises {promised.num_gpus} GPUs, {seen.num_gpus} are there"
+        return f"the inventory promises {promised.num_gpus} GPUs, the machine has {seen.num_gpus}"
     if promised.gpu and promised.num_gpus and not same_gpu(promised.gpu, seen.gpu):
-        return f"the inventory promises {promised.gpu}, {seen.gpu} is there"
+        return f"the inventory promises {promised.gpu}, the machine has {seen.gpu}"
     for what, key in (("memory", "memory_bytes"), ("GPU memory", "gpu_memory_bytes")):
         wanted, there = getattr(promised, key), getattr(seen, key)
         if wanted and there is not None and there < TOLERANCE * wanted:
-            return f"the inventory promises {wanted / 1e9:.0f} GB {what}, {there / 1e9:.1f} GB are there"
+            return f"the inventory promises {wanted / 1e9:.0f} GB {what}, the machine has {there / 1e9:.1f} GB"
     return ""
 
 
 def misfit(request: Request, what: Has) -> str:
     """Return why a machine does not satisfy the request; "" = the machine satisfies the request."""
     if request.num_gpus > (what.num_gpus or 0):
-        return f"it has {what.num_gpus or 'no'} GPUs"
+        return f"the machine has {what.num_gpus or 'no'} GPUs"
     if request.gpu and not same_gpu(request.gpu, what.gpu):
-        return f"its GPU is {what.gpu or 'none'}"
+        return f"the GPU is {what.gpu or 'none'}"
     if request.gpu_memory_bytes > (what.gpu_memory_bytes or 0):
         size = f"{what.gpu_memory_bytes / 1e9:.0f} GB" if what.gpu_memory_bytes else "of unknown size"
-        return f"its GPU memory is {size}"
+        return f"the GPU memory is {size}"
     return ""
 
 
@@ -162,13 +162,13 @@ def _advice(host: Host, error: SlipwayError) -> str:
     to, said = host.address, str(error).lower()
     if isinstance(error, AuthError):
         return (
-            f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
-            f"`identity_file` in the inventory, or let the key in: "
+            f"the machine answers, but refuses this user with this key: correct `user` ({to.user}) or "
+            f"`identity_file` in the inventory, or install the key: "
             f"ssh-copy-id -i {to.key} {to.user}@{to.host}"
         )
     if "name or service not known" in said or "could not resolve" in said or "nodename nor servname" in said:
-        return f"no machine is known by that name: correct `ip` ({to.host}) in the inventory"
-    return "a machine that was rented just now takes 2 to 5 minutes to boot: try again"
+        return f"the host name cannot be resolved: correct `ip` ({to.host}) in the inventory"
+    return "a newly rented machine takes 2 to 5 minutes to boot: try again"
 
 
 def _careless(host: Host) -> str:
@@ -180,4 +180,4 @@ def _careless(host: Host) -> str:
         return f"key {key}: {error.strerror}"
     if not os.access(key, os.R_OK):
         return f"key {key} cannot be read"
-    return f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}" if mode & 0o077 else ""
+    return f"key {key} has mode {mode:o}, so other users can read the key; run: chmod 600 {key}" if mode & 0o077 else ""

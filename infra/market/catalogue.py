@@ -116,7 +116,7 @@ def _rows(path: Path) -> list[CatalogueRow]:
             raise ValueError("expected a list of machines")
         return [strict_records.read(CatalogueRow, one) for one in read]
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path}: {error}; write it again: inv offers --save, or remove it") from None
+        raise UsageError(f"{path}: {error}; write the file again: inv offers --save, or remove the file") from None
 
 
 def _offers(row: CatalogueRow) -> Iterator[Offer]:

@@ -209,7 +209,7 @@ def evidence(found: Estimate) -> str:
     if is_measured(found.steps):
         said += " on this machine" if found.machine.is_here else " on this kind of machine"
     if found.machine.others >= LEAST_OTHERS:
-        said += f"; other processes use {found.machine.others:.0%} of its CPUs now"
+        said += f"; other processes use {found.machine.others:.0%} of the CPUs now"
     return said
 
 

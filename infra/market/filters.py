@@ -73,7 +73,7 @@ def filters(request: Request) -> list[Filter]:
             Filter(
                 "network_tier: best",
                 lambda offer: offer.interconnect.lower() in FABRICS,
-                lambda _: "leave out network_tier (no vendor says how its machines are connected)",
+                lambda _: "leave out network_tier (vendors do not publish the network of their machines)",
             )
         )
     flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")
@@ -100,7 +100,7 @@ def filters(request: Request) -> list[Filter]:
 def explain(request: Request, offers: Sequence[Offer]) -> str:
     """Explain why no offer matches: failures per filter, the closest offers, and which flags to relax."""
     if not offers:
-        return "nothing is on offer at all"
+        return "the vendors offer no machines at all"
     wishes = filters(request)
     failed = {one: [wish for wish in wishes if not wish.accepts(one)] for one in offers}
     lines = [f"none of {len(offers)} offers matches"]
@@ -164,7 +164,7 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 
     def relax(offers: Sequence[Offer]) -> str:
         most = max(of(one) for one in offers)
-        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not say)"
+        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (not published for these offers)"
 
     return [Filter(f"{flag} {least:g}", lambda offer: of(offer) >= least, relax)] if least else []
 
@@ -182,6 +182,9 @@ def _speed(flag: str, least: float, of: Callable[[Offer], float | None]) -> list
 def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
     def relax(offers: Sequence[Offer]) -> str:
         words = dict.fromkeys(of(one) for one in sorted(offers, key=rank) if of(one))
-        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"leave out {flag} (they do not say)"
+        return (
+            " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST])
+            or f"leave out {flag} (not published for these offers)"
+        )
 
     return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []

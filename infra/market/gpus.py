@@ -206,4 +206,4 @@ def _words(text: str) -> list[str]:
 def lacks(devices: str, num_gpus: int) -> str:
     """Return which of the comma-separated GPU indices a machine lacks, as text; "" = none."""
     missing = [one for one in devices.split(",") if one and int(one) >= num_gpus]
-    return f"it has no device {', '.join(missing)}: it has {num_gpus or 'no'} GPUs" if missing else ""
+    return f"the machine has no device {', '.join(missing)}: {num_gpus or 'no'} GPUs are installed" if missing else ""

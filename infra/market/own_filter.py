@@ -18,7 +18,7 @@ def takes(name: str, offer: Offer) -> bool:
     """Return whether the named filter accepts the machine. Raises UsageError."""
     extension = used(name)
     if extension is None:
-        raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS names no such extension")
+        raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS lists no extension of this name")
     facts = json.loads(offer.raw) if offer.raw else {}
     said, error = in_time(lambda: function(extension, "filter")(offer, facts), f"filter {name}", LONGEST_S)
     if error:

@@ -57,7 +57,7 @@ def named(name: str, settings: Settings) -> Hook:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(set(known)))}"
         raise UsageError(
-            f"--notify {name}: {hint}; a hook is a line of .env such as {variable}=slack https://hooks.slack.com/..."
+            f"--notify {name}: {hint}; define a hook by a line of .env such as {variable}=slack https://hooks.slack.com/..."
         )
     kind, _, target = said.partition(" ")
     target = target.strip()

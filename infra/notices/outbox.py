@@ -132,7 +132,7 @@ def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -
     """Send a notice and record the result; append the problem of a first failed attempt to `said`."""
     now, problem = time.time(), _send(one, settings)
     if problem and not one["tries"]:
-        said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
+        said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; retrying")
     one["tries"] += 1
     one["next_at"] = time.time() + BACKOFF.wait_s(one["tries"])
     one |= {"problem": problem, "given_up": bool(problem) and now - one["at"] > GIVE_UP_S}

@@ -30,9 +30,9 @@ SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/nul
 LINE = {
     "succeeded": "done",
     "recovered": "back at work",
-    "near limit": "near its limit",
-    "beyond limit": "expected to need more than its limit",
-    "idle": "its GPUs are idle",
+    "near limit": "near the limit",
+    "beyond limit": "expected to exceed the limit",
+    "idle": "GPUs are idle",
     "audit": "the audit found something",
 }
 URGENT = ("failed", "lost", "limit", "near limit", "beyond limit", "orphan", "audit", "unhealthy", "given up")
@@ -92,13 +92,13 @@ def _command(hook: Hook, said: Mapping[str, str]) -> str:
                 start_new_session=True,
             )
         except OSError as error:
-            return f"its command cannot be started: {error.strerror}"
+            return f"the command of the hook cannot be started: {error.strerror}"
     with process:
         words = _last_words(process)
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all child processes
-            return f"its command has not ended after {duration(PATIENCE_S)}"
+            return f"the command of the hook has not ended after {duration(PATIENCE_S)}"
     return f"exit code {process.returncode}: {words.strip()[-200:]}" if process.returncode else ""
 
 
@@ -127,7 +127,7 @@ def _desktop(said: Mapping[str, str]) -> str:
     else:
         words = ["notify-send", "--app-name", TITLE, TITLE, text]
     if shutil.which(words[0]) is None:
-        return f"{words[0]} is not on this machine"
+        return f"{words[0]} is not installed on this machine"
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:

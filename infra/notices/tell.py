@@ -58,7 +58,7 @@ def _wait(notice: Notice, say: Say) -> None:
     for sender in senders:
         sender.join(max(0.0, until - time.monotonic()))
     if any(sender.is_alive() for sender in senders):
-        say(f"notice of {notice.subject}: a hook has not answered yet, and gets {duration(PATIENCE_S)}")
+        say(f"notice of {notice.subject}: a hook has not answered yet; waiting up to {duration(PATIENCE_S)}")
     for sender in senders:
         sender.join()
 

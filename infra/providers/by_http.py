@@ -90,7 +90,9 @@ class ByHttp(Market):
     def path_of(self, form: str, pod_id: str) -> str:
         """Return `form` with the id inserted. Raise SlipwayError for an id such as "", which would address all pods."""
         if pod_id in ("", ".", ".."):
-            raise SlipwayError(f"{self.name}: {pod_id!r} is not the id of a machine; end it on the vendor's own page")
+            raise SlipwayError(
+                f"{self.name}: {pod_id!r} is not the id of a machine; end the machine in the vendor's console"
+            )
         return form.format(quote(pod_id, safe="", errors="replace"))
 
     def pod(
@@ -111,7 +113,7 @@ class ByHttp(Market):
         """
         doubts, address = list(odd.values()), ""
         if rate is None:
-            doubts.append("its price is none")
+            doubts.append("the price is invalid")
         if way and token:
             try:
                 address = self.keys.address(token, *way)
@@ -120,7 +122,7 @@ class ByHttp(Market):
         try:
             run = run and check_name(run)
         except UsageError as error:
-            run, doubts = "", [*doubts, f"its run: {error}"]
+            run, doubts = "", [*doubts, f"invalid run name: {error}"]
         is_legible = bool(token) or not odd.keys() & {*marks, "row"}
         return Pod(
             provider=self.name,

@@ -38,7 +38,7 @@ def open_market(name: str, settings: Settings) -> Market:
     key = VENDORS[name]
     if not getattr(settings, key):
         raise MissingKey(
-            f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
+            f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without a key: "
             f"inv rehearse --provider {name}"
         )
     found: Market = packs.load(PROVIDERS[name]).of(settings)
@@ -52,7 +52,8 @@ def open_own(name: str, settings: Settings) -> Market | None:
         return None
     if settings.rehearsal:
         raise UsageError(
-            f"provider {name} is of an extension, and a rehearsal has none of its machines; known: {', '.join(VENDORS)}"
+            f"provider {name} comes from an extension, and a rehearsal simulates only vendors; "
+            f"known: {', '.join(VENDORS)}"
         )
     found: Market = packs.load(OF_AN_EXTENSION)(extension, settings)
     return found

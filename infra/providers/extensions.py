@@ -46,8 +46,8 @@ def use_filter(name: str, settings: Settings) -> None:
     if name:
         found = find("filter", name, settings)
         if found is None:
-            own = named(settings) or f"; {VARIABLE} lists the files that add some (docs/extend.md)"
-            raise UsageError(f"--machine-filter {name}: no extension is called so{own}")
+            own = named(settings) or f"; {VARIABLE} lists the files that add filters (docs/extend.md)"
+            raise UsageError(f"--machine-filter {name}: no extension has this name{own}")
         use(found)
 
 

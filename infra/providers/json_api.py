@@ -30,7 +30,7 @@ from store.backoff import Backoff
 DEFINITE = {400, 401, 402, 403, 404, 410, 422, 429}  # 429: all three vendors count requests before they act
 FIREWALL = "error code: 1010"  # in the 403 of a web firewall that blocks clients by User-Agent
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
-BLOCKED = "a web firewall before the vendor's servers refuses this client by its User-Agent, whatever the key"
+BLOCKED = "a web firewall of the vendor refuses this client because of the User-Agent, independent of the key"
 VERSION = "0.1.0"  # equals the version in pyproject.toml, as a test checks
 USER_AGENT = f"slipway/{VERSION}"
 REDIRECTS = {301, 302, 307, 308}
@@ -150,9 +150,7 @@ class JsonApi:
         if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
             raise UsageError(f"{name}: {base} must begin with https://")
         if not all(value.isascii() and value.isprintable() and value.strip() == value for value in headers.values()):
-            raise UsageError(
-                f"{name}: the key holds characters that are never part of a key; was more than the key pasted?"
-            )
+            raise UsageError(f"{name}: the key holds characters that no key has; paste only the key")
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
         # The listener gets every answer first; an error of the listener counts as a lost answer.
@@ -187,7 +185,9 @@ class JsonApi:
         if abs(self._skew_s) <= MOST_SKEW_S:
             return ""
         apart = f"{abs(self._skew_s) / 3600:.0f} h {'ahead of' if self._skew_s > 0 else 'behind'} this machine's"
-        return f"its clock is {apart}; a timer may come too late, so set this machine's clock if that is the wrong one"
+        return (
+            f"the vendor's clock is {apart}, so a timer may end the pod too late; correct this machine's clock if wrong"
+        )
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """Return the document at `path`.
@@ -217,21 +217,21 @@ class JsonApi:
         except SlipwayError:
             raise
         except Exception as error:  # the request was sent, even if the answer is unusable
-            raise Unclear(f"{what}: {self._lost(error)}; it may have been carried out") from error
+            raise Unclear(f"{what}: {self._lost(error)}; the request may have been carried out") from error
         if reply.status < 300:
             return reply
         if reply.status == 401:
-            raise AuthError(f"{what}: the key is refused: {reply.said}")
+            raise AuthError(f"{what}: the vendor refused the key: {reply.said}")
         if reply.status in DEFINITE:
             raise VendorRefused(f"{what}: {reply.said}", reply)
-        raise Unclear(f"{what}: {reply.said}; it may have been carried out", reply)
+        raise Unclear(f"{what}: {reply.said}; the request may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
         """Return the body of an `act` reply. Raise Unclear for a malformed body: the change may have been made."""
         try:
             return _decode(reply.body, kind)
         except ValueError as error:
-            raise Unclear(f"{self.name}: {reply.status} with a body that cannot be read: {error}", reply) from None
+            raise Unclear(f"{self.name}: status {reply.status} with an unreadable body: {error}", reply) from None
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         what = f"{self.name}: {method} {path}"
@@ -268,9 +268,9 @@ class JsonApi:
         if is_blocked(reply):
             raise SlipwayError(f"{what}: {BLOCKED}: {reply.said}")
         if reply.status in (401, 403):
-            raise AuthError(f"{what}: the key is refused: {reply.said}")
+            raise AuthError(f"{what}: the vendor refused the key: {reply.said}")
         if reply.status == 410:
-            raise SlipwayError(f"{what}: this API was retired; a newer Slipway is needed: {reply.said}")
+            raise SlipwayError(f"{what}: the vendor retired this API; update Slipway: {reply.said}")
         raise VendorRefused(f"{what}: {reply.said}", reply)
 
     def _once(self, method: str, path: str, limit_s: float, **options: Any) -> Reply:
@@ -281,7 +281,7 @@ class JsonApi:
                 break
             there = url.join(reply.headers.get("location", ""))
             if (there.scheme, there.host, there.port) != (url.scheme, url.host, url.port):
-                raise SlipwayError(f"{self.name}: {url} leads to {there.host}, which must not receive the key")
+                raise SlipwayError(f"{self.name}: {url} redirects to {there.host}, which must not receive the key")
             url = there
         return reply
 
@@ -320,11 +320,11 @@ class JsonApi:
 
     def _lost(self, error: Exception) -> str:
         if isinstance(error, ValueError):
-            return f"an answer that cannot be read: {printable(str(error))}"
+            return f"unreadable answer: {printable(str(error))}"
         if isinstance(error, _TooLong):
-            return f"an answer longer than {self.most_bytes >> 20} MiB"
+            return f"the answer is longer than {self.most_bytes >> 20} MiB"
         if isinstance(error, (asyncio.TimeoutError, httpx.TimeoutException)):
-            return f"no whole answer in {self.attempt_s:g} s"
+            return f"no complete answer in {self.attempt_s:g} s"
         return _name(error)
 
 
@@ -351,7 +351,7 @@ def endpoint(official: str, other: str, variable: str) -> str:
     Raise UsageError for an `other` outside this machine: the key of an account must not go there.
     """
     if other and httpx.URL(other).host not in LOOPBACK:
-        raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
+        raise UsageError(f"{variable} is {other}; the key of an account may go only to the vendor or to this machine")
     return other or official
 
 

@@ -70,7 +70,7 @@ STATES = {
 }
 GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
 NOBODY = "00000000-0000-0000-0000-000000000000"  # an id without a resource
-MAKE_KEY = "make a key of the scope manage alone, with no other scope, at https://lium.io"
+MAKE_KEY = "create a key with only the scope manage at https://lium.io"
 REFUSALS = RefusalTable(
     vendor="lium",
     billing_url="https://lium.io/billing",
@@ -259,7 +259,7 @@ class Lium(ByHttp):
         if not self.self_end_key:
             raise UsageError(f"lium: --self-end needs LIUM_SELF_END_KEY; {MAKE_KEY}")
         if not farewell.is_sendable(self.self_end_key):
-            raise UsageError("lium: LIUM_SELF_END_KEY holds characters that are never part of a key")
+            raise UsageError("lium: LIUM_SELF_END_KEY holds characters that no key has")
         api = JsonApi("lium", self.api.base, {"X-API-KEY": self.self_end_key}, clock_scale=self.api.clock_scale)
         probes = {
             "rent": ("POST", f"/executors/{NOBODY}/rent"),
@@ -269,8 +269,8 @@ class Lium(ByHttp):
         may = {scope: _may(api, *probe) for scope, probe in probes.items()}
         if more := [scope for scope in ("rent", "billing") if may[scope]]:
             raise UsageError(
-                f"lium: LIUM_SELF_END_KEY has the scope {' and '.join(more)} as well, and whoever runs "
-                f"code on the pod could use it; {MAKE_KEY}"
+                f"lium: LIUM_SELF_END_KEY also has the scope {' and '.join(more)}, which any code on the pod "
+                f"could use; {MAKE_KEY}"
             )
         if not may["manage"]:
             raise UsageError(f"lium: LIUM_SELF_END_KEY may not end pods; {MAKE_KEY}")
@@ -319,7 +319,7 @@ class Lium(ByHttp):
         limit_s = hard_limit_s(limits)
         hours = MOST_HOURS if limit_s is None else max(1, math.ceil(limit_s / 3600))
         if hours > MOST_HOURS:
-            raise UsageError(f"lium: a pod lives {MOST_HOURS} hours at most; {hours} were asked for")
+            raise UsageError(f"lium: a pod can live at most {MOST_HOURS} hours; {hours} were requested")
         body = {
             "pod_name": token,
             "template_id": self._template(offer, token),
@@ -339,7 +339,7 @@ class Lium(ByHttp):
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
-            raise Unclear(f"lium: rent: {reply.said}; it may have been carried out", reply)
+            raise Unclear(f"lium: rent: {reply.said}; the request may have been carried out", reply)
         if limit_s is not None:
             # The pod is rented: a failure here must not lose the id. The boot arms the end again and reads it back.
             with contextlib.suppress(SlipwayError):
@@ -404,7 +404,8 @@ class Lium(ByHttp):
             return self.api.decode(self.api.act("POST", "/templates", body), Template).id
         except SlipwayError as error:
             raise SlipwayError(
-                f"lium: no usable template of {name}:{tag}, and none could be made: {error}; nothing was rented"
+                f"lium: no template of {name}:{tag} is usable, and creating a template failed: {error}; "
+                "nothing was rented"
             ) from None
 
     def _default_image(self, offer: Offer) -> tuple[str, str]:
@@ -419,7 +420,7 @@ class Lium(ByHttp):
         # The hosts cache this image, so the pod starts in seconds.
         image = next((one for one in images if "pytorch" in one.docker_image.lower()), images[0] if images else None)
         if image is None:
-            raise NoOffer(f"lium: it names no default image for {params['gpu_model']}")
+            raise NoOffer(f"lium: the vendor names no default image for {params['gpu_model']}")
         return image.docker_image, image.docker_image_tag
 
     def _is_old(self, host: Executor) -> bool:
@@ -465,7 +466,7 @@ class Lium(ByHttp):
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:
-                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is not an address that can be trusted"
+                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is not a valid SSH command"
         return self.pod(
             odd,
             marks=("pod_name",),

@@ -81,7 +81,7 @@ class Local(Provider):
             local_files.create(pod.marker, (json.dumps({"token": token, "run": request.run}) + "\n").encode())
         except FileExistsError:
             raise NoOffer(
-                f"local: {folder} is the pod of {_token(folder)} still; run: inv down {request.run}"
+                f"local: {folder} is still the pod of {_token(folder)}; run: inv down {request.run}"
             ) from None
         return _pod(folder, token)
 
@@ -123,7 +123,9 @@ class Local(Provider):
         found = self.find(pod_id)
         if found is None:
             if end_all(pod_id.partition("@")[0], grace_s=5.0):
-                raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
+                raise SlipwayError(
+                    f"local: processes of {pod_id} still run without the pod folder, and cannot be ended"
+                )
             return
         pod = PodFolder(Path(found.address))
         if pod.job.exists():  # otherwise no agent was ever started here
@@ -152,7 +154,7 @@ def _token(folder: Path) -> str:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SlipwayError(
-            f"local: {marker} is damaged ({error}); remove it, then run: inv down {folder.name}"
+            f"local: {marker} is damaged ({error}); remove the file, then run: inv down {folder.name}"
         ) from None
 
 

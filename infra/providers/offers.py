@@ -93,7 +93,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(
-            f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
+            f"no provider is configured: set one of {keys} (inv init), list own machines in {settings.pools}, or "
             "look at a simulated market: inv offers --rehearse"
         )
     return found

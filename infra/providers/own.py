@@ -94,7 +94,7 @@ class OwnProvider(Market):
     def check_self_end(self) -> str:
         """Raise UsageError: an extension does not say how the pods end themselves."""
         raise UsageError(
-            f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; leave it out"
+            f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; leave --self-end out"
         )
 
     def account(self) -> Account:
@@ -181,7 +181,7 @@ def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
     theirs = make(settings)
     for verb in VERBS:
         if not callable(getattr(theirs, verb, None)):
-            raise UsageError(f"{extension.where}: its provider has no {verb}{_nearest(verb, theirs)}")
+            raise UsageError(f"{extension.where}: the provider has no {verb}{_nearest(verb, theirs)}")
     return theirs, getattr(theirs, "can", Abilities())
 
 
@@ -190,10 +190,10 @@ def _nearest(verb: str, theirs: Any) -> str:
     methods = [one for one in dir(type(theirs)) if not one.startswith("_") and callable(getattr(theirs, one, None))]
     near = difflib.get_close_matches(verb, methods, 1)
     if not near:
-        return f"; it has {', '.join(methods)}" if methods else f"; it is {_kind_of(theirs)}"
+        return f"; the provider has {', '.join(methods)}" if methods else f"; the provider is {_kind_of(theirs)}"
     code = getattr(getattr(type(theirs), near[0]), "__code__", None)
-    line = f"line {code.co_firstlineno} has {near[0]}" if code else f"it has {near[0]}"
-    return f"; {line}: did you mean that?"
+    line = f"line {code.co_firstlineno} has {near[0]}" if code else f"the provider has {near[0]}"
+    return f"; {line}; is this the intended method?"
 
 
 def _kind_of(value: Any) -> str:

@@ -66,7 +66,7 @@ class Pace:
     def words(self) -> str:
         """Return the limits, for a message."""
         parts = [f"{window.most} in {window.seconds / 60:.0f} min" for window in self.windows]
-        return f"the requests of all processes here reach the rate limit ({', '.join(parts)})"
+        return f"the requests of all processes on this machine reach the rate limit ({', '.join(parts)})"
 
     def wait_s(self, changes: bool = False) -> float:
         """Return 0 and count the request if the request may be sent; else return the seconds before asking again.

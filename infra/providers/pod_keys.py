@@ -49,19 +49,19 @@ class PodKeys:
     def private(self, token: str) -> Path:
         """Return the path of the pod's private key. Raise SlipwayError for an invalid token."""
         if not is_token(token):
-            raise SlipwayError(f"{token!r} is not the token of one of our pods")
+            raise SlipwayError(f"{token!r} is not a valid token of a pod")
         return self.folder / token
 
     def address(self, token: str, user: str, host: str, port: int) -> str:
         """Return the address of a pod as text. Raise SlipwayError for an invalid address from the vendor."""
         if not (_USER.fullmatch(user) and _HOST.fullmatch(host)):
-            raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is not an address that can be trusted")
+            raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is not a valid address")
         home = "/root" if user == "root" else f"/home/{user}"
         folder = f"{home}/.slipway/pods/{token}"
         try:
             return str(Address(user=user, host=host, port=port, key=str(self.private(token)), folder=folder))
         except ValueError as error:
-            raise SlipwayError(f"{error}; the address cannot be trusted") from None
+            raise SlipwayError(f"{error}; the vendor sent an invalid address") from None
 
     def reach(self, pod: Pod) -> Ssh:
         """Return the transport to one of our pods; the host key is pinned by token, since vendors reuse addresses.

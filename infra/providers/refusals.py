@@ -15,12 +15,12 @@ from infra.providers.json_api import BLOCKED, Reply, Unclear, VendorRefused, is_
 class RefusalKind(Enum):
     """The kinds of a refusal, each with the consequence for a launch."""
 
-    NO_STOCK = "this offer cannot be had; the next one may"
-    NO_MONEY = "the account cannot pay; no offer of this vendor can be had"
+    NO_STOCK = "this offer is unavailable; the next offer may be available"
+    NO_MONEY = "the account cannot pay for any offer of this vendor"
     BAD_KEY = "the key may not rent"
-    BAD_REQUEST = "the request breaks a rule of the vendor; another offer meets the same rule"
-    THROTTLED = "too many requests; the next offer may be asked for after a pause"
-    UNKNOWN = "the machine may exist"
+    BAD_REQUEST = "the request breaks a rule of the vendor, which applies to every offer"
+    THROTTLED = "too many requests; the next offer can be requested after a pause"
+    UNKNOWN = "the request may have created a machine"
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class RefusalTable:
         if meaning is RefusalKind.BAD_KEY:
             return AuthError(words)
         if meaning is RefusalKind.THROTTLED:
-            return RateLimited(f"{self.vendor} takes no more requests now: {reply.said}", reply.retry_after_s)
+            return RateLimited(f"{self.vendor} accepts no more requests now: {reply.said}", reply.retry_after_s)
         if meaning is RefusalKind.BAD_REQUEST:
             words += f"; {BLOCKED}" if is_blocked(reply) else ""
-            return VendorRefused(f"{words}; nothing was rented; another offer would meet the same answer", reply)
-        carried_out = "it may have been carried out"
+            return VendorRefused(f"{words}; nothing was rented; other offers would get the same answer", reply)
+        carried_out = "the request may have been carried out"
         return Unclear(words if carried_out in words else f"{words}; {carried_out}", reply)

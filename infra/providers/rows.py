@@ -62,7 +62,7 @@ def check_once(name: str, ids: Iterable[str]) -> None:
     """Raise SlipwayError for a repeated id: a different machine may be missing."""
     known = [one for one in ids if one]
     if len(set(known)) != len(known):
-        raise SlipwayError(f"{name}: the listing names a machine twice, so it may lack another")
+        raise SlipwayError(f"{name}: the listing has a machine twice, so other machines may be missing")
 
 
 def offered(kind: type[S], row: Any) -> S | None:

@@ -170,10 +170,10 @@ class Shadeform(ByHttp):
     def check_self_end(self) -> str:
         """Return the warning: the vendor's keys open the whole account. Raise UsageError for an unusable key."""
         if not farewell.is_sendable(self.self_end_key):
-            raise UsageError("shadeform: --self-end: the key cannot be handed to a pod; put it into SHADEFORM_API_KEY")
+            raise UsageError("shadeform: --self-end: the key is missing or invalid; set SHADEFORM_API_KEY")
         return (
-            "--self-end puts the key of your whole Shadeform account into the memory of the pod's guard: whoever can "
-            "run code on that pod as root, its host among them, can use the account"
+            "--self-end puts the key of your whole Shadeform account into the memory of the pod's guard: any "
+            "code that runs as root on the pod, and the host of the pod, can use the account"
         )
 
     def account(self) -> Account:
@@ -305,7 +305,7 @@ class Shadeform(ByHttp):
         one, odd = rows.read(Instance, row)
         words = [tag for tag in one.tags or () if isinstance(tag, str)]
         if len(words) != len(one.tags or ()):
-            odd["tags"] = "not all of its tags are text"
+            odd["tags"] = "some tags are not text"
         tags = dict(word.split("=", 1) for word in words if "=" in word)
         port = 22 if one.ssh_port is None else one.ssh_port
         has_address = one.status == "active" and "ssh_port" not in odd

@@ -131,7 +131,7 @@ class SshPools(Provider):
             else:
                 pods.extend(one)
         if deaf:
-            raise PartialListing(f"{self.name}: not every machine has answered: {'; '.join(deaf)}", pods)
+            raise PartialListing(f"{self.name}: some machines have not answered: {'; '.join(deaf)}", pods)
         return pods
 
     def delete(self, pod_id: str) -> None:
@@ -147,7 +147,10 @@ class SshPools(Provider):
         survivors, machine = ended["survivors"], f"{self.name}:{host.place}"
         if survivors:
             self.memory.blame(machine, survivors)
-            raise SlipwayError(f"{self.name}: {host.place} is {survivors}; end them there, then run the same again")
+            raise SlipwayError(
+                f"{self.name}: {host.place} is {survivors}; end the processes on that machine, then run the command "
+                "again"
+            )
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
         if self.memory.of(machine).failure.startswith("DIRTY"):
@@ -161,7 +164,7 @@ class SshPools(Provider):
         """Return the offer of a machine. Raise SlipwayError with the reason for no offer."""
         known = self.memory.of(f"{self.name}:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
-            raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
+            raise NoOffer(f"the machine failed before: {known.failure}; run: inv hosts --forget {host.place}")
         facts = known.facts if known.facts and not shortfall(host, known.facts) else {}
         said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
         if not facts:
@@ -190,14 +193,16 @@ class SshPools(Provider):
         try:
             return self.inventory.find(place)
         except UsageError as error:
-            raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
+            raise UsageError(
+                f"ssh: {error}; put the machine back into the inventory to end the pods on the machine"
+            ) from None
 
     def _on(self, host: Host) -> Pods:
         """Return the pods of a machine. Raise SlipwayError without a readable answer."""
         said = ask(contact(host, self.connect), host.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
-            raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
+            raise SlipwayError(f"{'; '.join(damaged)}; remove the file when no pod runs on the machine")
         return [self._pod(host, one["run"], one["token"], one["folder"]) for one in said]
 
     def _pod(self, host: Host, run: str, token: str, folder: str) -> Pod:
@@ -245,4 +250,4 @@ def _in_words(marker: Mapping[str, str]) -> str:
     if "problem" in marker:
         return f"{marker['folder']}: {marker['problem']}"
     part = f", on device {marker['devices']}" if marker.get("devices") else ""
-    return f"it holds the pod of {marker['run']} ({marker['token']}){part}"
+    return f"the machine holds the pod of {marker['run']} ({marker['token']}){part}"

@@ -26,15 +26,21 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m infra.rehearsal", description="A simulated market of GPU machines."
     )
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="where its pods live; one world each")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of the simulated pods; one folder per rehearsal",
+    )
     parser.add_argument("--speed", type=float, default=60.0, help="simulated seconds per second (%(default)s)")
-    parser.add_argument("--faults", type=Path, metavar="FILE", help="YAML: what goes wrong, and when")
-    parser.add_argument("--offers", type=Path, metavar="FILE", default=BUNDLED, help="JSON: what can be rented")
+    parser.add_argument("--faults", type=Path, metavar="FILE", help="YAML file of simulated faults and their times")
+    parser.add_argument("--offers", type=Path, metavar="FILE", default=BUNDLED, help="JSON file of the offers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--idle-s", type=float, default=0.0, help="0: it waits for ever")
+    parser.add_argument("--idle-s", type=float, default=0.0, help="exit after this many idle seconds; 0: never")
     flags = parser.parse_args(words)
     if not 0 < flags.speed <= 1e6:
-        parser.error("--speed is a positive number, at most a million")
+        parser.error("--speed must be a positive number, at most a million")
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the first thread, so that all threads inherit the mask
     try:
@@ -55,8 +61,8 @@ def wait(world: World, signals: set[signal.Signals], idle_s: float) -> str:
     """Wait for a signal or for the idle timeout; return the reason as text."""
     while not signal.sigtimedwait(signals, LOOK_S):
         if idle_s and world.idle_s() >= idle_s:
-            return f"nothing ran in it, and nobody asked, for {idle_s:g} s"
-    return "it was told to"
+            return f"idle for {idle_s:g} s"
+    return "stopped by a signal"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ IDLE_S = 900.0
 START_S = 60.0
 STOP_S = 60.0
 ASK_S = 20.0
-AGAIN = "begin one with: inv rehearse"
+AGAIN = "start a rehearsal with: inv rehearse"
 
 
 class NoWorld(UsageError):
@@ -124,7 +124,7 @@ def find(base: Path) -> Running:
         if is_alive(running.identity):
             return running
         pid = running.identity.pid
-        raise NoWorld(f"the rehearsal has died (process {pid}), and its machines with it; {AGAIN}")
+        raise NoWorld(f"the rehearsal has died (process {pid}); all simulated machines are gone; {AGAIN}")
     except (FileNotFoundError, ValueError):
         raise NoWorld(f"no rehearsal runs{_last_words(folder)}; {AGAIN}") from None
 
@@ -138,7 +138,7 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
     with _alone(base):
         with contextlib.suppress(NoWorld):
             found = find(base)
-            raise AlreadyRuns(f"a rehearsal runs already in {found.folder}; end it with: inv rehearse --stop")
+            raise AlreadyRuns(f"a rehearsal already runs in {found.folder}; to end the rehearsal: inv rehearse --stop")
         _clear(base)
         folder = base / f"world-{random_word(8)}"
         folder.mkdir(mode=0o700)
@@ -156,12 +156,12 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
             if (folder / ABOUT).exists():
                 return find(base)
             if process.poll() is not None:
-                said = log.read_text().strip() or f"it left with exit code {process.returncode}"
+                said = log.read_text().strip() or f"the rehearsal exited with exit code {process.returncode}"
                 raise UsageError(said.removeprefix("rehearsal: "))
             time.sleep(0.02)
         process.kill()
         process.wait()
-        raise SlipwayError(f"the rehearsal did not begin within {START_S:g} s; see {log}")
+        raise SlipwayError(f"the rehearsal did not start within {START_S:g} s; see {log}")
 
 
 def stop(base: Path) -> Running:
@@ -173,7 +173,7 @@ def stop(base: Path) -> Running:
         while is_alive(found.identity):
             if time.monotonic() > deadline:
                 pid = found.identity.pid
-                raise SlipwayError(f"the rehearsal (process {pid}) does not end; end it with: kill -9 {pid}")
+                raise SlipwayError(f"the rehearsal (process {pid}) does not end; run: kill -9 {pid}")
             time.sleep(0.02)
     return found
 
@@ -184,7 +184,7 @@ def _last_words(folder: Path) -> str:
     except (FileNotFoundError, ValueError):
         return ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended["at"]))
-    return f" (the last one ended at {when}: {ended['why']})"
+    return f" (the last rehearsal ended at {when}: {ended['why']})"
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def dollars(amount_micro_usd: int) -> float:
 
 def _offer(row: Row, region: str, number: int) -> Offer:
     if row.vendor not in TERMS:
-        raise ValueError(f"{row.vendor!r} is no vendor")
+        raise ValueError(f"{row.vendor!r} is not a vendor")
     # A Lium machine is unique; other offers are identified by type and location.
     words = [row.vendor, str(number), row.kind] if row.vendor == "lium" else [row.vendor, row.cloud, row.kind, region]
     return Offer(

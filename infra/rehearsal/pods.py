@@ -270,7 +270,7 @@ def find_sshd() -> str:
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not sshd:
         raise UsageError(
-            "a rehearsed machine is reached by SSH, and there is no sshd here; install it: apt install openssh-server"
+            "a rehearsal needs sshd, which is not installed on this machine; run: apt install openssh-server"
         )
     return sshd
 

@@ -51,7 +51,7 @@ class World:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         held = local_files.hold(folder / "lock")  # held for the lifetime of the world
         if held is None:
-            raise UsageError(f"a rehearsal runs in {folder} already")
+            raise UsageError(f"a rehearsal already runs in {folder}")
         self._lock = held
         world_files.end_leftovers(folder / "pods")
         self.clock = Clock(speed)

@@ -107,17 +107,17 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
             if pod and pod.address:
                 return pod
             if pod and pod.state in sight.STOPPED:
-                raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
+                raise Unbooted(f"{provider.name} says that the pod is {pod.state}{f': {pod.note}' if pod.note else ''}")
             is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
             odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
             if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
                 why = _broken_promise(op, pod, provider)
-                raise Unbooted(why or f"{provider.name} tells no address that can be used: {pod.odd}")
+                raise Unbooted(why or f"{provider.name} reports no usable address: {pod.odd}")
             if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
-                raise Unbooted(f"{provider.name} does not know it any more")
+                raise Unbooted(f"{provider.name} no longer lists the pod")
             said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
-    raise Unbooted(f"no address in time; {provider.name} said last: {said}")
+    raise Unbooted(f"no address in time; last answer of {provider.name}: {said}")
 
 
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
@@ -137,7 +137,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
             if done.exited == 0 and done.stdout.startswith("/"):
                 return done.stdout
             if done.exited == NO_VOLUME:
-                said = f"its volume {volume} is not mounted at any of {places}"
+                said = f"the volume {volume} is not mounted at any of {places}"
                 time.sleep(max(LEAST_POLL_S, POLL_S / scale))
                 continue
             said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
@@ -149,7 +149,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
                 raise Unbooted(str(error)) from None
             said = str(error)
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
-    raise Unbooted(f"it could not be reached in time; last: {said}")
+    raise Unbooted(f"the pod could not be reached in time; last error: {said}")
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
@@ -157,12 +157,12 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
-        return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
+        return f"{provider.name} does not report the price{f': {pod.odd}' if pod.odd else ''}"
     # The row's rate may be a later report of the vendor. The job holds the agreed rate, which includes the disk. The
     # vendor may report the price with or without the disk.
     agreed = op.read_job().limits.micro_usd_per_hour
     if pod.micro_usd_per_hour > agreed * OVERPRICED:
-        return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(agreed)} were agreed to"
+        return f"the pod costs {per_hour(pod.micro_usd_per_hour)}; the agreed price was {per_hour(agreed)}"
     return _unkept(op, pod, provider) if provider.can.tells_limits else ""
 
 
@@ -172,17 +172,19 @@ def _unkept(op: Op, pod: Pod, provider: Market) -> str:
     limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # Without spend limits, the vendor gets money as time.
     if can.time_limit and limit_s is not None:
         if pod.ends_at is None:
-            return f"{provider.name} did not arm its time limit"
+            return f"{provider.name} did not arm the time limit"
         slack_s = max(spend.VENDOR_LATE_S, LATE_S * scale)
         left_s = pod.ends_at - provider.now()
         least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
         most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # The vendor may count from the pod's start.
         if not least_s - slack_s <= left_s <= most_s + slack_s:
-            return f"{provider.name} would end it in {duration(left_s)}, asked for were {duration(limit_s)}"
+            return (
+                f"{provider.name} would end the pod in {duration(left_s)}; the requested limit was {duration(limit_s)}"
+            )
     if can.spend_limit and op.cap is not None:
         if not pod.spend_limit_micro_usd:
-            return f"{provider.name} did not arm its spend limit"
+            return f"{provider.name} did not arm the spend limit"
         if pod.spend_limit_micro_usd > op.cap + ROUNDED:
             armed, cap = (in_usd(amount) for amount in (pod.spend_limit_micro_usd, op.cap))
-            return f"{provider.name} has armed a spend limit of {armed}, asked for were {cap}"
+            return f"{provider.name} has armed a spend limit of {armed}; the requested limit was {cap}"
     return ""

@@ -43,7 +43,7 @@ def follow(
                 return
             row = journal.op(op.token)
             if not row.is_live or row.detached:  # A detached row belongs to a replaced pod.
-                raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
+                raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status") from None
             time.sleep(RETRY_S)
             continue
         yield progress, verdict
@@ -53,10 +53,8 @@ def follow(
             doubted_at = time.monotonic()
         elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
             if not journal.op(op.token).is_live:
-                raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
+                raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
             if not is_alive(op, transport) and not words_of(op, transport)[1]:
-                raise SlipwayError(
-                    f"{op.run}: neither its guard nor its agent is running; resume it: inv resume {op.run}"
-                )
+                raise SlipwayError(f"{op.run}: neither guard nor agent is running; resume the run: inv resume {op.run}")
             doubted_at = time.monotonic()
         time.sleep(POLL_S)

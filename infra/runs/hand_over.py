@@ -86,9 +86,9 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> 
     code = {"PYTHONPATH": str(pod.code)}
     done = transport.run(words, stdin=key.encode() if key else None, timeout_s=ARM_S, cwd=pod.code, env=code)
     if done.exited != 0:
-        raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
-    if pod_reports.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:
-        raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")
+        raise SlipwayError(f"{op.run}: the guard did not start: {(done.stderr or done.stdout).strip()}")
+    if pod_reports.parse(done.stdout, f"the answer of {op.run}'s guard").get("token") != op.token:
+        raise SlipwayError(f"{op.run}: the guard of a different pod answered in {pod.root}; run: inv status")
 
 
 def _counted(op: Op, provider: Provider, journal: Journal) -> Op:

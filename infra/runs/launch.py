@@ -122,7 +122,9 @@ def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -
     name = next((one.provider for one in offers if vendors(one.provider).recovers), "")
     if name and job and (job.kind != "steps" or job.stays):
         what = "a service" if job.kind == "service" else "a pod without work"
-        raise UsageError(f"{name} runs jobs, and {what} is none; choose another --provider: local, ssh or a vendor")
+        raise UsageError(
+            f"{name} runs only jobs, and {what} is not a job; choose a different --provider: local, ssh or a vendor"
+        )
 
 
 def hold(
@@ -166,7 +168,9 @@ def give(
     assert plan.job is not None
     transport = provider.reach(sight.pod_of(op))
     if not is_idle(op, transport):
-        raise UsageError(f"{op.run} is running; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
+        raise UsageError(
+            f"{op.run} is running; wait for the end (inv logs {op.run} --follow), or end the run: inv down {op.run}"
+        )
     rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
     if plan.target and rivals and rivals[0].token != op.token:
         raise Taken(rivals[0])
@@ -222,7 +226,7 @@ class _Renting:
     def refuse_ended(self, rows: Sequence[Op]) -> None:
         """Raise EndedMeanwhile if the run was ended on request since this start began."""
         if any(row.token not in self.ended_before for row in self._ended(rows)):
-            raise EndedMeanwhile(f"{self.plan.request.run}: somebody ended it while it was being started (inv down)")
+            raise EndedMeanwhile(f"{self.plan.request.run} was ended by inv down during the start")
 
     def _ended(self, rows: Sequence[Op]) -> list[Op]:
         names = {run_rows.name_of(self.plan.request.run, rank) for rank in range(self.plan.request.nodes)}
@@ -252,8 +256,8 @@ class _Renting:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):
             raise LimitHit(
-                f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
-                "runs: inv cost shows them; launch again with more: --spend-limit, --ttl"
+                f"{self.plan.request.run}: pods that were given back have used up the limit; no pod of the run "
+                "is left. See the cost: inv cost; launch again with larger limits: --spend-limit, --ttl"
             )
         return left
 
@@ -290,21 +294,21 @@ def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
             why = left or str(taken or error) or type(error).__name__
             reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
             with contextlib.suppress(OSError, ToldToLeave):  # The output is closed; the pods must end regardless.
-                say(f"{ops[0].run} did not start: {why}; ending its pods")
+                say(f"{ops[0].run} did not start: {why}; ending the pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(ops, vendors, journal, reason, OUTCOMES.get(type(taken), ""))
         if taken:
             then = THEN.get(type(taken), "")
-            raise type(taken)(f"{taken}; nothing of it runs, and nothing bills{then}") from error
+            raise type(taken)(f"{taken}; no pod of the run is left, and nothing bills{then}") from error
         if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # The unknown state is resolved by now.
-            words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
+            words = f"{ops[0].run}: {error}; the run was ended, and no pod is left: launch again"
             raise SlipwayError(words) from error
         raise
 
 
 OUTCOMES: Mapping[type, str] = {LimitHit: "limit", EndedMeanwhile: ASKED}
 THEN: Mapping[type, str] = {
-    LimitHit: ": launch again with more: --spend-limit, --ttl",
+    LimitHit: ": launch again with larger limits: --spend-limit, --ttl",
     TakenAway: ": launch again",
 }
 
@@ -326,8 +330,8 @@ def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
         seen = sight.look(op, rented, sight.Asks.PROVIDER)
         if seen.is_there is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
-                return LimitHit(f"{op.run}: {why} before its work began; {seen.why}")
-            return TakenAway(f"{op.run}: its pod was taken away before its work began: {seen.why}")
+                return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
+            return TakenAway(f"{op.run}: the vendor took the pod away before the work began: {seen.why}")
     return None
 
 
@@ -353,7 +357,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         while len(ops) < request.nodes and not why:
             try:
                 rent = stage("rent", say, clock_scale(provider)) if not provider.is_here else contextlib.nullcontext()
-                with rent, finishing(f"{offer.provider} was asked for a machine", say):
+                with rent, finishing(f"a machine was requested from {offer.provider}", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except RateLimited as error:
                 why = "" if throttling.may_ask_again(provider, offer.offer_id, error) else str(error)
@@ -361,9 +365,12 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # The pod may exist; end the pod once listed and try the next offer.
                 unclear = journal.ops(run=run_rows.name_of(request.run, len(ops)))[-1]
-                pods.detach(unclear, journal, f"its creation was not answered: {error}")
+                pods.detach(unclear, journal, f"the request for the machine was not answered: {error}")
                 renting.back.append(unclear)
-                why = f"{error}; the machine may exist; it is ended once the vendor lists it; check: inv reap"
+                why = (
+                    f"{error}; the request may have created a machine, which is ended once listed by the vendor. "
+                    "Check: inv reap"
+                )
             else:
                 failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
                 if failure:
@@ -378,7 +385,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
             renting.offers.remove(offer)
             renting.pass_over(offer, why)
     if len(ops) < request.nodes:
-        have = f" ({len(ops)} of {request.nodes} could be had)" if ops else ""
+        have = f" ({len(ops)} of {request.nodes} were available)" if ops else ""
         kind = Busy if is_busy else NoOffer
         raise kind(f"{request.provider}: no machine is left{have}: {'; '.join(dict.fromkeys(passed))}")
 
@@ -496,7 +503,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
     """
     if run_rows.is_in_pieces(op, journal):
         raise UsageError(
-            f"{op.run}: not all of its nodes are there, so it cannot go on where it was; run: inv keep {op.run}"
+            f"{op.run}: some nodes are missing, so the run cannot resume on the same pods; run: inv keep {op.run}"
         )
     ops: list[Op] = []
     try:
@@ -522,7 +529,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
             raise FileNotFoundError
         provider.reach(sight.pod_of(op)).get(sight.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
-        raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
+        raise UsageError(f"{op.run} left no files to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
     if provider.recovers:  # An engine has many machines; request the pool with the run's folder.
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])

@@ -21,7 +21,9 @@ def way(settings: Settings, op: Op) -> Transport:
     """Return the transport to the pod of a row. Raises UsageError when the pod is gone."""
     vendor = registry.provider(settings, op.vendor)
     if vendor.fleeting and not op.is_live:
-        raise UsageError(f"{op.run} has ended, and its machine is gone; what was brought here: inv logs {op.run}")
+        raise UsageError(
+            f"{op.run} has ended, and the machine is gone; to see the local copies of the logs: inv logs {op.run}"
+        )
     return vendor.reach(sight.pod_of(op))
 
 
@@ -36,11 +38,11 @@ def find_run(journal: Journal, run: str = "") -> Op:
         return journal.ops(run=run)[-1]
     if turn := next((one for one in turns.waiting(journal) if one.run == run), None):
         raise UsageError(
-            f"{run} {turns.why_waiting(journal, turn)}; nothing of it has begun; to end it: inv down {run}"
+            f"{run} {turns.why_waiting(journal, turn)}; no work has started. To end the run: inv down {run}"
         )
     runs = names_of_runs(journal)
     if not runs:
-        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
+        raise UsageError("no runs exist yet; start with: ./inv launch --phase sft")
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
 
 

@@ -67,7 +67,7 @@ def snapshot(
 def _cuts(run: str, homes: Path) -> list[str]:
     """Return a note about the partly downloaded files of the run's pod, or []."""
     cuts = cuts_at_home(RunHome.of(run, homes))
-    return [f"not all that its pod has is here: {'; '.join(cuts)}"] if cuts else []
+    return [f"the local copy of the pod's files is incomplete: {'; '.join(cuts)}"] if cuts else []
 
 
 def _shown(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
@@ -81,7 +81,7 @@ def _shown(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Map
             state="lost" if op.is_live else "stopped",
             micro_usd_per_hour=op.rate,
             started_at=float(op.intent_at),
-            note=f"its record cannot be shown: {in_words(error)}; end it: ./inv down {op.run}",
+            note=f"the record of the run cannot be read: {in_words(error)}; end the run: ./inv down {op.run}",
         )
 
 
@@ -185,18 +185,18 @@ def _note(op: Op, seen: Observation) -> str:
     if op.detached:
         where = op.place or op.remote_id or op.token
         said = f"; {seen.why}" if seen.why else ""
-        return f"was on {where}, which stays taken until nothing of it is proven to run there: {op.reason}{said}"
+        return f"was on {where}, which stays reserved until the end of all processes there is proven: {op.reason}{said}"
     if seen.why:
         return seen.why
     if seen.verdict:
-        stays = f"its pod stays; end it: inv pod.down {op.run}" if op.is_live and op.stays else ""
+        stays = f"the pod stays; end the pod: inv pod.down {op.run}" if op.is_live and op.stays else ""
         return "; ".join(filter(None, (str(seen.verdict.get("reason", "")), stays)))
     if op.state == TERMINATING:
         return "being ended, not yet proven gone"
     if op.state == UNKNOWN:
-        return "the provider's answer was lost: it may exist"
+        return "the provider's answer was lost: the pod may exist"
     if _is_gone_at_its_limit(op, seen):
-        return f"it was gone when its limit was due, and left no verdict ({op.reason})"
+        return f"the pod was gone at the limit, without a verdict ({op.reason})"
     if op.state == READY and seen.is_alive is False:
         return seen.death
     if op.state == READY and seen.is_alive:
@@ -263,7 +263,7 @@ def _guard_limit(guard: Mapping[str, Any]) -> str:
     if idle_limit_s is not None and guard.get("idle_s") is not None:
         limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("self_end") == "lost":
-        limit += "; restarted without its key, so the vendor's own limit ends the pod"
+        limit += "; restarted without the key, so the vendor's own limit ends the pod"
     return limit
 
 

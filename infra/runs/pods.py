@@ -131,7 +131,7 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
         op = journal.advance(op, "sending")
         try:
             if journal.op(token).epoch != op.epoch:  # This machine may have slept for hours since the row was written.
-                raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
+                raise _Overtaken(f"{op.run} was ended before the request for a machine; nothing was rented")
             _check_clock(provider)  # The vendor's account has answered since the first check.
             journal.leases.check_held()
             pod = provider.create(request, offer, token, limits)
@@ -175,7 +175,7 @@ def check_end(offer: Offer, limits: Limits) -> None:
         return
     if offer.micro_usd_per_hour <= 0:
         raise NoOffer(
-            f"{offer.provider}: {offer.offer_id}: its vendor gives no price, so no spend limit could be enforced"
+            f"{offer.provider}: {offer.offer_id}: the vendor gives no price, so a spend limit could not be enforced"
         )
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     timed_s = 1.0 if limits.time_s is None else limits.time_s
@@ -244,7 +244,9 @@ def end(
             if left_s <= 0:
                 cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
                 kind = StillBills if op.rate else SlipwayError
-                raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
+                raise kind(
+                    f"ending {op.run}: {error}; the pod may still run{cost}. Run again: inv down {op.run}"
+                ) from error
             failures += 1
             time.sleep(min(left_s, max(FIRST_WAIT_S, BACKOFF.wait_s(failures))))
             op = journal.op(op.token)  # A sweep may have seen the pod, or the end of the pod, in the meantime.
@@ -289,7 +291,7 @@ def stop_work(provider: Provider, op: Op) -> None:
     words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
-        raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
+        raise SlipwayError(f"{op.run}: stopping the work: exit code {done.exited}: {done.stderr.strip()}")
 
 
 def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | None = None, waits: bool = True) -> Op:
@@ -317,7 +319,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | Non
         return _cut_off(provider, op, journal, patience_s)
     verdict = seen.verdict
     if seen.is_there is None and not verdict or not verdict and seen.why:
-        raise SlipwayError(seen.why or f"{op.run}: its state is not known")
+        raise SlipwayError(seen.why or f"{op.run}: the state is not known")
     if rented and verdict.get("state") == "failed" and op.read_job().on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:
@@ -339,7 +341,7 @@ def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) ->
 def said_by(verdict: Mapping[str, Any]) -> str:
     """Return the reason text for the end of a pod with this verdict."""
     why = verdict.get("reason") if verdict["state"] in ("failed", "limit", "lost") else ""
-    return f"its work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
+    return f"the work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:
@@ -373,7 +375,9 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
     except Fenced:  # The row was ended, perhaps hours ago, before the pod existed.
         now = journal.op(op.token)
         if not now.is_live:
-            now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")
+            now = journal.advance(
+                now, "resurfaced", remote_id=pod.pod_id, reason="the machine appeared after the recorded end"
+            )
         if now.state == TERMINATING:
             end(provider, journal.note(now, remote_id=pod.pod_id, last_seen_at=int(time.time()), rate=rate), journal)
         raise
@@ -383,7 +387,7 @@ def _prove_absence(provider: Provider, op: Op) -> None:
     """Raise SlipwayError unless a look-up and a complete listing, both late enough, prove the pod gone."""
     wait_s = unproven_s(provider, op)
     if wait_s > 0:
-        what = "it was rented just now" if op.remote_id else "its id is not known"
-        raise SlipwayError(f"{what}, and it may still turn up for {duration(wait_s)}")
+        what = "the pod was rented just now" if op.remote_id else "the id of the pod is not known"
+        raise SlipwayError(f"{what}, and the pod may still appear in the listing for {duration(wait_s)}")
     if not is_absent(provider, op):
-        raise SlipwayError(f"{provider.name} still has it")
+        raise SlipwayError(f"{provider.name} still has the pod")

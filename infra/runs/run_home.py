@@ -86,7 +86,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise SlipwayError(
-                f"{path} is a link or a folder, and no record of ours; it is not used; look at it: ls -l {path}"
+                f"{path} is a link or a folder instead of a record of Slipway, and is not used. Check: ls -l {path}"
             )
         return outside.load(path)
     except outside.Unreadable as error:
@@ -97,5 +97,7 @@ def own_folder(home: RunHome, folder: Path) -> Path:
     """Return a folder of the run's home. Raises SlipwayError if the path is no folder, or if any part is a link."""
     where = home.folder.resolve() / folder.relative_to(home.folder)
     if not folder.is_dir() or folder.resolve() != where:
-        raise SlipwayError(f"{folder} is no folder of this run, or a link; it is not used; look at it: ls -ld {folder}")
+        raise SlipwayError(
+            f"{folder} is not a folder of this run, or is a link, and is not used. Check: ls -ld {folder}"
+        )
     return folder

@@ -157,10 +157,10 @@ def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
 def told(action: Action) -> str:
     if isinstance(action, Claim):
         if action.is_kept:
-            return f"{action.pod.pod_id} is from before the journal was lost: it is kept, and bills; see ./inv status"
-        return f"{action.pod.pod_id} bears our mark and is in no journal row: ending it"
+            return f"{action.pod.pod_id} is older than the new journal: the pod is kept, and bills; see ./inv status"
+        return f"{action.pod.pod_id} has the mark of this installation, but no row in the journal: ending the pod"
     if isinstance(action, Delete):
-        return f"{action.pod_id} was asked to end"
+        return f"{action.pod_id}: end requested"
     return f"{action.token}: {action.event} {action.facts.get('reason', '')}".rstrip()
 
 

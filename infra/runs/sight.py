@@ -90,7 +90,7 @@ class Observation:
     def death(self) -> str:
         """Return a display text for a pod without live processes, with the provider's note."""
         said = f" ({self.pod.note})" if self.pod and self.pod.note else ""
-        return f"neither its guard nor its agent is running{said}"
+        return f"neither guard nor agent is running{said}"
 
     @property
     def kind(self) -> Kind:
@@ -137,7 +137,7 @@ def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
     except SlipwayError as error:
         return replace(seen, why=str(error))
     if pod.state in STOPPED:
-        why = f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}"
+        why = f"{provider.name} says that the pod is {pod.state}{f' ({pod.note})' if pod.note else ''}"
         return replace(seen, is_there=False, pod=pod, why=why)
     return replace(seen, is_there=True, pod=pod)
 
@@ -177,8 +177,8 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     if done.exited == ASK_LATER:
         raise Unreachable(f"{op.run}: {done.stderr.strip()}")
     if done.exited != 0:
-        raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
-    return of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))
+        raise SlipwayError(f"{op.run}: status of the agent: exit code {done.exited}: {done.stderr.strip()}")
+    return of(op, pod_reports.parse(done.stdout, f"the status of {op.run}"))
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
@@ -269,7 +269,7 @@ def folder_of(op: Op) -> PodFolder:
         return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
     except ValueError as error:
         raise UsageError(
-            f"{op.run}: its address in the journal cannot be read: {error}; end it: ./inv down {op.run}"
+            f"{op.run}: the address in the journal cannot be read: {error}; end the run: ./inv down {op.run}"
         ) from None
 
 

@@ -84,11 +84,11 @@ def _taken(file: PodNames) -> Collection[str]:
 
 def _block(op: Op, provider: Provider, taken: Collection[str]) -> str:
     if op.run in taken:
-        raise SlipwayError(f"~/.ssh/config has another machine of that name; reach this one by: inv ssh {op.run}")
+        raise SlipwayError(f"~/.ssh/config has a different machine of this name; connect with: inv ssh {op.run}")
     if provider.is_here:
-        raise SlipwayError("it works on this machine, without ssh")
+        raise SlipwayError("the run works on this machine, without ssh")
     if not op.address:
-        raise SlipwayError("it has no address yet")
+        raise SlipwayError("the pod has no address yet")
     way = provider.reach(pod_of(op))
     if not isinstance(way, Ssh):
         raise SlipwayError(f"{op.vendor} is not reached by ssh")

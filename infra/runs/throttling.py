@@ -32,11 +32,11 @@ class Throttling:
         """Wait for the pause that the vendor requests; return True if the same offer may be requested again."""
         pause_s = USUAL_PAUSE_S if error.retry_after_s is None else error.retry_after_s
         if pause_s > LONGEST_PAUSE_S:
-            self.closed[provider.name] = f"{error}; {provider.name} wants a pause of {duration(pause_s)}"
+            self.closed[provider.name] = f"{error}; {provider.name} asks for a pause of {duration(pause_s)}"
             return False
         if offer_id in self.paused:
             return False
         self.paused.add(offer_id)
-        self.say(f"{provider.name} limits requests and wants a pause of {duration(pause_s)}; waiting")
+        self.say(f"{provider.name} limits requests and asks for a pause of {duration(pause_s)}; waiting")
         self.sleep(pause_s / clock_scale(provider))
         return True

@@ -50,10 +50,10 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
         if provider.is_here:
             keys = ", ".join(key.upper() for key in VENDORS.values())
             raise NoOffer(
-                f"this machine does not have the GPUs that are asked for ({wanted}). To rent them, put a key ({keys}) "
-                "into the shell or .env and add "
+                f"this machine does not have the requested GPUs ({wanted}). To rent GPUs, set a key ({keys}) "
+                "in the shell or .env and add "
                 f"--provider {MARKET}; to practise without a key: inv rehearse {_asked(request)}; "
-                "what this machine has: inv doctor"
+                "to list the GPUs of this machine: inv doctor"
             )
         on = f" on each of {request.nodes} nodes" if request.nodes > 1 else ""
         raise NoOffer(f"{provider.name} has no free machine with {wanted}{on}; ask for less, or run: inv doctor")
@@ -93,8 +93,8 @@ def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], 
         vendor = vendors[one.provider]
         if one.spot and vendor.documented.spot and not vendor.can_at(api_of(one)).spot:
             failed[one.provider] = (
-                f"{one.provider}: its spot machines failed in a drill of this account and are left out; drill it "
-                f"again: {packs.typed(f'inv drill --provider {one.provider}')}"
+                f"{one.provider}: the spot machines failed in a drill of this account and are left out; repeat the "
+                f"drill: {packs.typed(f'inv drill --provider {one.provider}')}"
             )
     kept = [one for one in found if not one.spot or one.provider not in failed]
     if not kept:
@@ -125,7 +125,9 @@ def among(
         except NoOffer as error:
             missed.append(error)
             if len(requests) > 1:
-                tell(f"{number + 1} of {len(requests)} kinds of machine cannot be had: {str(error).splitlines()[0]}")
+                tell(
+                    f"{number + 1} of {len(requests)} kinds of machine are not available: {str(error).splitlines()[0]}"
+                )
         if had and is_ordered:
             break
     if not had:
@@ -178,6 +180,6 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
         tell(said)
     left = [one for one in found if one.provider not in unable]
     if not left:
-        said = f"no vendor would rent it to this account: {'; '.join(unable.values())}"
+        said = f"no vendor would rent the machine to this account: {'; '.join(unable.values())}"
         raise NoOffer(said) if is_silent else OutOfMoney(said)
     return left

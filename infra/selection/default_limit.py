@@ -14,7 +14,7 @@ LEAST_MICRO_USD = 5_000_000
 MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps, services
 MOST_MICRO_USD = micro_usd(MOST_USD)
 CENT = 10_000  # micro-USD
-OTHER = "another one: --spend-limit, --ttl"
+OTHER = "to change the limit: --spend-limit, --ttl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ def default_limit(high_micro_usd: int | None, is_measured: bool) -> DefaultLimit
     `is_measured`: the forecast is based on measurements of this kind of GPU, else on a table.
     """
     if high_micro_usd is None:
-        return DefaultLimit(micro_usd=MOST_MICRO_USD, reason="as nothing is known of what the work costs")
+        return DefaultLimit(micro_usd=MOST_MICRO_USD, reason="because the cost of the work is unknown")
     times, basis = (MEASURED, "measurements of this kind of machine") if is_measured else (OF_TABLE, "a table")
     wanted = -(-times * high_micro_usd // CENT) * CENT
     found = max(LEAST_MICRO_USD, min(wanted, MOST_MICRO_USD))
-    factor = f"{times} times the high estimate of {in_usd(high_micro_usd)}, which rests on {basis}"
+    factor = f"{times} times the high estimate of {in_usd(high_micro_usd)}, based on {basis}"
     if found > wanted:
-        return DefaultLimit(micro_usd=found, reason=f"the least that is set ({factor}, is less)")
+        return DefaultLimit(micro_usd=found, reason=f"the smallest default ({factor}, is less)")
     if found < wanted:
         short = high_micro_usd > found
         more = f"; the work may need more: --spend-limit {whole_usd(high_micro_usd)}" if short else ""
-        return DefaultLimit(micro_usd=found, reason=f"the most that is set ({factor}, is more){more}")
+        return DefaultLimit(micro_usd=found, reason=f"the largest default ({factor}, is more){more}")
     return DefaultLimit(micro_usd=found, reason=factor)

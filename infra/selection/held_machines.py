@@ -93,11 +93,11 @@ class HeldPods(Provider):
             there = ", ".join(op.run for op in self.rows()) or "none"
             name = f" --run-name {request.host.partition('/')[0]}" if request.host else ""
             raise NoOffer(
-                f"no pod {which} is held; held are: {there}; make one: inv pod.create{name}".replace("  ", " ")
+                f"no pod {which} is held; held pods: {there}; create a pod: inv pod.create{name}".replace("  ", " ")
             )
         free = [op for op in found if not op.target]
         if not free:
-            raise Busy(f"{', '.join(op.run for op in found)}: busy with work that inv pod.run gave it")
+            raise Busy(f"{', '.join(op.run for op in found)}: busy with the work of inv pod.run")
         return self._machines(free).offers(replace(request, host="", pool=""))
 
     def places(self, request: Request) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class HeldPods(Provider):
         """Return the transport to the held pod. Raises Unreachable if the pod is gone."""
         op = self._row(pod.pod_id.partition("@")[2])
         if op is None:
-            raise Unreachable(f"the pod that {pod.run} was on is gone")
+            raise Unreachable(f"the pod of {pod.run} is gone")
         return self._reach(op)
 
     def _row(self, place: str) -> Op | None:

@@ -50,7 +50,7 @@ class MachineSpec:
     Not a flag: no vendor publishes the interconnect between its machines, so no offer of the vendors here matches.
     """
     machine_filter: str = flag(
-        "", "only machines that the filter of this extension takes (docs/extend.md)", group=KIND, unit="NAME"
+        "", "only machines accepted by the filter of this extension (docs/extend.md)", group=KIND, unit="NAME"
     )
     volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=KIND)
 
@@ -67,7 +67,7 @@ class PlaceSpec:
     provider: str = flag(
         "",
         f"where: local, ssh, runpod, lium, shadeform, {', '.join(packs.words('providers'))}, market for all "
-        "vendors, or the name of an extension (default: what .env says)",
+        "vendors, or the name of an extension (default: from .env)",
         group=MACHINE,
     )
     pool: str = flag("", "; ".join(("ssh: only machines of this pool", *_of_packs("pool"))), group=OWN)
@@ -78,24 +78,24 @@ class PlaceSpec:
 class LimitSpec:
     """The limits of a pod, enforced regardless of the work."""
 
-    ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
+    ttl: str = flag("", "end the pod after this time: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(
         "",
-        "rented: end it before it costs more US dollars than this (with neither this nor --ttl a multiple of the "
-        "estimate, 150 at most)",
+        "rented: end the pod before the cost exceeds this many US dollars (without --spend-limit and --ttl: a "
+        "multiple of the estimate, at most 150)",
         group=LIMITS,
         unit="USD",
     )
     budget: str = flag(
         "",
-        "reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
-        "size (with --wait: wait in line until enough of it is free)",
+        "reserve the spend limit from this budget, shared with other runs and pods; NAME=USD sets the "
+        "size of the budget (with --wait: wait in line until enough is free)",
         group=RENTED,
         unit="NAME[=USD]",
     )
     idle_stop: str = flag(
         "",
-        "end it when no GPU has worked for this long, setup included: 15m",
+        "end the pod when no GPU has worked for this time, setup included: 15m",
         group=LIMITS,
         unit="DURATION",
     )

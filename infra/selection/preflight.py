@@ -36,7 +36,7 @@ def amount_of(flag: str, said: str) -> int:
     except BadAmount as error:
         raise UsageError(f"--{flag}: {error}") from None
     if found <= 0:
-        raise UsageError(f"--{flag} is {said}; nothing can be rented for that")
+        raise UsageError(f"--{flag} is {said}; give an amount above 0")
     return found
 
 
@@ -57,9 +57,9 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
         if spend_limit:
-            raise UsageError("--spend-limit is for rented machines; nothing is paid here")
+            raise UsageError("--spend-limit is for rented machines; this provider costs nothing")
         if spec.budget:
-            raise UsageError("--budget is for rented machines; nothing is paid here")
+            raise UsageError("--budget is for rented machines; this provider costs nothing")
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if spec.budget:
         read_budget(spec.budget)
@@ -68,7 +68,7 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
     except BadAmount as error:
         raise UsageError(f"--spend-limit: {error}") from None
     if spend == 0:
-        raise UsageError("--spend-limit is 0; nothing can be rented for that")
+        raise UsageError("--spend-limit is 0; give an amount above 0")
     return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
 
 
@@ -155,21 +155,21 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -
     """
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
-            f"artifacts would go to {plan.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+            f"artifacts would go to {plan.store}, which a rented machine cannot reach; "
+            "choose a remote store: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
         )
     is_google = credentials.kind(plan.store) == "gs" and not os.environ.get("STORAGE_EMULATOR_HOST")
     if is_google and plan.job and "GOOGLE_CREDENTIALS" not in plan.job.secrets:
         raise UsageError(
-            f"a rented machine has no key to {plan.store}: what gcloud knows here stays here; "
+            f"a rented machine has no key to {plan.store}, because the login of gcloud stays on this machine; "
             "set GOOGLE_CREDENTIALS to the key file of a service account"
         )
     missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
     if (missing or plan.untyped) and not settings.rehearsal and not with_missing:
-        first = "" if plan.untyped else "make them here first (the same flags with inv train --prepare) or "
+        first = "" if plan.untyped else "make the inputs here first (the same flags with inv train --prepare) or "
         raise UsageError(
-            f"{', '.join([*missing, *plan.untyped])} would be made on the rented machine, while it bills, at the price "
-            f"above; {first}do all of it there: {again}"
+            f"{', '.join([*missing, *plan.untyped])} would be made on the rented machine while billing, at the "
+            f"price above; {first}make the inputs on the rented machine: {again}"
         )
 
 
@@ -190,8 +190,8 @@ def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Off
         longest = max(offers, key=lasts_s)
         costs = cents(math.ceil(setup_s * longest.micro_usd_per_hour * plan.request.nodes / 3600))
         raise UsageError(
-            f"the limits end it after {duration(lasts_s(longest))} at most, before its work could begin: set-up "
-            f"alone takes about {duration(setup_s)}, {costs} USD; give more: --spend-limit, --ttl"
+            f"the limits end the pod after {duration(lasts_s(longest))} at most, before the work begins: set-up "
+            f"alone takes about {duration(setup_s)}, {costs} USD; give larger limits: --spend-limit, --ttl"
         )
     return left
 
@@ -202,13 +202,17 @@ def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
     small = next((one for one in offers if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
     if small and small.volume_bytes < plan.disk_bytes:
         has = size(small.volume_bytes)
-        raise UsageError(f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; take a larger one")
+        raise UsageError(
+            f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; choose a larger volume"
+        )
     if small and plan.disk_bytes >= LARGE_BYTES:
         tell(
             f"volume {small.volume} has {size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
-            "data and caches 1 TB is recommended"
+            "data and caches, 1 TB is recommended"
         )
     fits = [one for one in offers if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
     if not fits:
-        raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")
+        raise UsageError(
+            f"checkpoints take about {need_gb} GB of disk, and these offers have less; add --disk-size {need_gb}"
+        )
     return fits

@@ -29,8 +29,8 @@ def open_provider(name: str, settings: Settings) -> Provider:
             raise UsageError(f"provider {why}")
         near = difflib.get_close_matches(name, [*known(), MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        own = extensions.named(settings) or f"; one of your own is named by {extensions.VARIABLE}"
-        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known())}, {MARKET}{own}")
+        own = extensions.named(settings) or f"; {extensions.VARIABLE} adds a provider of your own"
+        raise UsageError(f"unknown provider {name!r}; {hint}known: {', '.join(known())}, {MARKET}{own}")
     return open_known(name, settings)
 
 
@@ -70,7 +70,7 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(
-            f"provider {MARKET}: no key is set; enter one of {keys}: inv init, or practise without one: inv rehearse"
+            f"provider {MARKET}: no key is set; enter one of {keys}: inv init, or practise without a key: inv rehearse"
         )
     return found
 
@@ -90,7 +90,7 @@ def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
     if not found:
         raise errors[0]
     for one in errors:
-        logging.getLogger(__name__).warning("%s; it is left out", one)
+        logging.getLogger(__name__).warning("%s; this provider is left out", one)
     return found
 
 

@@ -26,13 +26,13 @@ def request_on(
     """
     for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
         if value and not candidates[0].is_rented:
-            raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
+            raise UsageError(f"--{flag} is for rented machines; this provider costs nothing")
     if spec.volume and not candidates[0].is_rented:
         raise UsageError("--volume is for rented machines; own machines keep their disks")
     if spec.machine_filter and (not candidates[0].is_rented or candidates[0].recovers):
         raise UsageError(
-            f"--machine-filter {spec.machine_filter}: {candidates[0].name} tells nothing of single machines; "
-            "it is for vendors whose machines are listed: inv offers"
+            f"--machine-filter {spec.machine_filter}: {candidates[0].name} does not list single machines; "
+            "the flag works only with vendors in: inv offers"
         )
     wanted = request_for(spec)
     if candidates[0].recovers:
@@ -45,8 +45,8 @@ def refuse_open(request: Request) -> None:
     """Raise UsageError for a request that specifies no machine and has no work to derive a machine from."""
     if not (request.gpu or request.num_gpus or request.without_gpu or request.instance_type):
         raise UsageError(
-            "which machine? There is no work from which it follows: name one by --gpu, --num-gpus or --instance-type; "
-            "what is on offer: inv offers; on which GPUs a recipe fits: inv fit"
+            "no machine is specified, and no work implies a machine: give --gpu, --num-gpus or --instance-type; "
+            "to list machines: inv offers; to see which GPUs fit a recipe: inv fit"
         )
 
 
@@ -60,7 +60,9 @@ def counted(wanted: Request) -> Request:
     pairs = gpus.read_set(wanted.gpu, wanted.num_gpus or 1)
     numbers = sorted({number for _, number in pairs})
     if len(numbers) > 1:
-        raise UsageError(f"--gpu {wanted.gpu}: a job is queued with one number of GPUs; give the same to each kind")
+        raise UsageError(
+            f"--gpu {wanted.gpu}: a job is queued with one number of GPUs; give the same number to each kind"
+        )
     return replace(wanted, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers[0])
 
 
@@ -72,7 +74,7 @@ def request_for(spec: MachineSpec) -> Request:
         ("min-download-mbps", spec.min_download_mbps),
     ):
         if number < 0:
-            raise UsageError(f"--{flag} is {number}; it cannot be negative")
+            raise UsageError(f"--{flag} is {number}; the number cannot be negative")
     gpu, num_gpus = spec.gpu, spec.num_gpus
     without_gpu = gpu.strip().lower() == NO_GPU
     if without_gpu:

@@ -165,7 +165,9 @@ def test_a_python_that_cannot_make_environments_gets_one_line_with_the_fix(tmp_p
     code, out, err = one.inv("config", python=python_without(tmp_path / "python", missing), PATH="/usr/bin:/bin")
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
-    assert last.startswith("inv: the control environment could not be made: this Python cannot make environments")
+    assert last.startswith(
+        "inv: the control environment could not be made: this Python cannot create virtual environments"
+    )
     assert "apt install python3-venv" in last
     assert not (one.venv / "slipway-environment").exists()
 
@@ -177,8 +179,8 @@ def test_without_a_network_there_is_one_line_with_the_fix(tmp_path):
     code, out, err = one.inv("config", python=sys.executable, **nowhere)  # this one has uv beside it
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
-    assert "not all of it is in the cache (uv --offline); no package index answers (uv); " in last
-    assert "; check the network and `pip config list`; " in last
+    assert "some packages are not in the cache (uv --offline); no package index answers (uv); " in last
+    assert "; check the network and `pip config list`. " in last
 
 
 def test_an_old_python_is_told_so():
@@ -247,5 +249,5 @@ def test_what_is_odd_about_env_is_told_once_with_file_and_line(checkout):
     assert code == 0 and json.loads(out)
     assert err.count(".env") == 3  # the third in chmod's own line
     assert f"inv: {file}: line 3 is left out: expected NAME=value\n" in err
-    assert f"inv: {file} holds HF_TOKEN, and others may read it; run: chmod 600 {file}\n" in err
+    assert f"inv: {file} holds HF_TOKEN, and other users can read the file; run: chmod 600 {file}\n" in err
     assert "forgotten-1" not in err and "canary" not in err

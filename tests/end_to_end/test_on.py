@@ -79,7 +79,7 @@ def test_a_command_runs_on_all_machines_and_the_worst_exit_code_is_ours(world):
     assert (code, lines) == (255, [f"a | {a}"]) and "b: ssh" in err and "Connection refused" in err
     second.start()
     code, _, err = ended(world, "on", "nosuch", "--", "true")
-    assert code == 2 and "nothing is called 'nosuch'; available: a, b, c, lab" in err
+    assert code == 2 and "'nosuch' not found; available: a, b, c, lab" in err
 
 
 @pytest.mark.timeout(300)

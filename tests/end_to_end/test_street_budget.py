@@ -52,7 +52,7 @@ def test_of_two_terminals_one_is_paid_the_next_waits_and_a_killed_one_holds_up_n
     until(lambda: user.status().get("fifth", {}).get("state") == "waiting", "the fifth waits behind it")
     assert user.json("down", "fifth", "--rehearse")["ended"] == ["fifth"]
     _, err = fifth.communicate(timeout=300)
-    assert fifth.returncode == 1 and "somebody ended it while it waited" in err, err
+    assert fifth.returncode == 1 and "inv down ended the run during the wait" in err, err
     assert [pod["state"] for pod in user.truth()["pods"]] == ["running"]
     for name in (paid, "fourth"):
         (tmp_path / f"{name}.go").touch()

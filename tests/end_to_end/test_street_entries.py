@@ -81,7 +81,7 @@ def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own
     _, err = said(
         world, "launch", "--cmd", "true", "--host", "keyless/192.0.2.12", "--provider", "ssh", "--yes", code=2
     )
-    assert "there is no key /no/such/key" in err
+    assert "private key not found: /no/such/key" in err
     out, err = said(world, "down", run["run"], "--json")
     assert json.loads(out)["ended"] == [run["run"]]
     done = world.json("launch", "--cmd", "echo two", "--host", place, "--provider", "ssh", "--yes")

@@ -50,7 +50,10 @@ def test_a_log_that_is_named_as_a_record_of_ours_removes_no_folder_of_the_laptop
     assert [(tmp_path / name / "work").read_text() for name in ("thesis", "photos")] == [SECRET] * 2
     (row,) = world.json("status")
     assert row["state"] == "succeeded"
-    assert "not all that its pod has is here: 1 file of the pod cannot be brought, by their names:" in row["note"]
+    assert (
+        "the local copy of the pod's files is incomplete: 1 file of the pod cannot be downloaded, because of the names:"
+        in row["note"]
+    )
     assert world.inv("logs", RUN, "--file", "z") == "said\n"
 
 
@@ -64,7 +67,7 @@ def test_what_is_named_in_a_log_of_a_pod_is_not_sent_to_the_next_pod(world, sshd
     lose(pod)
     (tmp_path / "go").touch()
     out, err = launch.communicate(timeout=200)
-    assert launch.returncode == 0 and "looking for another (recovery 1)" in err, f"{out}\n{err}"
+    assert launch.returncode == 0 and "looking for a new machine (recovery 1)" in err, f"{out}\n{err}"
     assert (pod / "workdir" / "hostile.py").exists()
     assert not [path for path in pod.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert "loot" not in out + err

@@ -414,7 +414,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
         assert re.match(said, note), (said, note)
     short = user.begin("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
     _, said = short.communicate(timeout=60)
-    assert short.returncode == 2 and "before its work could begin" in said and "0.17 USD" in said, said
+    assert short.returncode == 2 and "before the work begins" in said and "0.17 USD" in said, said
     guide = ("launch", "--rehearse", "--provider", "shadeform", "--profile", "d20", "--phase", "base")
     refused = user.begin(*guide)
     _, said = refused.communicate(timeout=60)
@@ -426,7 +426,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     assert alone.returncode == 0 and "machine: 8 x H100-SXM at 31.92 USD/h; recipe d20 names 8 GPUs" in said, said
     open_pod = user.begin("pod.create", "--rehearse", "--dry-run")
     _, said = open_pod.communicate(timeout=60)
-    assert open_pod.returncode == 2 and "which machine? There is no work from which it follows" in said, said
+    assert open_pod.returncode == 2 and "no machine is specified, and no work implies a machine" in said, said
     held = user.begin("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
     _, said = held.communicate(timeout=60)
     assert held.returncode == 0 and re.search(r"machine: 1 x \S+ at 0\.\d+ USD/h", said), said

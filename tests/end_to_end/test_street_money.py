@@ -45,7 +45,7 @@ def told(user, *words: str, code: int = 0) -> str:
 def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
     said = told(user, "launch", *L40S, "--dry-run")
     assert "neither --ttl nor --spend-limit is given: the limit is " in said
-    assert "times the high estimate of " in said and "which rests on a table" in said, said
+    assert "times the high estimate of " in said and "based on a table" in said, said
     limit = said.partition("the limit is ")[2].partition(" USD")[0]
     assert 5 <= float(limit) < 150 and f"{limit} USD are spent" in said
     (note,) = (one for one in user.json("launch", *L40S, "--dry-run", "--rehearse")["notes"] if "limit is" in one)
@@ -53,7 +53,7 @@ def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(us
     assert float(note.partition("the limit is ")[2].partition(" USD")[0]) == pytest.approx(float(limit), rel=0.5)
     for given in (("--spend-limit", "7"), ("--ttl", "2h")):
         assert "neither --ttl" not in told(user, "launch", *L40S, "--dry-run", *given)
-    assert "as nothing is known of what the work costs" in told(user, "launch", "--cmd", "true", *L40S[:4], "--dry-run")
+    assert "because the cost of the work is unknown" in told(user, "launch", "--cmd", "true", *L40S[:4], "--dry-run")
     assert "the limit is 150.00 USD" in told(user, "pod.create", *L40S[:4], "--dry-run")
 
 
@@ -126,7 +126,7 @@ def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machin
     assert launch.wait(120) == 128 + signal.SIGHUP
     until(lambda: user.status()["closed"]["state"] == "stopped", "its end")
     why = told(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
-    assert "its launch was cut off: its terminal was closed before the work began" in why and "given back" not in why
+    assert "its launch was cut off: the terminal was closed before the work began" in why and "given back" not in why
     assert not user.truth()["billing"]
 
 
@@ -141,7 +141,7 @@ def test_a_rented_machine_without_a_sandbox_is_given_back_before_any_work(tmp_pa
     words = ("launch", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base+sft+rl", "--task", "mbpp")
     assert "with neither Landlock (Linux 5.13) nor bubblewrap is given back" in told(user, *words, "--dry-run")
     said = told(user, *words, "--yes", "--detach", code=3)
-    assert "was given back: " in said and "nor bubblewrap holds the code of answers here" in said, said
+    assert "was given back: " in said and "nor bubblewrap can confine the code of answers on this machine" in said, said
     pods = user.truth()["pods"]
     assert pods and {one["state"] for one in pods} <= {"gone", "deleting"}
     user.inv("rehearse", "--stop")

@@ -220,7 +220,7 @@ def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_it
     name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
     rows = world.json("status", name)
     assert sorted(row["state"] for row in rows) == ["lost", "succeeded"]
-    assert [f"was on {place}, which stays taken" in (row["note"] or "") for row in rows].count(True) == 1
+    assert [f"was on {place}, which stays reserved" in (row["note"] or "") for row in rows].count(True) == 1
     for word in (result["run"], name):
         down = world.begin("down", word)
         assert f"{lost.address.host} port" in down.communicate(timeout=60)[1] and down.returncode == 1
@@ -247,7 +247,7 @@ def test_a_machine_that_nothing_replaces_ends_the_run_and_is_named_and_the_run_g
     out, err = launch.communicate(timeout=240)
     assert launch.returncode == 1, (out, err)
     assert f"node {rank} ({gone.address.host}) has not answered for" in json.loads(out)["reason"]
-    assert f"no machine can take the place of node {rank} (box/{gone.address.host})" in json.loads(out)["reason"]
+    assert f"no machine can replace node {rank} (box/{gone.address.host})" in json.loads(out)["reason"]
     assert "./inv resume" in err
     gone.restore()
     run = json.loads(out)["run"]

@@ -52,14 +52,14 @@ def test_who_waits_for_an_offer_is_seen_ended_and_in_nobodys_way(user, tmp_path)
         assert (row["state"], row["provider"]) == ("waiting", "lium") and row["note"].startswith(WAITS), row
     for verb in ("logs", "why"):
         said = refused(user, verb, "one", code=2)
-        assert f"one {WAITS}" in said and "nothing of it has begun; to end it: inv down" in said, said
+        assert f"one {WAITS}" in said and "no work has started. To end the run: inv down" in said, said
     one.kill()
     one.communicate()
     until(lambda: "one" not in user.status(), "its place is free")
     for name, process in (("two", two), ("held", held)):
         assert user.json("down", name, "--rehearse")["ended"] == [name]
         _, err = process.communicate(timeout=100)
-        assert process.returncode == 1 and f"{name}: somebody ended it while it waited" in err, err
+        assert process.returncode == 1 and f"{name}: inv down ended the run during the wait" in err, err
     assert {name: row["state"] for name, row in user.status().items()} == {"has": "running", "three": "waiting"}
     for name, process in (("has", has), ("three", three)):  # the machine is free when the first is done
         (tmp_path / f"{name}.go").touch()
@@ -72,4 +72,4 @@ def test_who_waits_for_an_offer_is_seen_ended_and_in_nobodys_way(user, tmp_path)
     until(lambda: user.status().get("four", {}).get("state") == "waiting", "the fourth waits")
     assert user.json("down", "--all", "--rehearse")["ended"] == ["four"]
     _, err = four.communicate(timeout=100)
-    assert four.returncode == 1 and "somebody ended it while it waited" in err, err
+    assert four.returncode == 1 and "inv down ended the run during the wait" in err, err

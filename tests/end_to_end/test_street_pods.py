@@ -73,7 +73,7 @@ def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
     (row,) = world.json("status")
     assert (row["run"], row["state"]) == ("box", "succeeded")
     guards = (world.folder / "pods" / "box" / "logs" / "guard.log").read_text()
-    assert guards.count("guard armed") == 1 and guards.count("there is work") == 2
+    assert guards.count("guard armed") == 1 and guards.count("starting the work") == 2
     assert pods(world) == {}
 
 
@@ -149,7 +149,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
     code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")
-    assert code == 2 and "a is a pod already, and not of the set other" in err
+    assert code == 2 and "a already exists outside of the set other" in err
     world.inv("apply", write(world), "--yes")
     assert pods(world).keys() == {"mine"}
 

@@ -56,7 +56,10 @@ def test_a_dry_run_lists_every_mount_with_its_files_and_bytes(world, tmp_path):
     assert process.returncode == 0, told
     told = " ".join(told.split())
     assert f"sends {tmp_path}/work as the working folder of the job: 1 file, 7 B" in told
-    assert f"sends {tmp_path}/data to ~/data: 1 file, 5 B not sent: .envrc: its name says that it holds secrets" in told
+    assert (
+        f"sends {tmp_path}/data to ~/data: 1 file, 5 B not sent: .envrc: the name says that the file holds secrets"
+        in told
+    )
     assert (
         "sends ~/.aws to ~/keys: 2 files, 12 B; "
         "~/.aws is a hidden folder of your home: the launch asks before the upload" in told
@@ -72,7 +75,7 @@ def test_the_same_in_json(world, tmp_path):
         ("~/.aws", "~/keys", 2, 12, True),
         ("~/.bash_history", "~/history", 0, 0, True),
     ]
-    assert mounts[1]["refused"] == [".envrc: its name says that it holds secrets"]
+    assert mounts[1]["refused"] == [".envrc: the name says that the file holds secrets"]
 
 
 def test_a_hidden_folder_is_sent_only_when_it_is_named_and_yes_does_not_name_it(world, tmp_path):

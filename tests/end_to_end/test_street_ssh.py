@@ -117,7 +117,7 @@ def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home
     assert "making the train environment with uv" in world.inv("logs", row["run"], "--file", "environment")
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
     said = told(world.begin("launch", "--provider", "ssh", "--phase", "base", "--seed", "1", "--detach", "--yes"))
-    assert "uv was brought before" in said
+    assert "uv was sent earlier" in said
 
 
 @pytest.mark.nightly  # by day two machines are at work at once in test_street_sweep.py

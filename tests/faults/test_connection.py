@@ -166,9 +166,11 @@ def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path
     fault.mend()
     (op,) = journal.ops()
     if op.is_live:
-        assert re.search(f"ending {op.run}: .* it may run on; run again: inv down {op.run}$", str(failure.value))
+        assert re.search(
+            f"ending {op.run}: .* the pod may still run. Run again: inv down {op.run}$", str(failure.value)
+        )
     else:
-        assert re.search("it was ended, nothing of it runs: launch again$", str(failure.value))
+        assert re.search("the run was ended, and no pod is left: launch again$", str(failure.value))
     return heard[0]
 
 

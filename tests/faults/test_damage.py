@@ -61,7 +61,7 @@ def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
         assert {pod.run: pod.token for pod in provider.list()} == {"bad-1": "", "good-1": good.token}
         assert pods.settle(provider, good, journal) == good
         assert pods.end(provider, good, journal).state == "TERMINATED"
-        with pytest.raises(SlipwayError, match=r"POD.json is damaged .*; remove it, then run: inv down bad-1"):
+        with pytest.raises(SlipwayError, match=r"POD.json is damaged .*; remove the file, then run: inv down bad-1"):
             pods.end(provider, bad, journal)
         third = runs("third-1")
         assert pods.end(provider, third, journal).state == "TERMINATED"

@@ -29,9 +29,9 @@ ARRIVES = ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = {"HF_TOKEN": "hf_", "HUGGINGFACEHUB_API_TOKEN": "hf_", "RUNPOD_API_KEY": "rpa_", "LIUM_API_KEY": "lium_",
         "WANDB_API_KEY": "wandb/+", "AWS_SECRET_ACCESS_KEY": "aws/+="}  # fmt: skip
 PLANTED = {  # files of the checkout, and why each is not sent
-    ".env": ".env: its name says that it holds secrets",
-    "notes.md": "notes.md: it holds a Hugging Face token",
-    "key": "key: it holds a private key",
+    ".env": ".env: the name says that the file holds secrets",
+    "notes.md": "notes.md: holds a Hugging Face token",
+    "key": "key: holds a private key",
 }
 LAUNCH = source("launch_and_follow")
 

@@ -62,7 +62,7 @@ def test_no_command_sends_anything_to_a_machine_with_another_key(hosts, tmp_path
                 said = dict(zip(COMMANDS, threads.map(lambda words: told(world, words), COMMANDS), strict=True))
             for words, (code, text) in said.items():
                 assert code == COMMANDS[words], (words, code, text)
-                assert "another machine answers at this address; nothing was sent" in text, (words, text)
+                assert "a different machine answers at this address; no data was sent" in text, (words, text)
             heard = (stranger.folder / "sshd.log").read_text()[seen:]
             assert not any(word in heard for word in ("Accepted", "Postponed", "Failed", "session")), heard
             stranger.change_key()

@@ -67,7 +67,7 @@ def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
             assert op is not None
             judge.acknowledged.clear()
             here.fault({"call": "delete", "count": None, **chance.choice(REFUSALS)})
-            with pytest.raises(SlipwayError, match=r"1\.00\d* USD/h; run again: inv down brave-otter-1"):
+            with pytest.raises(SlipwayError, match=r"1\.00\d* USD/h. Run again: inv down brave-otter-1"):
                 pods.end(vendor, op, journal)
             until = here.now() + FOR_LONG_S
             while here.now() < until:

@@ -29,6 +29,6 @@ def test_the_limit_of_a_set_whose_pods_stay_is_changed_where_it_has_one(tmp_path
         assert not limit("2").change(journal, settings) and limit("5").change(journal, settings)
         assert amount() == 5_000_000
         budgets.reserve(journal, "set:fleet", "a", 3_000_000)
-        with pytest.raises(UsageError, match="give 3.00 USD at least: --spend-limit"):
+        with pytest.raises(UsageError, match="Give at least 3.00 USD: --spend-limit"):
             limit("2.99").change(journal, settings)
         assert limit("3").change(journal, settings) and amount() == 3_000_000

@@ -32,7 +32,7 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
             (f"ssh box/127.0.0.1:{two.address.port}", "bad"),
             ("ssh keyless/192.0.2.1", "bad"),
         ]
-        assert "there is no key /no/such/key" in found[2]["detail"]
+        assert "private key not found: /no/such/key" in found[2]["detail"]
         assert (
             "reachable: " in found[0]["detail"]
             and "CPUs" in found[0]["detail"]

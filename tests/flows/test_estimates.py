@@ -120,7 +120,7 @@ def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, 
     assert busy.others == 1.0 and busy.name == calm.name
     found = of_phases([phase], busy, settings)
     assert found.range_s == pytest.approx((before.range_s[0], 2 * before.range_s[1], 2 * before.range_s[2]))
-    assert evidence(found) == "from a table; other processes use 100% of its CPUs now"
+    assert evidence(found) == "from a table; other processes use 100% of the CPUs now"
     assert "CPUs" not in evidence(before)
 
 

@@ -165,9 +165,9 @@ def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    ("evals=", "--budget: "), ("evals=x", "--budget: "), ("evals=0", "nothing can be rented for that"),
+    ("evals=", "--budget: "), ("evals=x", "--budget: "), ("evals=0", "--budget is 0; give an amount above 0"),
     ("=3", "expected NAME, or NAME=USD"), ("two words=3", "expected NAME, or NAME=USD"),
-    ("evals", "there is no budget 'evals'; known: none"),
+    ("evals", "budget 'evals' does not exist; known: none"),
 ])  # fmt: skip
 def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):
     vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}

@@ -30,7 +30,7 @@ def test_a_service_has_the_limit_that_was_typed_else_that_of_its_file(tmp_path):
     assert planned(tmp_path, spend_limit="$7.5").version.service.ours.spend_limit == "$7.5"
 
 
-@pytest.mark.parametrize(("said", "why"), [("0", "nothing can be rented for that"), ("-1", "--spend-limit: "),
+@pytest.mark.parametrize(("said", "why"), [("0", "give an amount above 0"), ("-1", "--spend-limit: "),
                                            ("much", "'much' is not an amount of dollars")])  # fmt: skip
 def test_a_limit_of_a_service_that_is_none_is_refused(said, why, tmp_path):
     with pytest.raises(UsageError, match=why):

@@ -14,13 +14,13 @@ from infra.settings import Settings
 @pytest.mark.parametrize(
     ("may_wait", "said"),
     [
-        (True, "box: it holds the pod of a-1\nto wait in line: --wait"),
-        (False, "box: it holds the pod of a-1"),
+        (True, "box: the machine holds the pod of a-1\nto wait in line: --wait"),
+        (False, "box: the machine holds the pod of a-1"),
     ],
 )
 def test_whoever_finds_a_machine_taken_is_told_how_to_wait_where_that_is_possible(tmp_path, may_wait, said):
     def work():
-        raise Busy("box: it holds the pod of a-1")
+        raise Busy("box: the machine holds the pod of a-1")
 
     with Journal.open(tmp_path / "journal.db") as journal:
         line = MachineLine(journal, Settings.load(tmp_path, environ={}), print, may_wait=may_wait)
@@ -39,7 +39,7 @@ def test_of_several_machines_that_would_do_a_launch_that_waits_takes_the_one_tha
             registry.candidates(settings), (wanted, plain), True, lambda: "a-1", journal, settings, told.append
         )
         assert had.request == plain and had.offers and had.turn is None and turns.waiting(journal) == []
-    assert told[0].startswith("1 of 2 kinds of machine cannot be had: ")
+    assert told[0].startswith("1 of 2 kinds of machine are not available: ")
 
 
 @pytest.mark.process  # likewise

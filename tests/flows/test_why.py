@@ -27,8 +27,8 @@ def failed(reason: str, tail: str = "", exit_code: int | None = 1) -> dict:
 
 
 GONE, BACK = pod("t0", "runpod says it is EXITED"), pod("t1", state="READY")
-ENDED = pod("t1", "its work has ended: failed", "failed")
-KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out of memory"
+ENDED = pod("t1", "the work has ended: failed", "failed")
+KILLED = "step sft was killed by SIGKILL; the usual cause: the machine ran out of memory"
 
 
 @pytest.mark.parametrize(("name", "word", "evidence"), [
@@ -36,12 +36,12 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
     ("preemption", "no pod has been rented since", dict(state="stopped", rows=[GONE])),
     ("preemption", "the supervisor keeps looking for a new pod", dict(state="waiting", rows=[GONE])),
     ("limit", "the limit of 1 h is near", dict(
-        state="limit", rows=[pod("t1", "its work has ended: limit", "limit")],
+        state="limit", rows=[pod("t1", "the work has ended: limit", "limit")],
         verdict={"state": "limit", "reason": "the limit of 1 h is near"})),
     ("idle GPU", "8 GPUs idle for 15 min", dict(
         state="limit", rows=[pod("t1", "", "limit")], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"})),
-    ("bad host", "driver: 535 serves CUDA 12.2", dict(
-        state="failed", rows=[pod("t9", "driver: 535 serves CUDA 12.2, torch wants 13.0")], armed=frozenset())),
+    ("bad host", "driver: 535 supports CUDA 12.2", dict(
+        state="failed", rows=[pod("t9", "driver: 535 supports CUDA 12.2, torch needs 13.0")], armed=frozenset())),
     ("out of memory", "step sft was killed by SIGKILL; no record names the sender", dict(
         state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
     ("out of memory", "the GPU ran out of memory in step sft", dict(
@@ -150,7 +150,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
 def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)})
     with Journal.open(settings.state_file) as journal:
-        for number, reason in enumerate(("its work has ended: failed: step sft was killed by SIGKILL", "")):
+        for number, reason in enumerate(("the work has ended: failed: step sft was killed by SIGKILL", "")):
             op = journal.plan(token=f"sw1-{number}", run="calm-1", vendor="runpod")
             for event in ("sending", "created", "armed", "unreachable", "reachable"):
                 op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))

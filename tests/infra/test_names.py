@@ -34,9 +34,9 @@ def test_a_prefix_finds_the_one_name_that_it_begins():
     assert names.match("brave-otter-3", runs) == "brave-otter-3"
     with pytest.raises(UsageError, match="several names: brave-otter-3, brave-otter-31"):
         names.match("brave", runs)
-    with pytest.raises(UsageError, match="nothing is called 'calm-owl-5'; available: calm-owl-4"):
+    with pytest.raises(UsageError, match="'calm-owl-5' not found; available: calm-owl-4"):
         names.match("calm-owl-5", runs)
-    with pytest.raises(UsageError, match="there is nothing yet"):
+    with pytest.raises(UsageError, match="none exists yet"):
         names.match("x", [])
 
 

@@ -59,7 +59,7 @@ def test_a_number_of_thousands_of_digits_in_a_pool_file_is_refused(path, key, nu
 @pytest.mark.parametrize("size", [LONG, f"{LONG}GB", f"1.{LONG}", "٣GB", "1e9999"])
 def test_nor_is_a_size_in_text_any_number(path, size):
     path.write_text(f"a: {{memory: '{size}', hosts: [1.1.1.1]}}", encoding="utf-8")
-    assert "write it in GB" in why(path)
+    assert "expected GB, such as 64" in why(path)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number[:4]} {len(number)}")

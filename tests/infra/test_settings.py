@@ -96,7 +96,7 @@ def test_an_override_without_a_value_takes_the_shells(tmp_path):
     ("overrides", "dotenv", "yaml", "said"),
     [
         (["SLIPWAY_PROFIL=x"], "", "", "-e: unknown setting SLIPWAY_PROFIL; did you mean SLIPWAY_PROFILE?"),
-        (["SLIPWAY_PROFILE"], "", "", "-e SLIPWAY_PROFILE: it is not set in the shell"),
+        (["SLIPWAY_PROFILE"], "", "", "-e SLIPWAY_PROFILE: SLIPWAY_PROFILE is not set in the shell"),
         (["a b=c"], "", "", "expected KEY=VALUE"),
         ([], "SLIPWAY_STOR=x", "", ".env: unknown setting SLIPWAY_STOR; did you mean SLIPWAY_STORE?"),
         ([], "SLIPWAY_RESERVE_BYTES=many", "", ".env: SLIPWAY_RESERVE_BYTES is 'many', which is not a whole number"),
@@ -176,7 +176,8 @@ def test_keys_that_others_may_read_are_told_once_with_what_to_type(tmp_path, rec
     (tmp_path / ".env").chmod(mode)
     for _ in range(2):
         Settings.load(tmp_path, environ={})
-    said = f"{tmp_path}/.env holds {text.partition('=')[0]}, and others may read it; run: chmod 600 {tmp_path}/.env"
+    name = text.partition("=")[0]
+    said = f"{tmp_path}/.env holds {name}, and other users can read the file; run: chmod 600 {tmp_path}/.env"
     assert [str(one.message) for one in recwarn] == [said] * is_told
 
 
@@ -190,8 +191,8 @@ def test_a_vendors_key_that_is_too_short_is_named_as_unlikely_and_none_of_a_rehe
 
     (one,) = warned(RUNPOD_API_KEY="k" * 15, LIUM_API_KEY="l" * 16)
     assert one == (
-        "RUNPOD_API_KEY is unlikely to be a key of runpod: it has 15 letters, and keys have 16 and more; "
-        "enter it again: inv init runpod"
+        "RUNPOD_API_KEY is unlikely to be a key of runpod: the value has 15 letters, and keys have at least 16; "
+        "enter the key again: inv init runpod"
     )
-    assert "it has 1 letter," in warned(SHADEFORM_API_KEY="k")[0]
+    assert "the value has 1 letter," in warned(SHADEFORM_API_KEY="k")[0]
     assert warned() == []

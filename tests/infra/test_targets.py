@@ -55,5 +55,5 @@ def test_a_word_is_the_first_of_these_that_it_can_be_and_each_machine_comes_once
 
 def test_all_are_the_pods_and_what_is_nothing_is_refused_with_what_is_near(named):
     assert named(all=True) == list(OWNERS)
-    with pytest.raises(UsageError, match="nothing is called 'color'; available: colours"):
+    with pytest.raises(UsageError, match="'color' not found; available: colours"):
         named("color")

@@ -71,7 +71,7 @@ def test_records_arrive_while_the_step_runs(root, capsys):
     [
         ({"code": 2}, UsageError, "the last words"),
         ({"code": 7}, SlipwayError, "step failed with exit code 7: the last words"),
-        ({"code": 75}, SlipwayError, "step stopped in good order; the same command resumes it"),
+        ({"code": 75}, SlipwayError, "step stopped in good order; run the same command to resume"),
         ({"signal": 9}, SlipwayError, "step was ended by signal 9: "),
     ],
 )
@@ -127,6 +127,6 @@ def test_becoming_a_program_keeps_the_terminal_and_the_exit_code(root):
 
 
 def test_an_environment_that_cannot_be_had_is_an_error_of_ours(tmp_path):
-    with pytest.raises(SlipwayError, match="the train environment is not described"):
+    with pytest.raises(SlipwayError, match="the definition of the train environment cannot be read"):
         train_env.interpreter(tmp_path, tmp_path / "cache", print)
     assert json.dumps(sorted(path.name for path in tmp_path.iterdir())) == "[]"

@@ -28,8 +28,8 @@ class ReportedFault:
 
 REPORTED: dict[str, tuple[ReportedFault, ...]] = {
     "runpod": (
-        ReportedFault("time_limit", "accepted, ends nothing: runpodctl pulls 330, 331"),
-        ReportedFault("lists_spot", "its pages about REST v2 name on-demand pods and savings plans only"),
+        ReportedFault("time_limit", "accepted without effect: runpodctl pulls 330, 331"),
+        ReportedFault("lists_spot", "the pages about REST v2 mention only on-demand pods and savings plans"),
     )
 }
 

@@ -10,13 +10,13 @@ from infra.providers import Abilities
 from store import packs
 
 HANGS = "the machine hangs"
-TAKEN = "its machine is taken away or fails"
-WORK_OVER = "its work is over"
+TAKEN = "the machine is taken away or fails"
+WORK_OVER = "the work is over"
 
 
 SELF_DELETE = "self-delete by "  # start of the drill's clause on each self-delete request of a pod
 WAYS = 2  # self-delete requests: by REST v2 and by GraphQL
-NOTHING = "nothing: it bills until inv runs"
+NOTHING = "nothing: the pod bills until inv runs"
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ def ends_of(
     by_itself = "the pod deletes itself" if is_gone else "the process that follows the run, or the next inv command"
     by_itself = f"{name}'s controller" if is_engine else by_itself
     if stays:
-        found.append(End(WORK_OVER, "nothing: it stays for more work, until pod.down or a limit", timer))
+        found.append(End(WORK_OVER, "nothing: the pod stays for more work, until pod.down or a limit", timer))
     else:
-        keeps = "nothing: it is kept (--on-failure keep)"
-        found.append(End("it succeeds", by_itself, timer))
-        found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
-        elsewhere = f"{name}; its controller continues elsewhere"
+        keeps = "nothing: the pod is kept (--on-failure keep)"
+        found.append(End("the run succeeds", by_itself, timer))
+        found.append(End("the run fails", by_itself if on_failure == "end" else keeps, timer))
+        elsewhere = f"{name}; the controller continues the run elsewhere"
         taken = (
             (elsewhere, elsewhere)
             if is_engine
             else (
-                f"{name}; whatever follows the run continues it elsewhere",
+                f"{name}; the process that follows the run continues elsewhere",
                 f"{name}; the run waits for an inv command",
             )
         )
@@ -91,28 +91,31 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
     """
     found = []
     if volume and documented.volumes_apart:
-        found.append(f"{name} bills the volume {volume} apart, by use: no price, forecast or limit here counts it.")
+        found.append(
+            f"{name} bills the volume {volume} separately, by use: no price, forecast or limit of Slipway includes the "
+            "volume."
+        )
     if documented.self_terminate != "pod_credential":  # the vendor keeps a timer
         return found
     if can.self_terminate != "pod_credential":
         found.append(f"At {name} a drill of this account found that a pod does not delete itself.")
     elif sum(one.startswith(SELF_DELETE) for one in can.drilled) < WAYS:
         found.append(
-            f"At {name} guard and dead-man timer delete the pod with the same key, the pod's own: until a drill of "
-            "this account has seen each of their requests delete a pod alone, they count as one end, not proven "
-            f"({packs.typed('inv drill')}); the only other end is a process elsewhere."
+            f"At {name}, guard and dead-man timer delete the pod with the same key of the pod. Until a drill of this "
+            f"account has proven each of the two requests ({packs.typed('inv drill')}), guard and timer count as one "
+            "unproven end; the only other end is a process on a different machine."
         )
     others = [one.end for one in packs.always_on_machines()]
     who = (
-        f"the launch while it runs here, the supervisor of this machine, or {' or '.join(others)}"
+        f"the launch while running on this machine, the supervisor of this machine, or {' or '.join(others)}"
         if others
-        else "the launch while it runs here or the supervisor of this machine, neither of which does that with the "
-        "laptop off"
+        else "the launch while running on this machine, or the supervisor of this machine; neither works while the "
+        "laptop is off"
     )
     return [
         *found,
-        f"A machine of {name} that hangs is ended only by a process elsewhere: {who}; a shorter limit (--ttl, "
-        "--spend-limit) does not.",
+        f"Only a process on a different machine ends a hanging machine of {name}: {who}. A shorter limit (--ttl, "
+        "--spend-limit) does not help.",
     ]
 
 

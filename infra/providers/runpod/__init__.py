@@ -272,7 +272,7 @@ class RunPod(ByHttp):
         except SlipwayError as error:
             if all(self.can_at(f"{cloud} spot").lists_spot for cloud in CLOUDS):
                 return []
-            words = f"runpod: pods rented as spot are shown by its GraphQL only, which does not answer: {error}"
+            words = f"runpod: spot pods are listed only by the GraphQL API, which does not answer: {error}"
             raise SpotUnlisted(words, tuple(others)) from None
         read = [rows.read(SpotPod, row) for row in (me.pods if me else ())]
         return [self._spot_pod(one, odd) for one, odd in read if one.podType == INTERRUPTABLE or odd]
@@ -345,7 +345,7 @@ class RunPod(ByHttp):
         if made:
             return made
         if not graph.errors and reply.content.get("data", {}) in (None, {"podRentInterruptable": None}):
-            raise NoOffer("runpod: POST /graphql: null without a reason, which is its answer when there is no machine")
+            raise NoOffer("runpod: POST /graphql: null without a reason, the answer of RunPod when no machine is free")
         raise GRAPH_REFUSALS.error_of(reply, f"runpod: POST /graphql: {reply.said}")
 
     def _min_cuda(self) -> dict[str, str]:
@@ -379,7 +379,7 @@ class RunPod(ByHttp):
         except AuthError:
             raise
         except SlipwayError as error:
-            raise NoOffer(f"runpod: spot is unavailable, since its GraphQL does not answer: {error}") from None
+            raise NoOffer(f"runpod: spot is unavailable, because the GraphQL API does not answer: {error}") from None
         for bid in bids:
             rate = told_micro_usd(bid.lowestPrice and bid.lowestPrice.minimumBidPrice, Decimal(count))
             if rate and bid.lowestPrice and bid.lowestPrice.stockStatus:

@@ -142,7 +142,7 @@ class Keeper:
         Log the first problem, and store each problem in the reason of the row for `inv status`.
         """
         if tries == 1:
-            self.say(f"{op.run}: {problem}; this is tried again until it succeeds; to end it: inv down {op.run}")
+            self.say(f"{op.run}: {problem}; retrying until success. To end the run: inv down {op.run}")
         if op.state != TERMINATING and self.lease is not None:
             with contextlib.suppress(Fenced):  # A different process is changing the row.
                 why = problem.partition("\n")[0]
@@ -166,7 +166,7 @@ class Keeper:
 
         def admit(rows: list[Op], new: Op) -> None:
             if not may_be_over and run_rows.is_over(next(row for row in rows if row.token == op.token)):
-                raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
+                raise launch.EndedMeanwhile(f"{op.run} was ended by inv down; nothing was rented")
             self._admit(rows, new)
 
         return replace(
@@ -183,7 +183,7 @@ class Keeper:
     def _admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes the row. Raises Fenced after the loss of the lease."""
         if self.lease is not None and not self.journal.leases.is_ours(self.lease):
-            raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
+            raise Fenced(f"{new.run}: another process has taken over the run; nothing was rented; run: inv status")
         if self.terms.admit:
             self.terms.admit(rows, new)
 
@@ -212,10 +212,10 @@ class Keeper:
         if spend.is_used_up(limits):
             flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
             more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
-            more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
+            more = f"inv resume {op.run} {more}, above the amount used so far" if provider.is_rented else "inv launch"
             if not op.target:
-                more = "inv apply, with the file of its set"
-            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; go on with a higher one: {more}")
+                more = "inv apply, with the file of the set"
+            raise LimitHit(f"{op.run}: the pod is gone, and the limit is reached; continue with a higher limit: {more}")
         return replace(job, limits=limits), budget
 
 

@@ -68,7 +68,7 @@ class PodKeeper(Keeper):
             course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
             if course.do is RecoveryAction.GIVE_UP:
                 raise GivenUp(
-                    f"{op.run}: {seen.why}; it was rented again {POD.retries.most} times within "
+                    f"{op.run}: {seen.why}; the pod was rented again {POD.retries.most} times within "
                     f"{duration(POD.retries.window_s)}, which is the maximum"
                 )
             if course.do is RecoveryAction.BEGIN_ANEW:
@@ -85,9 +85,9 @@ class PodKeeper(Keeper):
             is_used_up = left_s is not None and left_s < LEAST_S
             op = pods.end(provider, op, self.journal, seen.why or GONE, "limit" if is_used_up else "")
             if is_used_up:
-                raise LimitHit(f"{op.run}: {op.reason}, and its limits leave no time for another pod")
+                raise LimitHit(f"{op.run}: {op.reason}, and the limits leave no time for a new pod")
             if WAITS not in op.reason:
-                self.say(f"{op.run}: {op.reason}; looking for another (recovery {recoveries})")
+                self.say(f"{op.run}: {op.reason}; looking for a new machine (recovery {recoveries})")
             self.lost(op)
             request = op.read_request()
             job, budget = self.rest_of(op, Limits())

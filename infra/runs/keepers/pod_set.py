@@ -50,7 +50,7 @@ class PodEntry:
     min_download_mbps: int | None = same(MachineSpec, "min_download_mbps")
     idle_stop_minutes: float | None = key(None, "end the pod when no GPU has worked for this many minutes")
     spend_limit: str | None = key(
-        None, "rented: end the pod before it costs more US dollars than this (150 without it and ttl_hours)"
+        None, "rented: end the pod before the cost exceeds this many US dollars (150 without spend_limit and ttl_hours)"
     )
     provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as in the settings")
     pool: str | None = same(PlaceSpec, "pool")
@@ -65,7 +65,7 @@ class PodEntry:
     use_spot: bool = same(MachineSpec, "use_spot", False)
     max_price: str | None = same(MachineSpec, "max_price")
     recover: bool = key(
-        False, "rented: when its provider takes the pod away, rent another in its place; what was on it is lost"
+        False, "rented: replace the pod when the provider takes the pod away; the files on the pod are lost"
     )
 
     @property
@@ -95,7 +95,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     _check_keys(where, document, ("set", "pods", "spend_limit"))
     name = document.get("set", stem)
     if not isinstance(name, str):
-        raise UsageError(f"{where}: set is {name!r}; it must be text")
+        raise UsageError(f"{where}: set is {name!r}; expected text")
     entries = document.get("pods")
     if not isinstance(entries, list):  # A missing list is an error; the user must write an empty list explicitly.
         raise UsageError(f"{where}: `pods` must be a list; [] ends all pods of the set")
@@ -103,7 +103,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     for number, entry in enumerate(entries, 1):
         spec = read_spec(f"{where}: pod {number}", entry, provider, own)
         if spec.name in specs:
-            raise UsageError(f"{where}: two pods are called {spec.name}")
+            raise UsageError(f"{where}: two pods have the name {spec.name}")
         specs[spec.name] = spec
     return check_name(name), list(specs.values())
 
@@ -125,20 +125,22 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
         if name in said:
             raise UsageError(
                 f"{where}: {word} and {next(one for one in entry if ALIASES.get(one, one) == name)} "
-                "are the same; give one"
+                "are the same key; give only one"
             )
         said[name] = _value(f"{where}: {word}", known[name], value)
     if not said.get("name"):
-        raise UsageError(f"{where}: it needs a name, as text")
+        raise UsageError(f"{where}: the pod needs a name, as text")
     said["provider"] = said.get("provider") or provider
     if said["provider"] in own or said.get("instance_type"):  # An instance type determines the GPUs.
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
-        raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
+        raise UsageError(f"{where}: ttl_hours is 0; expected a number above 0")
     if said.get("idle_stop_minutes") == 0:
-        raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
+        raise UsageError(f"{where}: idle_stop_minutes is 0; expected a number above 0")
     if said.get("recover") and said.get("idle_stop_minutes"):
-        raise UsageError(f"{where}: recover would rent anew what idle_stop_minutes has ended; give one of them")
+        raise UsageError(
+            f"{where}: recover would rent a new pod after idle_stop_minutes has ended the pod; give only one of the two"
+        )
     check_name(said["name"])
     return PodEntry(**said)
 
@@ -175,7 +177,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
     elif str in kinds and type(value) in (int, float):
         return str(value)
     floor = ", from 0" if kinds[0] in (int, float) else ""
-    raise UsageError(f"{where} is {value!r}; it must be {WORDS[kinds[0]]}{floor}")
+    raise UsageError(f"{where} is {value!r}; expected {WORDS[kinds[0]]}{floor}")
 
 
 @dataclass(frozen=True)
@@ -206,14 +208,14 @@ def decide(
         if op.pod_set != set_name:
             if name in wanted:
                 raise UsageError(
-                    f"{name} is a pod already, and not of the set {set_name}; choose another name, or: inv down {name}"
+                    f"{name} already exists outside of the set {set_name}; choose a different name, or: inv down {name}"
                 )
         elif name not in wanted:
-            ends.append(PodAction("end", name, op.token, "it is wanted no more"))
+            ends.append(PodAction("end", name, op.token, "no longer in the file"))
         elif op.state in (TERMINATING, UNKNOWN):
-            ends.append(PodAction("end", name, op.token, f"it is {op.state}"))
+            ends.append(PodAction("end", name, op.token, f"the pod is {op.state}"))
         elif op.spec_hash != wanted[name]:
-            ends.append(PodAction("end", name, op.token, "it is wanted otherwise"))
+            ends.append(PodAction("end", name, op.token, "changed in the file"))
         elif op.token in sights and recovery.decide([sights[op.token]], recovery.POD).do is RecoveryAction.BEGIN_ANEW:
             ends.append(PodAction("end", name, op.token, sights[op.token].why or GONE))
         else:

@@ -36,11 +36,11 @@ POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_
 
 
 class RecoveryAction(Enum):
-    LEAVE = "it is at work, or over"
-    WAIT = "its state is not known"
-    RESUME = "start it again on the pods that it has"
-    BEGIN_ANEW = "end what is left of it; continue on other pods from the copies here"
-    GIVE_UP = "it was restarted too often"
+    LEAVE = "the run is at work, or over"
+    WAIT = "the state is not known"
+    RESUME = "restart the run on the same pods"
+    BEGIN_ANEW = "end the remaining pods; continue on new pods from the local copies"
+    GIVE_UP = "the run was restarted too often"
 
 
 @dataclass(frozen=True)

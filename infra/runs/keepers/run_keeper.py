@@ -73,7 +73,7 @@ class RunKeeper(Keeper):
             heard, waiting = False, _Waiting(op, self.say, self.tell_after_s)
             try:
                 if not op.is_live or op.detached:
-                    raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
+                    raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
                 transport = self.vendors(op.vendor).reach(sight.pod_of(op))
                 with self._downloading(op, transport):
                     for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
@@ -126,7 +126,7 @@ class RunKeeper(Keeper):
                 verdict = mirror.last_words(op, self.home)
             except StoreError as error:
                 tries += 1
-                problem = f"its pod is gone, and it is not known whether its work is done: {error}"
+                problem = f"the pod is gone, and the state of the work is unknown: {error}"
                 self.wait_for_success(op, problem, tries)
                 op = self.journal.ops(run=op.run)[-1]
                 if run_rows.is_over(op):
@@ -149,9 +149,7 @@ class RunKeeper(Keeper):
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if run_rows.is_over(op):
-                raise (
-                    launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down)") if op.outcome == ASKED else failure
-                )
+                raise (launch.EndedMeanwhile(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
             self._take(op.run)
             if self.lease is None:  # A different keeper is active.
                 self.rest(op, RETRY_S)
@@ -168,7 +166,7 @@ class RunKeeper(Keeper):
                 sights = self._look(rows)
                 course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
                 if course.do is RecoveryAction.GIVE_UP:
-                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, which is the maximum")
+                    raise GivenUp(f"{failure}; the run was restarted {len(begun_at)} times, which is the maximum")
                 if course.do is RecoveryAction.LEAVE or course.do is RecoveryAction.WAIT and sights[0].is_there is None:
                     return op  # Follow the row to get progress, verdict or silence.
                 if course.do is RecoveryAction.WAIT:
@@ -176,7 +174,7 @@ class RunKeeper(Keeper):
                     words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
                     if words != told:
                         told = words
-                        self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
+                        self.say(f"{op.run} has stopped; waiting for {words}. To end the run: inv down {op.run}")
                     self.rest(op, RETRY_S)
                     continue
             except (Lost, TimedOut, Unreachable, pods.StillBills) as error:
@@ -242,7 +240,7 @@ class RunKeeper(Keeper):
         if now.is_live and (why := spend.due(now, read_clocks(), rented.clock_scale)):
             for node in run_rows.nodes_of(now, self.journal):
                 pods.end(rented, node, self.journal, why, "limit")
-            raise LimitHit(f"{op.run} was ended: {why}, and its pod had not ended itself")
+            raise LimitHit(f"{op.run} was ended: {why}, and the pod had not ended itself")
 
     def _is_well(self, op: Op) -> bool:
         """Return True if the guard or agent lives, or a verdict exists. Raises SlipwayError for an unknown state."""
@@ -271,14 +269,14 @@ class RunKeeper(Keeper):
         """
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self.recoveries(op) + 1)
-        why = f"{course.lost}; all answer again" if course.lost else seen.death
-        self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
+        why = f"{course.lost}; all nodes answer again" if course.lost else seen.death
+        self.say(f"{op.run}: {why}; resuming on the same pods (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)
         if now.epoch != op.epoch:  # The row was ended during the start, so the pod must not run.
             self.journal.leases.check_held()
             provider.delete(op.remote_id or op.token)
-            raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
+            raise Fenced(f"{op.run}: another process changed the run in the meantime; run: inv status")
         return op
 
     def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: RecoveryDecision) -> Op:
@@ -296,7 +294,7 @@ class RunKeeper(Keeper):
         if silent:
             self._find_replacement(op, silent)
         if WAITS not in op.reason:
-            self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
+            self.say(f"{op.run}: {what}; looking for a new machine (recovery {recoveries})")
         if provider.is_here:  # A run cannot leave this machine; a gone node gets a new pod in the same folder.
             for row in live:
                 if row.rank in course.gone:
@@ -308,7 +306,7 @@ class RunKeeper(Keeper):
             self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
         self.lost(self.journal.op(op.token))
         # A terminal that closes now would cost this pod too, so a keeper asked to exit finishes the start first.
-        with finishing(f"{op.run} is being brought back", self.say):
+        with finishing(f"{op.run} is being restarted", self.say):
             return self.elsewhere(op, recoveries)
 
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
@@ -316,7 +314,7 @@ class RunKeeper(Keeper):
         try:
             self.find(replace(op.read_request(), nodes=len(silent)))
         except (NoOffer, OutOfMoney) as error:
-            raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
+            raise NoReplacement(f"no machine can replace {names}: {error}") from error
 
     def _end(self, op: Op, reason: str, may_detach: bool) -> None:
         try:
@@ -326,7 +324,9 @@ class RunKeeper(Keeper):
         except SlipwayError as error:
             if not may_detach:
                 raise
-            self.say(f"{_named(op)} is unreachable; it is detached from the run, and ended when it comes back: {error}")
+            self.say(
+                f"{_named(op)} is unreachable; the pod is detached from the run, and ended once reachable: {error}"
+            )
             pods.detach(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(
@@ -345,7 +345,7 @@ class RunKeeper(Keeper):
         """
         code = self.home.kept.code
         if not code.is_dir():
-            raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
+            raise GivenUp(f"{op.run}: the pod is gone, and no snapshot of the code was kept; run: inv launch")
         request = op.read_request()
         # The other nodes cannot continue without node 0; all nodes restart together.
         for other in run_rows.nodes_of(op, self.journal)[1:]:
@@ -404,14 +404,14 @@ class _Waiting:
         if not self.is_told and now - self.since >= self.after_s:
             self.is_told = True
             self.say(
-                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is not "
-                f"started elsewhere. Check it: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
+                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; the work may still run there, so the run is "
+                f"not started elsewhere. Check: inv status {self.op.run}; to end the run later: inv down {self.op.run}"
             )
 
 
 def _named(op: Op | None) -> str:
     """Return the display name of a node."""
     if op is None:
-        return "a node that was given up"
-    place = op.place or op.remote_id or "its pod"
+        return "an abandoned node"
+    place = op.place or op.remote_id or "the pod"
     return f"node {op.rank} ({place})" if run_rows.size_of(op) > 1 else place

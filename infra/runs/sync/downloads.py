@@ -62,7 +62,7 @@ class Downloads:
 
         Raises Lost, TimedOut or Unreachable if the pod does not answer.
         """
-        self.say(f"{op.run}: bringing home what it has saved")
+        self.say(f"{op.run}: downloading the saved files")
         with self.running:
             for part in self._parts(op, transport, pod_store):
                 try:

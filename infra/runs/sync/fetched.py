@@ -36,7 +36,7 @@ def place(root: Path, path: str) -> Path:
     Raises SlipwayError if the path leads out of `root`, or if a folder on the path is a link.
     """
     if not is_inside(path):
-        raise SlipwayError(f"{outside.shown(path)} cannot be the name of a fetched file; nothing was written")
+        raise SlipwayError(f"{outside.shown(path)} is not a valid name of a fetched file; the file was not written")
     parts = path.split("/")
     root.parent.mkdir(parents=True, exist_ok=True)
     for number in range(len(parts)):
@@ -54,7 +54,7 @@ def _make_folder(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
-        raise SlipwayError(f"{folder} is a link, or no folder; nothing is written there; remove it: rm {folder}")
+        raise SlipwayError(f"{folder} is a link or not a folder, so no files are written there; run: rm {folder}")
 
 
 def replace(root: Path, path: str, pieces: Iterable[bytes]) -> Path:
@@ -136,9 +136,9 @@ def _counts(path: str) -> bool:
 def cut(path: str, here: int, there: int) -> str:
     """Return a display text for a partly copied file."""
     if here >= FILE_BYTES:
-        why = f"{size(FILE_BYTES)} of a file are the most that is kept here"
+        why = f"{size(FILE_BYTES)} is the maximum per file on this machine"
     else:
-        why = f"{size(RUN_BYTES)} of a run are the most that is kept here, and this machine's disk is not filled"
+        why = f"{size(RUN_BYTES)} is the maximum per run on this machine, and the disk is not filled"
     return f"{outside.printable(path)}: the first {size(here)} of {size(there)} are here ({why})"
 
 
@@ -147,9 +147,11 @@ def cuts_of(listing: NamedSizes) -> list[str]:
     found = []
     if listing.num_refused:
         names = ", ".join(outside.shown(one) for one in listing.refused)
-        found.append(f"{count(listing.num_refused, 'file')} of the pod cannot be brought, by their names: {names}")
+        found.append(
+            f"{count(listing.num_refused, 'file')} of the pod cannot be downloaded, because of the names: {names}"
+        )
     if listing.is_cut:
-        found.append(f"of its files, the first {len(listing.sizes)} are brought")
+        found.append(f"only the first {len(listing.sizes)} files are downloaded")
     return found
 
 

@@ -21,5 +21,7 @@ def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:
     words = ["sh", "-c", LIST, "sh", str(folder_of(op).root), patterns, str(LISTING_BYTES)]
     done = transport.run(words, timeout_s=LIST_S)
     if done.exited != 0:
-        raise SlipwayError(f"{op.run}: listing its files: {done.stderr.strip() or f'exit code {done.exited}'}")
+        raise SlipwayError(
+            f"{op.run}: listing the files of the pod: {done.stderr.strip() or f'exit code {done.exited}'}"
+        )
     return read_listing(done.stdout[: 2 * LISTING_BYTES], MOST_FILES)

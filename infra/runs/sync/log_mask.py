@@ -55,6 +55,8 @@ def handed_to(op: Op, transport: Transport) -> dict[str, str]:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except outside.Unreadable as error:
-            raise SlipwayError(f"{op.run}: the secrets of its pod cannot be read to mask them: {error}") from None
+            raise SlipwayError(
+                f"{op.run}: the secrets of the pod cannot be read, so logs cannot be masked: {error}"
+            ) from None
         _there[op.token] = {name: value for name, value in said.items() if isinstance(value, str)}
     return _there[op.token]

@@ -120,7 +120,7 @@ def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int, 
         while begin < size:
             piece = transport.read(source, begin)[: size - begin]
             if not piece:
-                raise SlipwayError(f"{source} has shrunk while it was read")
+                raise SlipwayError(f"{source} has shrunk during the download")
             yield piece
             begin += len(piece)
         begin, end = begin - size, end - size
@@ -174,7 +174,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
     if verdict.get("token") == op.token:
         return dict(verdict)
     try:
-        verdict = parse(RunFolder(op.store or "", op.run).read(ENDING), f"how {op.run} ended, in {op.store},")
+        verdict = parse(RunFolder(op.store or "", op.run).read(ENDING), f"the verdict of {op.run} in {op.store}")
     except FileNotFoundError:
         return {}
     except SlipwayError as error:
@@ -182,7 +182,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
     except StoreError:
         raise
     except Exception as error:  # A store client may raise any exception.
-        raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
+        raise StoreError(f"the verdict of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     if verdict.get("token") != op.token:
         return {}
     reports.keep(home, "verdict", verdict)
@@ -238,7 +238,7 @@ def bring_artifacts(
                 source = str(pod.code / pod_store / manifest.place(entry.path))
                 if fetch(transport, source, fetched.place(draft, entry.path), entry.size, meter) != entry.sha256:
                     raise StoreError(
-                        f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
+                        f"{name} from {op.run}: {entry.path} was damaged in transfer; run again: inv pull {op.run}"
                     )
             store.publish(draft, name, fingerprint, manifest.about, flat=name == "identity_conversations")
         brought.append(name)

@@ -48,5 +48,5 @@ def at_home(op: Op, home: RunHome) -> dict[str, Any]:
     for kind in KINDS:
         with contextlib.suppress(FileNotFoundError):
             content = fetched.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
-            said[kind] = parse(content, f"the {kind} of {op.run} at home")
+            said[kind] = parse(content, f"the local copy of the {kind} of {op.run}")
     return said

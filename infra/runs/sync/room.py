@@ -16,9 +16,9 @@ def lacks(folder: Path, reserve_bytes: int) -> str:
     if free >= reserve_bytes:
         return ""
     return (
-        f"{size(free)} are free on the disk of {there}, and {size(reserve_bytes)} are kept free "
-        "(SLIPWAY_RESERVE_BYTES): logs and results of runs are not fetched; they stay on the pods while those "
-        "live; make room"
+        f"{size(free)} are free on the disk of {there}, and {size(reserve_bytes)} must stay free "
+        "(SLIPWAY_RESERVE_BYTES): logs and results of runs stay on the pods until the pods end, "
+        "and are not downloaded; free some disk space"
     )
 
 
@@ -38,8 +38,8 @@ def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
     """Raise SlipwayError if `num_bytes` do not fit on the disk of a folder."""
     if num_bytes > (free := free_bytes(folder)):
         raise SlipwayError(
-            f"{what} has {size(num_bytes)}, and {folder} has room for {size(free)}; "
-            "it is not brought here; make room on this disk"
+            f"{what} has {size(num_bytes)}, but {folder} has room for {size(free)}; "
+            "nothing was downloaded. Free some space on this disk"
         )
 
 

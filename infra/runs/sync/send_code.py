@@ -33,16 +33,16 @@ def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say)
         origin = adopt(transport, pod.root / name, op.token)
         if not origin:
             raise UsageError(
-                f"--no-sync: no run has left its {name} on {op.place or 'this machine'}; leave --no-sync out once"
+                f"--no-sync: {op.place or 'this machine'} has no {name} of an earlier run; run once without --no-sync"
             )
         differ = differences(transport, Path(one.source), pod.root / name, op.token, one.file, one.anyway)
         behind = [path for path in differ if name == "code" and path.startswith(BEHIND)]
         if made and behind:
             raise UsageError(
-                f"--no-sync: {_some(behind)} on {op.place or 'this machine'} differ from those here, and what they "
-                "would make there would pass for the work of those here; leave --no-sync out"
+                f"--no-sync: {_some(behind)} on {op.place or 'this machine'} differ from the local files, and the "
+                "results would count as results of the local files; leave --no-sync out"
             )
-        than = f"; {_some(differ)} differ from here" if differ else ", as it is here"
+        than = f"; {_some(differ)} differ from the local files" if differ else ", equal to the local files"
         say(f"sync: skipped; {name} is that of {origin}{than}")
     if not (plan.job and plan.job.no_setup or provider.is_here):
         with stage("tools", say, clock_scale(provider)) as told:

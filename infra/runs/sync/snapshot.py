@@ -67,7 +67,7 @@ def carried_of(home: RunHome) -> tuple[Carried, ...]:
     except FileNotFoundError:
         return ()
     except outside.Unreadable as error:
-        raise SlipwayError(f"{home.carried} cannot be used, and nothing of it is sent: {error}") from None
+        raise SlipwayError(f"{home.carried} cannot be used, and is not sent: {error}") from None
 
 
 def _kept_one(home: RunHome, said: Any) -> Carried:
@@ -82,7 +82,7 @@ def _kept_one(home: RunHome, said: Any) -> Carried:
 def _checked(name: str, file: str) -> str:
     """Return the name of a carried folder. Raises Unreadable for an invalid or reserved name, or an invalid path."""
     if not is_part(name) or name in OURS or file and not is_inside(file):
-        raise outside.Unreadable(f"{outside.shown(name)} with {outside.shown(file)} is no folder that goes along")
+        raise outside.Unreadable(f"{outside.shown(name)} with {outside.shown(file)} is not a folder to send")
     return name
 
 
@@ -205,6 +205,6 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
     for file in checkpoint.files:
         path = fetched.place(draft, file.path)
         if mirror.fetch(transport, str(source / file.path), path, file.size, meter) != file.sha256:
-            raise SlipwayError(f"{source / file.path} arrived damaged; it is fetched again")
+            raise SlipwayError(f"{source / file.path} was damaged in transfer; downloading again")
     fetched.replace(draft, MANIFEST, [checkpoint.raw])
     return [(draft, target)]

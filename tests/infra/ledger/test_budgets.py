@@ -211,7 +211,7 @@ def test_of_eight_that_ask_at_once_no_more_are_paid_than_the_amount_covers(journ
             try:
                 rent(own, f"run-{number}", 120)
             except OutOfMoney as error:
-                assert "are free, reserved by run-" in str(error)
+                assert "are free; reserved by: run-" in str(error)
             else:
                 paid.append(number)
 
@@ -226,14 +226,14 @@ def test_of_eight_that_ask_at_once_no_more_are_paid_than_the_amount_covers(journ
 def test_a_pod_that_may_exist_costs_all_that_it_may_until_that_is_known(journal):
     budgets.open_budget(journal, "b", 500, None)
     op = journal.advance(journal.advance(rent(journal, "a", 400), "sending"), "unclear")
-    with pytest.raises(OutOfMoney, match="reserved by a"):
+    with pytest.raises(OutOfMoney, match="reserved by: a"):
         rent(journal, "other", 200)
     journal.advance(op, "absent")
     assert rent(journal, "other", 500).is_live
 
 
 def test_a_pod_without_a_limit_or_a_budget_that_nobody_has_opened_is_refused(journal):
-    with pytest.raises(UsageError, match="there is no budget 'b'; known: none"):
+    with pytest.raises(UsageError, match="budget 'b' does not exist; known: none"):
         rent(journal, "a", 1)
     budgets.open_budget(journal, "b", 500, None)
     with pytest.raises(OutOfMoney, match="a pod without a limit cannot be paid from b"):
@@ -246,9 +246,9 @@ def test_an_amount_is_changed_by_one_command_at_a_time_and_never_below_what_is_o
     with Journal.open(environ=environ) as other:
         assert budgets.open_budget(other, "b", 500, None) == first  # two terminals that open the same at once
         more = budgets.open_budget(other, "b", 900, first)
-    with pytest.raises(Fenced, match="another command changed its limit"):
+    with pytest.raises(Fenced, match="another command changed the limit"):
         budgets.open_budget(journal, "b", 700, first)
     rent(journal, "a", 600)
-    with pytest.raises(UsageError, match=r"give 0\.01 USD at least: --budget b=USD, or end"):
+    with pytest.raises(UsageError, match=r"Give at least 0\.01 USD: --budget b=USD, or end"):
         budgets.open_budget(journal, "b", 599, more)
     assert budgets.open_budget(journal, "b", 600, more).amount == 600

@@ -93,7 +93,7 @@ def test_a_month_has_what_fell_into_it_and_the_months_make_the_whole():
 def test_time_is_limited_from_the_request_and_money_from_when_billing_began():
     pod = row(vendor="shadeform", intent_at=1000, sent_at=1000, billed_at=1400.0, ttl_s=2700.0, cap=None)
     assert (left_s(pod, 3700.0), due(pod, 3699.0)) == (0.0, "")
-    assert due(pod, 3700.0) == "its time limit of 45 min 00 s is reached"
+    assert due(pod, 3700.0) == "the time limit of 45 min 00 s is reached"
     dollar = replace(pod, ttl_s=None, cap=2_000_000)  # an hour of it
     assert (left_s(dollar, 3700.0), due(dollar, 4900.0)) == (1300.0, "")
-    assert due(dollar, 5000.0) == "its spend limit of 2.00 USD is reached"
+    assert due(dollar, 5000.0) == "the spend limit of 2.00 USD is reached"

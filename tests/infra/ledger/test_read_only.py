@@ -51,7 +51,7 @@ def test_a_journal_on_a_read_only_folder_is_read_and_not_written(world, is_open)
         found = fixed(world.folder / "state", sys.executable, "-c", ASK, path, env=world.environ)
     assert found.returncode == 0, found.stderr
     first, second = found.stdout.splitlines()
-    problem = f"journal {path} can only be read: Read-only file system; "
+    problem = f"journal {path} is read-only: Read-only file system; "
     assert first.startswith(f"{installation} ['brave-otter-1'] {problem}")
     assert second.startswith("refused: ")
 
@@ -62,8 +62,8 @@ def test_status_shows_what_is_there_and_says_that_it_may_only_read(world):
     done = fixed(world.folder / "state", sys.executable, "-m", "invoke", "status", "--json", env=world.environ)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert [(row["run"], row["state"]) for row in json.loads(done.stdout)] == [(run, "succeeded")]
-    assert done.stderr.count("can only be read: Read-only file system") == 1
+    assert done.stderr.count("is read-only: Read-only file system") == 1
     words = ("launch", "--cmd", "true", "--provider", "local", "--yes")
     done = fixed(world.folder / "state", sys.executable, "-m", "invoke", *words, env=world.environ)
-    assert done.returncode != 0 and "can only be read" in done.stderr, done.stderr
+    assert done.returncode != 0 and "is read-only" in done.stderr, done.stderr
     assert "bug in inv" not in done.stderr

@@ -183,8 +183,8 @@ def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
     known = row(READY, remote_id="id-1", sent_at=1_000, last_seen_at=2_000)
     said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
     for at_limit, why in (
-        ({}, "m ended it"),
-        ({known.token: "its time is up"}, "its time is up; m ended it"),
+        ({}, "m ended the pod"),
+        ({known.token: "its time is up"}, "its time is up; m ended the pod"),
     ):
         (move,) = decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, at_limit=at_limit)
         assert (move.event, move.facts) == ("gone", {"reason": why, "outcome": "limit" if at_limit else ""})
@@ -238,7 +238,7 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
         monkeypatch.setattr(journal, "claim", is_full)
         done = reconcile.reconcile(market, journal, lambda: at(market.now))
         assert len(market.running) == 1 and done.actions == ()
-        assert "the disk is full; it may still cost" in done.problems[0]
+        assert "the disk is full; the machine may still cost" in done.problems[0]
         monkeypatch.undo()
         reconcile.reconcile(market, journal, lambda: at(market.now))
         assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
@@ -253,7 +253,7 @@ def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_
         assert not held
         held.append(journal.leases.take("reconcile:local"))
         monkeypatch.setattr(reconcile, "TURN_S", 0.0)
-        said = f"process {os.getpid()}, another inv command, has been asking it .* end it, and look again: inv status"
+        said = f"process {os.getpid()}, another inv command, has been reading this account .* check again: inv status"
         with pytest.raises(Held, match=said):
             reconcile.reconcile_in_turn(provider, journal)
 
@@ -289,7 +289,10 @@ def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is
             later = Clocks(clocks.boot_id, clocks.boot_s + hours * 3600, clocks.wall_s + hours * 3600)
             found = reconcile.reconcile(second, journal, lambda later=later: later)
             assert [one for one in found.actions if not isinstance(one, Delete)] == []
-            assert all("put that account's key back" in one and "it may still cost" in one for one in found.problems)
+            assert all(
+                "restore the key of that account" in one and "the machine may still cost" in one
+                for one in found.problems
+            )
             assert len(found.problems) == 2
         assert [op.state for op in journal.ops()] == [BOOTING, UNKNOWN]
         kinds = {one.run: one.kind for one in reap.inspect(second, journal)[0] if one.run}

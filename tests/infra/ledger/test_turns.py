@@ -54,26 +54,26 @@ def test_a_machine_is_one_runs_or_several_that_name_devices_of_their_own(journal
     first = take(journal, "a", devices="0,1")
     take(journal, "b", devices="2")
     for devices in ("", "1", "2,3"):
-        with pytest.raises(Leased, match="lab/box1, device .*, is leased by"):
+        with pytest.raises(Leased, match="lab/box1, device .*, is in use by"):
             take(journal, "c", devices=devices)
     end(journal, first)
     take(journal, "c", devices="0")
     take(journal, "whole", place=OTHER)
-    with pytest.raises(Leased, match="lab/box2 is leased by whole"):
+    with pytest.raises(Leased, match="lab/box2 is in use by whole"):
         take(journal, "d", place=OTHER, devices="7")
 
 
 def test_on_this_machine_runs_share_it_but_for_devices_that_one_has_named(journal):
     take(journal, "a", "", vendor="local")
     b = take(journal, "b", "", vendor="local")
-    with pytest.raises(Leased, match="this machine is leased by a"):
+    with pytest.raises(Leased, match="this machine is in use by a"):
         take(journal, "c", "", "0", vendor="local")
     for op in journal.ops(live=True):
         end(journal, op)
     take(journal, "c", "", "0", vendor="local")
     take(journal, "d", "", "1", vendor="local")
     for devices in ("", "0"):
-        with pytest.raises(Leased, match="this machine, device 0, is leased by c"):
+        with pytest.raises(Leased, match="this machine, device 0, is in use by c"):
             take(journal, "e", "", devices, vendor="local")
     assert not journal.op(b.token).is_live
 
@@ -85,11 +85,11 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
         processes.me = number
         lines[run] = turns.stand_in_line(journal, run, "ssh", (BOX,), "")
     said = {run: turns.why_waiting(journal, turn) for run, turn in lines.items()}
-    assert said["one"] == "waits for lab/box1: has has it until it ends"
+    assert said["one"] == "waits for lab/box1: has has it until the end of the run"
     end(journal, has)
-    assert turns.why_waiting(journal, lines["one"]) == "its turn has come"
+    assert turns.why_waiting(journal, lines["one"]) == "is first in line"
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
-    with pytest.raises(turns.InLine, match="one came before, and waits for it; stand in line: --wait"):
+    with pytest.raises(turns.InLine, match="one came before, and is waiting; wait in line: --wait"):
         take(journal, "impatient")
     with pytest.raises(turns.InLine):
         take(journal, "two", own=lines["two"])
@@ -97,7 +97,7 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
     take(journal, "two", own=lines["two"])
     turns.leave(journal, lines["two"])
     assert [one.run for one in turns.waiting(journal)] == ["three"]
-    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until it ends"
+    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
 
 
 def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
@@ -106,7 +106,7 @@ def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
     turns.withdraw(journal, mine)
     processes.me = 2
     assert turns.stand_in_line(journal, "two", "ssh", (BOX,), "").number == mine.number
-    with pytest.raises(turns.Withdrawn, match="one: somebody ended it while it waited"):
+    with pytest.raises(turns.Withdrawn, match="one: inv down ended the run during the wait"):
         take(journal, "one", own=mine)
     assert journal.ops() == []
 
@@ -131,7 +131,8 @@ def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, pr
     take(journal, "elsewhere", place=OTHER)
     turn = turns.stand_in_line(journal, "one", "ssh", (BOX, OTHER), "1,2")
     assert turns.why_waiting(journal, turn) == (
-        "waits for lab/box1: has has devices 0,1 until it ends; lab/box2: elsewhere has it until it ends"
+        "waits for lab/box1: has has devices 0,1 until the end of the run; "
+        "lab/box2: elsewhere has it until the end of the run"
     )
     take(journal, "beside", devices="3")
     with pytest.raises(turns.InLine):
@@ -150,7 +151,7 @@ def test_a_run_that_was_there_goes_on_without_standing_in_line_again(journal, pr
 def test_one_that_waits_for_this_machine_wants_it_for_itself_and_its_nodes(journal, processes):
     has = take(journal, "has", "", vendor="local")
     turn = turns.stand_in_line(journal, "one", "local", ("",), "")
-    assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until it ends"
+    assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
     with pytest.raises(Leased):
         take(journal, "one", "", vendor="local", own=turn)
     take(journal, "careless", "", vendor="local")

@@ -135,7 +135,7 @@ def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site)
     [
         ("/never", "unknown", "no answer in 1 s"),
         ("/drip", "unknown", "has only"),
-        ("/100", "unknown", "has only 100 bytes; set a larger one"),
+        ("/100", "unknown", "has only 100 bytes; set SLIPWAY_ACCEPT_URL to a larger file"),
     ],
 )
 def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, site, page, state, said):
@@ -148,7 +148,7 @@ def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, s
 
 @pytest.mark.process
 def test_without_an_address_nothing_is_downloaded_and_that_is_said(measure):
-    assert measure()[1]["download"] == ("later", "no address is set to download from")
+    assert measure()[1]["download"] == ("later", "no download URL is set (SLIPWAY_ACCEPT_URL)")
 
 
 @pytest.mark.process
@@ -180,8 +180,8 @@ def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(meas
     machine = smi("NVIDIA H100 80GB HBM3, 81559, 580.95.05\n" * 2)
     report, checks = measure(replace(WANTED, num_gpus=2), machine=machine, pythons=(sys.executable,))
     assert checks["GPUs"] == ("ok", "2 x NVIDIA H100 80GB HBM3, 86 GB each")
-    assert checks["driver"] == ("ok", "580.95.05 serves CUDA 13.0, torch wants 13.0")
-    assert checks["matmul"] == ("later", "no torch with CUDA is there yet")
+    assert checks["driver"] == ("ok", "580.95.05 supports CUDA 13.0, torch needs 13.0")
+    assert checks["matmul"] == ("later", "torch with CUDA is not installed yet")
     assert report.is_accepted
 
 
@@ -194,9 +194,9 @@ SLICED = WHOLE + "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n  MIG 1g.10gb     
     ("wanted", "listed", "said"),
     [
         ("H100", SLICED.format(0, 0) + WHOLE.format(1, 1),
-         ("bad", "H100 promised, NVIDIA H100 80GB HBM3 MIG 1g.10gb there")),
+         ("bad", "H100 promised, NVIDIA H100 80GB HBM3 MIG 1g.10gb found")),
         ("H100-MIG-1G.10GB", SLICED.format(0, 0),
-         ("bad", "H100-MIG-1G.10GB promised, NVIDIA H100 80GB HBM3 there")),
+         ("bad", "H100-MIG-1G.10GB promised, NVIDIA H100 80GB HBM3 found")),
         ("H100-MIG-1G.10GB", SLICED.format(0, 0) + SLICED.format(1, 1),
          ("ok", "4 x NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10 GB each")),
     ],
@@ -213,7 +213,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     report, checks = measure(WANTED, machine=smi(said, said, code=9))
     assert checks["GPUs"] == ("bad", f"nvidia-smi: exit code 9: {said}")
-    assert checks["driver"] == ("unknown", "nvidia-smi names no CUDA version") and not report.is_accepted
+    assert checks["driver"] == ("unknown", "nvidia-smi prints no CUDA version") and not report.is_accepted
 
 
 @pytest.mark.process
@@ -227,7 +227,10 @@ def test_a_machine_that_holds_no_code_is_refused_where_code_of_answers_runs(meas
     wanted = replace(PLAIN, sandbox=True)
     assert measure(wanted)[1]["sandbox"] == ("ok", "bubblewrap")
     report, _ = measure(wanted, python=str(strict))
-    assert report.failure == "sandbox: neither Landlock (Linux 5.13) nor bubblewrap holds the code of answers here"
+    assert (
+        report.failure
+        == "sandbox: neither Landlock (Linux 5.13) nor bubblewrap can confine the code of answers on this machine"
+    )
     assert measure(PLAIN, python=str(strict))[0].is_accepted
 
 
@@ -254,10 +257,10 @@ def test_a_machine_as_promised_is_accepted():
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"gpus": [H100] * 7}, "GPUs: 8 promised, 7 there"),
-        ({"gpus": []}, "GPUs: 8 promised, 0 there"),
-        ({"gpus": [{**H100, "name": "NVIDIA A100-SXM4-80GB"}] * 8}, "GPUs: H100 promised, NVIDIA A100-SXM4-80GB there"),
-        ({"gpus": [*[H100] * 7, {**H100, "memory_bytes": 40 << 30}]}, "GPUs: 80 GB promised, 43 GB each there"),
+        ({"gpus": [H100] * 7}, "GPUs: 8 promised, 7 found"),
+        ({"gpus": []}, "GPUs: 8 promised, 0 found"),
+        ({"gpus": [{**H100, "name": "NVIDIA A100-SXM4-80GB"}] * 8}, "GPUs: H100 promised, NVIDIA A100-SXM4-80GB found"),
+        ({"gpus": [*[H100] * 7, {**H100, "memory_bytes": 40 << 30}]}, "GPUs: 80 GB promised, 43 GB each found"),
     ],
 )
 def test_gpus_that_are_not_as_promised_refuse_the_machine(facts, said):
@@ -268,7 +271,7 @@ def test_gpus_that_are_not_as_promised_refuse_the_machine(facts, said):
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        ({"cuda": {"value": "12.8"}}, "driver: 580.95.05 serves CUDA 12.8, torch wants 13.0"),
+        ({"cuda": {"value": "12.8"}}, "driver: 580.95.05 supports CUDA 12.8, torch needs 13.0"),
         ({"matmul": {"error": "no answer in 60 s"}}, "matmul: no answer in 60 s"),
         ({"matmul": {"value": SEEN["matmul"]["value"][:7]}}, "matmul: torch sees 7 GPUs"),
         ({"matmul": {"value": [*SEEN["matmul"]["value"][:7], {"tflops": 600, "exact": False}]}}, "GPU 7 gave a wrong"),
@@ -279,7 +282,7 @@ def test_gpus_that_do_not_work_refuse_the_machine(seen, said):
 
 
 def test_what_is_not_known_is_said_and_refuses_nothing():
-    silent = {"error": "it died"}
+    silent = {"error": "the check exited without a result"}
     unsized = {**FACTS, "gpus": [{**H100, "memory_bytes": None}] * 8}
     states, failure = verdicts(unsized, cuda=silent, disk_write=silent, free=silent, download=silent)
     assert failure == "" and {states[name] for name in ("GPUs", "driver", "disk write", "free disk", "download")} == {

@@ -49,7 +49,7 @@ def test_many_writers_lose_nothing(memory):
 def test_a_damaged_memory_is_named_and_never_taken_for_an_empty_one(memory, text):
     memory.path.parent.mkdir()
     memory.path.write_text(text)
-    with pytest.raises(SlipwayError, match="journal-hosts.json is damaged .* remove it, then run: inv pool.up"):
+    with pytest.raises(SlipwayError, match="journal-hosts.json is damaged .* remove the file, then run: inv pool.up"):
         memory.all()
 
 
@@ -170,7 +170,7 @@ def test_an_import_is_shown_first_and_then_written(inv, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("pool.list",), "there is no inventory"),
+        (("pool.list",), "does not exist; copy ssh_node_pools.yaml.example"),
         (("pool.import", "--from", "none.json"), "none.json: "),
         (("pool.import",), "--from"),
         (("pool.lst",), "did you mean pool.list?"),

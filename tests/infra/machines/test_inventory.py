@@ -111,24 +111,24 @@ lab:
     ("text", "said"),
     [
         ("", "expected `POOL:`"),
-        ("p:\n  user: root", "pool p: `hosts` must be a list with one machine at least"),
+        ("p:\n  user: root", "pool p: `hosts` must be a list of at least one machine"),
         ("p: {hosts: []}", "pool p: `hosts` must be a list"),
         ("p: {hosts: [a.b], hots: 1}", "pool p: unknown key 'hots'; did you mean hosts?"),
         ("p: {hosts: [{ip: 1.1.1.1, usr: x}]}", "pool p, host 1.1.1.1: unknown key 'usr'; did you mean user?"),
         ("p: {hosts: [{user: x}]}", "pool p, host ?: `ip` must be an address"),
         ("p: {hosts: [-oProxyCommand=x]}", "`ip` must be an address"),
         ("p: {hosts: [10]}", "pool p, host 10: expected lines of the form"),
-        ("p: {hosts: [{ip: 1.1.1.1, password: hunter2}]}", "host 1.1.1.1: passwords are not used here, only keys"),
-        ("p: {password: hunter2, hosts: [1.1.1.1]}", "passwords are not used here, only keys"),
-        ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: there is no key /no/such"),
+        ("p: {hosts: [{ip: 1.1.1.1, password: hunter2}]}", "host 1.1.1.1: passwords are not supported: set"),
+        ("p: {password: hunter2, hosts: [1.1.1.1]}", "passwords are not supported: set identity_file"),
+        ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: private key not found: /no/such"),
         ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is not a valid user"),
         pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
-        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p, host 1.1.1.1: it is given twice; the first entry counts"),
-        ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; it must be a whole number from 1 to 65535"),
+        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "host 1.1.1.1: this machine is listed twice; the first entry counts"),
+        ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; expected a whole number from 1 to 65535"),
         ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),
         ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: .inf}]}", "usd_per_hour is inf"),
         ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: -1}]}", "usd_per_hour is -1"),
-        ("p: {hosts: [{ip: 1.1.1.1, memory: lots}]}", "memory is 'lots'; write it in GB"),
+        ("p: {hosts: [{ip: 1.1.1.1, memory: lots}]}", "memory is 'lots'; expected GB, such as 64"),
         ("p: {hosts: [{ip: 1.1.1.1, labels: [a]}]}", "labels must be lines"),
         ("../p: {hosts: [1.1.1.1]}", "'../p' is not a valid name"),
         ("p: {hosts: [1.1.1.1]}\np: {hosts: [1.1.1.2]}", "'p' is given twice"),
@@ -177,15 +177,15 @@ def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
     assert own.find("last/5.5.5.5").address.host == "5.5.5.5" and len(own.select("")) == 3
     assert [host.name for host in own.select("ok")] == ["1.1.1.1", "1.1.1.3"]
     for word, said in (
-        ("ok/1.1.1.2", "passwords are not used"),
-        ("3.3.3.3", "no key /no/such"),
-        ("keyless", "no key"),
+        ("ok/1.1.1.2", "passwords are not supported"),
+        ("3.3.3.3", "private key not found: /no/such"),
+        ("keyless", "private key not found"),
         ("words/2.2.2.1", "pool words: passwords"),
         ("odd", "unknown key 'hots'"),
     ):
         with pytest.raises(UsageError, match=said):
             own.select(word)
-    with pytest.raises(UsageError, match="no machine is called '9.9.9.9'"):
+    with pytest.raises(UsageError, match="machine '9.9.9.9'"):
         own.find("9.9.9.9")
 
 
@@ -197,14 +197,14 @@ def test_a_key_that_others_can_read_is_an_error_of_its_entries_only(home):
     own = inventory.load(path, home)
     assert [host.place for host in own.hosts] == ["b/2.2.2.2"]
     (one,) = own.unusable
-    why = f"host 1.1.1.1: key {home}/pool has mode 644, others can read it; run: chmod 600 {home}/pool"
+    why = f"host 1.1.1.1: key {home}/pool has mode 644, so other users can read the key; run: chmod 600 {home}/pool"
     assert one.why.endswith(why)
     (home / "pool").chmod(0o600)
     assert len(inventory.load(path, home).hosts) == 2
 
 
 def test_a_missing_file_says_what_to_copy(tmp_path):
-    with pytest.raises(UsageError, match="copy ssh_node_pools.yaml.example there"):
+    with pytest.raises(UsageError, match="copy ssh_node_pools.yaml.example to this path"):
         inventory.load(tmp_path / "none.yaml")
 
 
@@ -222,7 +222,7 @@ def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home)
     assert own.select("b/1.1.1.1") == hosts[2:]
     with pytest.raises(UsageError, match="several machines: a/1.1.1.1, b/1.1.1.1"):
         own.find("1.1.1.1")
-    with pytest.raises(UsageError, match="no machine is called '1.1.1.3'; available: .*pools: a, b"):
+    with pytest.raises(UsageError, match="machine '1.1.1.3' not found; available: .*pools: a, b"):
         own.select("1.1.1.3")
 
 
@@ -243,7 +243,7 @@ def test_a_word_names_a_machine_without_an_inventory(home, word, where):
 
 @pytest.mark.parametrize("word", ["::1", "[::1", "[box]:22", "a b", "-oProxyCommand=x", "root@[::1]:x"])
 def test_a_word_that_is_no_address_is_refused(home, word):
-    with pytest.raises(UsageError, match="names no machine"):
+    with pytest.raises(UsageError, match="is not a machine"):
         inventory.reach(word, home / "no.yaml", home)
 
 
@@ -304,10 +304,10 @@ def test_addresses_come_out_of_every_form_of_terraforms_json(terraform, wrap):
 @pytest.mark.parametrize(
     ("text", "only", "said"),
     [
-        ("{", "", "make it with: terraform output -json"),
-        ("[]", "", "no output is an address"),
-        ('{"image": {"value": "debian"}}', "", "no output is an address, a list or a map of addresses (image)"),
-        (json.dumps(OUTPUTS), "node", "there is no output 'node'; available: server_ip"),
+        ("{", "", "write the file with: terraform output -json"),
+        ("[]", "", "no output holds an address"),
+        ('{"image": {"value": "debian"}}', "", "no output holds an address, a list or a map of addresses (image)"),
+        (json.dumps(OUTPUTS), "node", "output 'node' does not exist; available: server_ip"),
     ],
 )  # fmt: skip
 def test_a_file_without_addresses_is_refused(terraform, text, only, said):
@@ -353,5 +353,5 @@ def test_an_import_into_a_pool_only_adds_lines(home, terraform, hosts):
 def test_a_list_in_one_line_is_not_taken_apart(home, terraform, text):
     path = home / "ssh_node_pools.yaml"
     path.write_text(text)
-    with pytest.raises(UsageError, match="the hosts of tf are not one per line; add them yourself, or name another"):
+    with pytest.raises(UsageError, match="the hosts of tf are not one per line; add the hosts by hand, or choose"):
         pool_import.plan(path, "tf", pool_import.addresses(terraform))

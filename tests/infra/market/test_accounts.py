@@ -35,7 +35,7 @@ RENT_AND_DIE = source("rent_and_die")
 def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path):
     rehearsal = Rehearsal(tmp_path)
     code, err = rehearsal.fails("status")
-    assert code == 2 and "no rehearsal runs; begin one with: inv rehearse" in err
+    assert code == 2 and "no rehearsal runs; start a rehearsal with: inv rehearse" in err
     try:
         out = rehearsal.inv("offers", "--gpu", "B200", "--num-gpus", "8")
         rows = [line.split()[1:9] for line in out.splitlines()[2:]]
@@ -54,7 +54,7 @@ def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path)
         with contextlib.suppress(attach.NoWorld):
             attach.stop(rehearsal.base)
     code, err = rehearsal.fails("audit")
-    assert code == 2 and "the last one ended at" in err
+    assert code == 2 and "the last rehearsal ended at" in err
 
 
 def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
@@ -144,7 +144,7 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
 
         left = reap.reap(market, journal, clock=lambda: later(now[0]), sleep=sleep)
         assert [(one.pod_id, one.kind, one.is_wrong) for one in left.findings] == [(pod_id, "ending", True)]
-        assert any("it may still cost 0.79 USD/h" in problem for problem in left.problems)
+        assert any("the machine may still cost 0.79 USD/h" in problem for problem in left.problems)
     code, err = rehearsal.fails("audit")
     assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
     with rehearsal.journal() as journal:
@@ -208,7 +208,7 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
         journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
-        why = "its time limit of 1 min 00 s is reached"
+        why = "the time limit of 1 min 00 s is reached"
         if command == "status":  # what is over its limit is said, and is exit code 5, once it has ended too
             said = rehearsal.json("status", code=5)
             assert next(one for one in said if one["run"] == run)["over_limit_s"] > 0
@@ -299,7 +299,7 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
         (["--estimate", "--phase", "sft", "--gpu", "TPU"], 2, "TPU"),
         (["--estimate", "--hours", "1", "--gpu", "B300", "--num-gpus", "3"], 3, "no price"),
         (["--gpu", "H100"], 2, "needs --estimate"),
-        (["--month", "soon"], 2, "write it as 2026-11"),
+        (["--month", "soon"], 2, "expected a month such as 2026-11"),
     ],
 )
 def test_words_of_cost_that_mean_nothing_are_told(rehearsal, words, code, said):

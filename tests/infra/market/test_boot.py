@@ -78,7 +78,7 @@ def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp
         job = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0))
         op = pods.rent(vendor, request, offer, job, journal)
         if trait == "dear":
-            with pytest.raises(boot.Unbooted, match="it costs 0.68 USD/h, 0.476987 USD/h were agreed to"):
+            with pytest.raises(boot.Unbooted, match="the pod costs 0.68 USD/h; the agreed price was 0.476987 USD/h"):
                 boot.boot(op, vendor, journal, BOOT_S)
         else:
             assert vendor.find(op.remote_id).micro_usd_per_hour == (476_987 if trait else 340_000)
@@ -108,7 +108,7 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
             running.delete("runpod", op.remote_id)
         told = reconcile(vendor, journal)
         assert journal.op(ops[True].token).is_live
-        assert any("spot-True: it stays open" in one and "GraphQL" in one for one in told.problems)
+        assert any("spot-True: the row stays open" in one and "GraphQL" in one for one in told.problems)
         # REST v2 rented the other one, and denies it under a key whose owner GraphQL has told before.
         assert pods.end(vendor, journal.op(ops[False].token), journal, "enough").state == "TERMINATED"
         assert not any("spot-False" in one for one in told.problems)
@@ -162,7 +162,7 @@ def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
         truth = running.truth()
         assert [pod["id"] for pod in truth["pods"] if pod["micro_usd_per_hour"]] == [op.remote_id]
         words = "\n".join(said)
-        assert "no address in time" in words and "were agreed to" in words and "an old driver" in words, words
+        assert "no address in time" in words and "the agreed price was" in words and "an old driver" in words, words
         pods.end(vendor, journal.op(op.token), journal)
 
 
@@ -190,7 +190,7 @@ def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_pa
         unclear, row = journal.ops(run="otter-1")
         assert (row, row.state) == (op, "READY")
         assert (unclear.rank, unclear.detached, unclear.state, unclear.remote_id) == (0, True, "TERMINATING", None)
-        assert any("it is ended once the vendor lists it; check: inv reap" in one for one in said)
+        assert any("which is ended once listed by the vendor. Check: inv reap" in one for one in said)
         running.fault(requests=[{"call": "create", "kind": "lost"}, {"call": "list", "kind": "error", "count": 40}])
         request = Request(run="otter-2", provider="runpod", gpu="H100", num_gpus=1)
         hidden = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
@@ -225,7 +225,7 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
         words = str(seen.value)
         assert type(seen.value) is (LimitHit if late_s else launch.TakenAway), words
         assert "the connection broke" not in words and vendor_name in words, words
-        assert "nothing of it runs, and nothing bills: launch again" in words, words
+        assert "no pod of the run is left, and nothing bills: launch again" in words, words
         now = journal.op(op.token)
         assert (now.state, now.outcome) == ("TERMINATED", "limit" if late_s else "")
         assert running.truth()["billing"] == 0
@@ -265,7 +265,9 @@ def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_
             raise Lost("the connection broke")
 
         renting = launch._Renting(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
-        with pytest.raises(launch.EndedMeanwhile, match=r"somebody ended it.*\(inv down\); nothing of it runs"):
+        with pytest.raises(
+            launch.EndedMeanwhile, match="was ended by inv down during the start; no pod of the run is left"
+        ):
             launch._had(renting, work)
         assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
         truth = running.truth()
@@ -306,7 +308,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
         first, second, last = journal.ops(run="otter")
         assert [first.token, second.token] == taken and last == op and op.state == "READY", said
         assert {first.state, second.state} == {"TERMINATED"} and len(blamed) == 2
-        assert "was taken away before its work began" in blamed[0], blamed
+        assert "took the pod away before the work began" in blamed[0], blamed
         assert first.cap == 100_000_000 and first.cap > (second.cap or 0) > (last.cap or 0) > 0
         costs = [spend.spent(one, read_clocks(), SPEED) for one in (first, second)]
         assert (second.cap, last.cap) == (first.cap - costs[0], first.cap - sum(costs))
@@ -315,7 +317,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
 
         taken.clear()
         most_taken, request = 3, replace(request, run="heron")
-        with pytest.raises(launch.TakenAway, match="nothing of it runs, and nothing bills: launch again"):
+        with pytest.raises(launch.TakenAway, match="no pod of the run is left, and nothing bills: launch again"):
             launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
         assert len(taken) == launch.MOST_STARTS and running.truth()["billing"] == 0
 

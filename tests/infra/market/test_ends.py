@@ -130,7 +130,7 @@ def test_every_rented_pod_has_a_finite_limit(desk, journal, price, forged, time_
 def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
     desk.prices(57)
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
-    with pytest.raises(NoOffer, match="its vendor gives no price"):
+    with pytest.raises(NoOffer, match="the vendor gives no price"):
         pods.rent(desk.client, desk.request, replace(offer, micro_usd_per_hour=0), job, journal)
     for limits in (
         Limits(),
@@ -149,7 +149,7 @@ def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
 def test_nothing_is_rented_by_a_clock_that_is_more_than_an_hour_off(desk, journal, off_s):
     desk.prices(57, formatdate(time.time() + off_s, usegmt=True))
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
-    with pytest.raises(SlipwayError, match="its clock is .* nothing was rented"):
+    with pytest.raises(SlipwayError, match="the vendor's clock is .* nothing was rented"):
         pods.rent(desk.client, desk.request, offer, job, journal)
     assert desk.created == 0 and journal.ops() == []
 
@@ -164,20 +164,24 @@ def test_nothing_is_rented_by_a_clock_that_is_found_wrong_after_the_offers_came(
         raise SlipwayError("no owner")
 
     monkeypatch.setattr(KINDS[desk.name], "account", account)
-    with pytest.raises(SlipwayError, match="its clock is .* nothing was rented"):
+    with pytest.raises(SlipwayError, match="the vendor's clock is .* nothing was rented"):
         pods.rent(desk.client, desk.request, offer, job, journal)
     assert desk.created == 0 and [op.state for op in journal.ops()] == ["FAILED"]
 
 
 def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_path):
     in_a_century = "2126-01-01T00:00:00Z"
-    wrong = [(name, {poison.PRICE[name]: None}, "does not tell its price") for name in FACTS] + [
-        ("runpod", {poison.PRICE["runpod"]: None, "ssh": None}, "does not tell its price"),  # nor its address in time
-        ("shadeform", {"auto_delete": {"date_threshold": in_a_century, "spend_threshold": "50.00"}}, "would end it in"),
-        ("shadeform", {"auto_delete": {"date_threshold": "2020-01-01T00:00:00Z"}}, "would end it in"),
-        ("shadeform", {"auto_delete": 5}, "did not arm its time limit"),
-        ("lium", {"removal_scheduled_at": in_a_century}, "would end it in"),
-        ("lium", {"removal_scheduled_at": ["x"]}, "did not arm its time limit"),
+    wrong = [(name, {poison.PRICE[name]: None}, "does not report the price") for name in FACTS] + [
+        ("runpod", {poison.PRICE["runpod"]: None, "ssh": None}, "does not report the price"),  # nor its address in time
+        (
+            "shadeform",
+            {"auto_delete": {"date_threshold": in_a_century, "spend_threshold": "50.00"}},
+            "would end the pod in",
+        ),
+        ("shadeform", {"auto_delete": {"date_threshold": "2020-01-01T00:00:00Z"}}, "would end the pod in"),
+        ("shadeform", {"auto_delete": 5}, "did not arm the time limit"),
+        ("lium", {"removal_scheduled_at": in_a_century}, "would end the pod in"),
+        ("lium", {"removal_scheduled_at": ["x"]}, "did not arm the time limit"),
     ]
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         made = [
@@ -217,7 +221,7 @@ def test_an_armed_spend_limit_above_the_one_that_was_asked_for_is_no_limit(tmp_p
         job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=50_000_000))
         op = pods.rent(vendor, request, offer, job, journal)
         running.fault(rows=[{"vendor": "shadeform", "says": {"auto_delete": {"spend_threshold": "5000.00"}}}])
-        with pytest.raises(boot.Unbooted, match=r"armed a spend limit of 5000.00 USD, asked for were 50.00"):
+        with pytest.raises(boot.Unbooted, match=r"armed a spend limit of 5000.00 USD; the requested limit was 50.00"):
             boot.boot(op, vendor, journal, 10 * BOOT_S)
         running.fault()
         assert boot.boot(op, vendor, journal, 10 * BOOT_S).address

@@ -136,7 +136,7 @@ def test_an_estimate_is_by_the_table_until_that_machine_was_measured_and_grows_w
     past = [took(50.0, train, others=0.0)]
     measured = estimate(EstimateRequest(machine=busy, steps=(train,)), past)
     assert measured.range_s == (40.0, 75.0, 93.75)
-    assert evidence(measured) == "measured once on this machine; other processes use 50% of its CPUs now"
+    assert evidence(measured) == "measured once on this machine; other processes use 50% of the CPUs now"
     crowded = estimate(EstimateRequest(machine=busy, steps=(train,)), [took(90.0, train, others=0.9)])
     assert crowded.range_s[1] == 90.0  # the load was counted when it was measured
     elsewhere = replace(machine, is_here=False)

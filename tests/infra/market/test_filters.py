@@ -78,11 +78,14 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
         ({"gpu": "A100"}, "try: --use-spot; or --gpu H100-PCIe,H100-SXM,B200"),
         ({"gpu": "B200", "spot": True}, "try: leave out --use-spot; or --gpu A100-80GB-SXM"),
         ({"gpu": "B200", "city": "Oslo"}, "try: --city Helsinki"),
-        ({"gpu": "H100", "cpus": 4, "max_micro_usd_per_hour": 10**9}, "try: leave out --cpus (they do not say)"),
+        (
+            {"gpu": "H100", "cpus": 4, "max_micro_usd_per_hour": 10**9},
+            "try: leave out --cpus (not published for these offers)",
+        ),
         ({"gpu": "MI300X", "num_gpus": 8}, "try: --gpu B200"),
         (
             {"gpu": "H100", "network": "best"},
-            "try: leave out network_tier (no vendor says how its machines are connected)",
+            "try: leave out network_tier (vendors do not publish the network of their machines)",
         ),
     ],
     ids=str,
@@ -112,7 +115,7 @@ def test_what_is_told_to_try_works():
 
 
 def test_nothing_on_offer_is_told_as_such():
-    assert explain(Request(run="x"), ()) == "nothing is on offer at all"
+    assert explain(Request(run="x"), ()) == "the vendors offer no machines at all"
 
 
 def test_a_speed_that_no_machine_has_is_relaxed_to_the_fastest_and_an_unknown_one_leaves_the_flag_out():

@@ -80,7 +80,7 @@ def test_a_refused_read_is_not_repeated(stand, status, error):
 def test_an_attempt_ends_at_its_deadline_however_slowly_bytes_arrive(stand, how):
     stand.on("GET /thing", Answer(200, b" " * 10_000, how=how))
     begun = time.monotonic()
-    with pytest.raises(SlipwayError, match="no whole answer in 0.5 s"):
+    with pytest.raises(SlipwayError, match="no complete answer in 0.5 s"):
         api(stand, attempt_s=0.5, read_s=0.0).read("/thing", Thing)
     assert time.monotonic() - begun < 30  # all of the bytes would take minutes
     assert stand.times("GET /thing") == 1
@@ -196,6 +196,6 @@ def test_a_key_goes_out_encrypted_or_stays_on_this_machine():
 
 def test_a_web_firewall_is_named_and_is_no_refusal_of_the_key(stand):
     stand.on("GET /thing", Answer(403, b"error code: 1010"))
-    with pytest.raises(SlipwayError, match="web firewall .* User-Agent, whatever the key") as raised:
+    with pytest.raises(SlipwayError, match="web firewall .* User-Agent, independent of the key") as raised:
         api(stand).read("/thing", Thing)
     assert not isinstance(raised.value, AuthError)

@@ -42,7 +42,7 @@ def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_contin
             contextlib.suppress(KeyboardInterrupt),
         ):
             pods.rent(vendor, REQUEST, offer, job, journal)
-        with pytest.raises(pods.StillBills, match="may still turn up"):
+        with pytest.raises(pods.StillBills, match="may still appear in the listing"):
             pods.settle(vendor, journal.ops(run="otter")[-1], journal)
         now = journal.ops(run="otter")[-1]
         assert now.state == TERMINATING and not run_rows.is_over(now)
@@ -51,5 +51,5 @@ def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_contin
         keeper.home.kept.code.mkdir(parents=True)
         with keeper.keeping("otter"), pytest.raises(Found):
             list(keeper.keep(now))
-        assert any("may still turn up" in line for line in said)
+        assert any("may still appear in the listing" in line for line in said)
         assert not journal.op(now.token).is_live

@@ -87,7 +87,7 @@ def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monk
 def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
     settings = settings_of(tmp_path, bare="def filter(machine): ...\n", other="def source(): ...\n")
     with pytest.raises(
-        UsageError, match="--machine-filter stedy: no extension is called so; SLIPWAY_EXTENSIONS has steady"
+        UsageError, match="--machine-filter stedy: no extension has this name; SLIPWAY_EXTENSIONS has steady"
     ):
         extensions.use_filter("stedy", settings)
     with pytest.raises(UsageError, match=r"has no function filter\(offer, facts\)"):
@@ -98,7 +98,7 @@ def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
     class Here:
         name, is_rented, recovers = "ssh", False, False
 
-    with pytest.raises(UsageError, match="--machine-filter steady: ssh tells nothing of single machines"):
+    with pytest.raises(UsageError, match="--machine-filter steady: ssh does not list single machines"):
         request_on([Here()], MachineSpec(machine_filter="steady"), "r")
 
 
@@ -124,10 +124,10 @@ def test_only_machines_that_the_filter_takes_are_offered_and_planned_and_a_keepe
     code, said = user.fails(*launch, "--machine-filter", "far")
     assert code == 0 and "Sydney" in said and "Dallas" not in said
     code, said = user.fails(*launch, "--machine-filter", "near")
-    assert code == 2 and "--machine-filter near: no extension is called so; SLIPWAY_EXTENSIONS has far" in said
+    assert code == 2 and "--machine-filter near: no extension has this name; SLIPWAY_EXTENSIONS has far" in said
 
     request = Request(run="r", provider="lium", gpu="B200", num_gpus=1, machine_filter="far")
     (kept, *_) = choose.find_payable(request, replace(user.settings, extensions=str(far)), print)
     assert kept.city == "Sydney"
-    with pytest.raises(UsageError, match="--machine-filter far: no extension is called so"):
+    with pytest.raises(UsageError, match="--machine-filter far: no extension has this name"):
         choose.find_payable(request, user.settings, print)

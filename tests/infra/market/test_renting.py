@@ -61,7 +61,7 @@ def test_a_pod_that_cannot_be_seen_yet_is_unknown_and_not_asked_for_again(stand,
         rent(client(stand, keys, clock_scale=100), journal)  # it is looked for during a minute of the vendor's
     (op,) = journal.ops()
     assert op.state == "UNKNOWN" and stand.times("POST /instances/create") == 1
-    with pytest.raises(SlipwayError, match="may still turn up"):
+    with pytest.raises(SlipwayError, match="may still appear in the listing"):
         pods.end(client(stand, keys), op, journal)
 
 
@@ -79,10 +79,10 @@ def test_a_pod_is_ended_when_the_vendor_says_that_it_is_gone(stand, keys, journa
     deleting = shadeform_facts.instance(op.token, status="deleting")
     stand.on("POST /instances/{id}/delete", Answer(200))
     stand.on("GET /instances/{id}/info", Answer(200, deleting))
-    with pytest.raises(SlipwayError, match="still has it.*0.57 USD/h"):
+    with pytest.raises(SlipwayError, match="still has the pod.*0.57 USD/h"):
         pods.end(vendor, op, journal, patience_s=0)
     stand.on("GET /instances/{id}/info", Answer(404))
-    with pytest.raises(pods.StillBills, match="still has it"):  # the listing has it
+    with pytest.raises(pods.StillBills, match="still has the pod"):  # the listing has it
         pods.end(vendor, journal.op(op.token), journal, patience_s=0)
     stand.on("GET /instances", Answer(200, {"instances": []}))
     assert pods.end(vendor, journal.op(op.token), journal).state == "TERMINATED"
@@ -100,5 +100,5 @@ def test_a_pod_s_key_is_one_that_openssh_reads_and_goes_with_its_pod(tmp_path):
     keys.forget(token)
     keys.forget(token)
     assert list(keys.folder.iterdir()) == []
-    with pytest.raises(SlipwayError, match="not the token of one of our pods"):
+    with pytest.raises(SlipwayError, match="is not a valid token of a pod"):
         keys.private("../../etc/passwd")

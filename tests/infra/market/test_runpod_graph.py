@@ -50,7 +50,7 @@ def test_a_query_that_graphql_does_not_take_is_no_lack_of_machines(stand, runpod
     unknown = {"errors": [{"message": 'Field "ports" is not defined by type "PodRentInterruptableInput".'}]}
     for answer in (Answer(400, unknown), Answer(200, {**unknown, "data": None}), problem(400, "Bad Request")):
         stand.on("POST /graphql", answer)
-        with pytest.raises(VendorRefused, match="another offer would meet the same answer"):
+        with pytest.raises(VendorRefused, match="other offers would get the same answer"):
             runpod.create(REQUEST, replace(offer, spot=True), token, LIMITS)
 
 
@@ -122,7 +122,7 @@ def test_without_graphql_no_spot_pod_is_denied_and_every_other_is(stand, runpod,
     assert [pod.token for pod in listed(runpod, spot=False)] == [token]
     assert look_up(runpod, "another", spot=False) is None
     for ask in (lambda: listed(runpod, spot=True), lambda: look_up(runpod, "another", spot=True)):
-        with pytest.raises(SpotUnlisted, match="shown by its GraphQL only, which does not answer"):
+        with pytest.raises(SpotUnlisted, match="listed only by the GraphQL API, which does not answer"):
             ask()
 
 

@@ -47,7 +47,7 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2 and "no such file" in err, err
     assert "box succeeded" in err
-    assert "5.00 USD are spent" in err and "nothing: it stays for more work" in err
+    assert "5.00 USD are spent" in err and "nothing: the pod stays for more work" in err
     left = r"box still exists: the pod bills 0\.79274 USD/h until the limit, in \d h .*"
     left += r"end the pod: inv pod\.down --rehearse box"
     assert re.search(left, err), err

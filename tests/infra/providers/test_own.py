@@ -90,7 +90,7 @@ def test_what_it_says_clearly_stays_as_it_is(made):
     [
         ("list", "None", "list returned nothing; expected a list of Pod"),
         ("list", "[1]", "a row of list returned an int"),
-        ("list", "[POD, POD]", "names a machine twice"),
+        ("list", "[POD, POD]", "has a machine twice"),
         ("find", "'m1'", "find returned a str"),
         ("find", "Pod(provider='x', pod_id='m2', token='t', run='', address='')", "asked for m1, find returned .m2"),
         ("offers", "{}", "offers returned a dict"),
@@ -119,7 +119,9 @@ def test_a_verb_that_never_returns_is_left_alone(made):
 
 
 def test_a_verb_that_is_missing_or_misspelt_is_named(made):
-    with pytest.raises(UsageError, match=r"its provider has no delete; line \d+ has deleted: did you mean that"):
+    with pytest.raises(
+        UsageError, match=r"the provider has no delete; line \d+ has deleted; is this the intended method"
+    ):
         made("del Verbs.delete\ndef deleted(self, pod_id): pass\nVerbs.deleted = deleted")
     with pytest.raises(UsageError, match="has no function provider"):
         made(head="def providers(settings): ...", name="other")
@@ -144,7 +146,7 @@ def test_a_rehearsal_has_none_of_its_machines(tmp_path):
     (tmp_path / "boxes.py").write_text(HEAD)
     settings = dataclasses.replace(settings_of(tmp_path, f"{tmp_path}/boxes.py"), rehearsal="somewhere")
     assert extensions.own_providers(settings) == ([], [])
-    with pytest.raises(UsageError, match="a rehearsal has none"):
+    with pytest.raises(UsageError, match="a rehearsal simulates only vendors"):
         registry.open_provider("boxes", settings)
 
 
@@ -190,7 +192,7 @@ Verbs.test_found = staticmethod(found)
         settle.reconcile_accounts(journal, settings, said.append)
         opened, problems = offers.accounts(settings)
     assert boxes.list() == []
-    assert any("bears our mark and is in no journal row" in one for one in said)
+    assert any("has the mark of this installation, but no row in the journal" in one for one in said)
     assert any("awful.py" in one and "SystemExit" in one for one in said)
     assert any("broken.py:1: not Python" in one for one in said) and any("gone.py: no such file" in one for one in said)
     assert [one.name for one in opened] == ["awful", "boxes"] and len(problems) == 2

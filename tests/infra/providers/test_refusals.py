@@ -31,4 +31,4 @@ def test_a_web_firewall_is_named_and_is_no_verdict_on_the_key(table):
     blocked = Reply(403, {}, b"error code: 1010")
     assert table.meaning(blocked) is RefusalKind.BAD_REQUEST
     error = table.error_of(blocked, "POST /pods: 403")
-    assert "refuses this client by its User-Agent" in str(error) and "nothing was rented" in str(error)
+    assert "refuses this client because of the User-Agent" in str(error) and "nothing was rented" in str(error)

@@ -33,13 +33,13 @@ def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, 
 def test_a_plan_says_that_a_volume_which_is_billed_apart_is_not_counted():
     apart = Abilities(volumes=("/mnt/*",), volumes_apart=True)
     (said,) = caveats_of("lium", apart, apart, "vol-1")
-    assert "bills the volume vol-1 apart" in said and caveats_of("lium", apart, apart) == []
+    assert "bills the volume vol-1 separately" in said and caveats_of("lium", apart, apart) == []
     assert caveats_of("shadeform", Abilities(), Abilities(), "vol-1") == []
 
 
 def test_what_ends_a_machine_that_hangs_is_named_where_its_vendor_keeps_no_timer(monkeypatch):
     can = Abilities(start_timer=True, self_terminate="pod_credential")
     monkeypatch.setattr(packs, "installed", lambda: {})
-    assert "with the laptop off; a shorter limit" in caveats_of("runpod", can, can)[-1]
-    for who in ("the launch while it runs here", "the supervisor of this machine, neither of which"):
+    assert "while the laptop is off. A shorter limit" in caveats_of("runpod", can, can)[-1]
+    for who in ("the launch while running on this machine", "the supervisor of this machine; neither works"):
         assert who in caveats_of("runpod", can, can)[-1]

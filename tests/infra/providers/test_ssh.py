@@ -112,11 +112,11 @@ def test_pods_that_name_gpus_of_their_own_share_a_machine_whoever_made_them(inve
 
     made = [make("a-1", "0,1"), make("b-2", "2")]
     for devices in ("", "1", "2,3"):
-        with pytest.raises(Busy, match="is not free: it holds the pod of .* on device"):
+        with pytest.raises(Busy, match="is not free: the machine holds the pod of .* on device"):
             make("c-3", devices)
-    with pytest.raises(NoOffer, match="it has no device 0: it has no GPUs"):
+    with pytest.raises(NoOffer, match="the machine has no device 0: no GPUs are installed"):
         provider.offers(Request(run="c-3", devices="0"))
-    with pytest.raises(Busy, match="it holds the pod of a-1"):
+    with pytest.raises(Busy, match="the machine holds the pod of a-1"):
         provider.offers(Request(run="c-3"))
     provider.delete(made[0].pod_id)
     assert [one.run for one in provider.list()] == ["b-2"] and make("c-3", "1").run == "c-3"
@@ -157,19 +157,21 @@ def test_what_does_not_fit_is_told_machine_by_machine(inventory):
     provider.memory.blame(f"ssh:{second}", "disk write: 3.0 MB/s")
     with pytest.raises(NoOffer) as none:
         provider.offers(Request(run="b-2"))
-    assert f"{first}: it holds the pod of a-1 ({pod.token})" in str(none.value)
-    assert f"{second}: it failed before: disk write: 3.0 MB/s; run: inv hosts --forget {second}" in str(none.value)
+    assert f"{first}: the machine holds the pod of a-1 ({pod.token})" in str(none.value)
+    assert f"{second}: the machine failed before: disk write: 3.0 MB/s; run: inv hosts --forget {second}" in str(
+        none.value
+    )
     provider.memory.forgive(f"ssh:{second}")
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
     with pytest.raises(NoOffer, match="2 machines wanted, 1 free and fit"):
         provider.offers(Request(run="b-2", nodes=2))
-    with pytest.raises(NoOffer, match=f"{second}: it has no GPUs"):
+    with pytest.raises(NoOffer, match=f"{second}: the machine has no GPUs"):
         provider.offers(Request(run="b-2", num_gpus=1))
 
 
 def test_a_machine_that_breaks_its_promise_is_not_offered(inventory):
     provider = inventory(1, gpu="H100", num_gpus=8)
-    with pytest.raises(NoOffer, match="the inventory promises 8 GPUs, 0 are there"):
+    with pytest.raises(NoOffer, match="the inventory promises 8 GPUs, the machine has 0"):
         provider.offers(Request(run="a-1"))
 
 
@@ -199,7 +201,7 @@ def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
     (offer,) = provider.offers(Request(run="b-2"))
     op = rent(provider, journal, "a-1")
     assert op.place == offer.place and op.remote_id == f"{op.token}@{offer.place}"
-    with pytest.raises(Leased, match="is leased by a-1 .BOOTING.; stand in line for it: --wait; see: inv status a-1"):
+    with pytest.raises(Leased, match="is in use by a-1 .BOOTING.; wait in line: --wait; see: inv status a-1"):
         pods.rent(provider, Request(run="b-2"), offer, job(), journal)
     assert [one.run for one in journal.ops()] == ["a-1"]
     assert pods.end(provider, op, journal).state == "TERMINATED"
@@ -245,9 +247,9 @@ def test_a_machine_that_does_not_answer_is_an_error_and_no_absence(inventory, jo
     said = f"cannot be reached as {to.user}@{to.host} port 22 with key {to.key}: .*takes 2 to 5 minutes to boot"
     with pytest.raises(SlipwayError, match=said):
         provider.find(op.remote_id)
-    with pytest.raises(SlipwayError, match=f"not every machine has answered: {provider.hosts[0].place}: {said}"):
+    with pytest.raises(SlipwayError, match=f"some machines have not answered: {provider.hosts[0].place}: {said}"):
         provider.list()
-    with pytest.raises(SlipwayError, match="ending a-1: .*run again: inv down a-1"):
+    with pytest.raises(SlipwayError, match="ending a-1: .*Run again: inv down a-1"):
         pods.end(provider, op, journal)
     assert journal.op(op.token).state == "TERMINATING"
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [provider.hosts[1].place]
@@ -259,7 +261,7 @@ def test_a_changed_host_key_is_no_machine_of_ours(inventory):
     provider = inventory(1)
     pod = take(provider, "a-1", "")
     inventory.hosts[0].change_key()
-    with pytest.raises(StrangeHost, match="nothing was sent"):
+    with pytest.raises(StrangeHost, match="no data was sent"):
         provider.find(pod.pod_id)
 
 
@@ -267,7 +269,7 @@ def test_a_damaged_marker_is_an_error_and_no_absence(inventory):
     provider = inventory(1)
     pod = take(provider, "a-1", "")
     on(provider, 0).put(b"{", f"{Address.parse(pod.address).folder}/POD.json")
-    with pytest.raises(SlipwayError, match="POD.json is damaged: .*remove it when nothing runs there"):
+    with pytest.raises(SlipwayError, match="POD.json is damaged: .*remove the file when no pod runs on the machine"):
         provider.find(pod.pod_id)
     with pytest.raises(NoOffer, match="POD.json is damaged"):
         provider.offers(Request(run="b-2"))
@@ -315,7 +317,7 @@ def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(i
         assert journal.op(op.token).state == "TERMINATING" and provider.find(op.remote_id) is not None
         place = provider.hosts[0].place
         assert provider.memory.of(f"ssh:{place}").failure.startswith("DIRTY: processes ")
-        with pytest.raises(NoOffer, match=f"it failed before: DIRTY: .* run: inv hosts --forget {place}"):
+        with pytest.raises(NoOffer, match=f"the machine failed before: DIRTY: .* run: inv hosts --forget {place}"):
             provider.offers(Request(run="b-2"))
     finally:
         stranger.kill()
@@ -337,7 +339,7 @@ def test_looking_remembers_what_each_machine_has_and_says_why_one_cannot_be_used
         assert good.problem == "" and good.facts["python"].startswith("3.") and good.facts["pods"] == []
         assert good.facts["cpus"] >= 1 and good.facts["free_bytes"] > 0 and good.facts["gpus"] == []
         assert f"port 22 with key {key.parents[1]}" in off.problem and "takes 2 to 5 minutes to boot" in off.problem
-        assert f"has mode 644, others can read it; run: chmod 600 {key}-open" in open_key.problem
+        assert f"has mode 644, so other users can read the key; run: chmod 600 {key}-open" in open_key.problem
         assert provider.memory.all().keys() == {f"ssh:{good.host.place}"}
     reached = survey.reachable(hosts_, provider.connect)
     assert [one.problem == "" for one in reached] == [True, False, False]
@@ -346,7 +348,7 @@ def test_looking_remembers_what_each_machine_has_and_says_why_one_cannot_be_used
 def test_a_machine_without_a_usable_python_is_named(inventory):
     provider = inventory(1, python="/opt/none/python3")
     (look,) = survey.look(provider.hosts, provider.connect, provider.memory)
-    assert "there is no /opt/none/python3; install Python 3.9 or newer there, or set `python:`" in look.problem
+    assert "/opt/none/python3 was not found; install Python 3.9 or newer on this host, or set `python:`" in look.problem
 
 
 def test_a_machine_is_examined_over_its_connection(inventory):

@@ -131,13 +131,13 @@ def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_suc
     keeper.home.pod.state.mkdir(parents=True)
     shutil.copy(folder.verdict, keeper.home.pod.verdict)
     if is_settled:
-        pods.end(provider, journal.op(op.token), journal, "its work has ended: succeeded", "succeeded")
+        pods.end(provider, journal.op(op.token), journal, "the work has ended: succeeded", "succeeded")
     else:
         journal.advance(journal.op(op.token), "gone", reason="its vendor ended it", outcome="")
     ((_, verdict),) = keeping(keeper, journal.op(op.token))
     now = journal.op(op.token)
     assert verdict["state"] == now.outcome == "succeeded" and run_rows.is_over(now)
-    assert (now.state, now.reason) == ("TERMINATED", "its work has ended: succeeded")
+    assert (now.state, now.reason) == ("TERMINATED", "the work has ended: succeeded")
     end_all(op.token, 0.0)
 
 
@@ -148,7 +148,7 @@ def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     op = pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal)
     op = journal.advance(op, "armed")
     pods.end(local, op, journal)
-    with pytest.raises(SlipwayError, match="ended meanwhile"):
+    with pytest.raises(SlipwayError, match="was ended in the meantime"):
         list(keeping(keeper_of(journal, local, tmp_path / "home"), op))
     assert len(journal.ops()) == 1
 
@@ -167,10 +167,10 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
         return of_machines(local, wanted)
 
     keeper = replace(keeper_of(journal, local, home), find=find)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
         keeper.elsewhere(gone, recoveries=1)
     assert [op.outcome for op in journal.ops()] == ["asked"]
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
 
 
@@ -233,11 +233,11 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
     monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
     assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{sight.GONE}{keep.WAITS}{why}"
-    assert len(said) == 1 and "tried again until it succeeds; to end it: inv down a-1" in said[0]
+    assert len(said) == 1 and "retrying until success. To end the run: inv down a-1" in said[0]
     assert journal.recovered_at("a-1") == []
 
 
@@ -285,7 +285,7 @@ def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal
     monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
     monkeypatch.setattr(keeper, "_begin_anew", fails)
-    with keeper.keeping("a-1"), pytest.raises(keep.GivenUp, match="it was gone; it was begun again 5 times"):
+    with keeper.keeping("a-1"), pytest.raises(keep.GivenUp, match="it was gone; the run was restarted 5 times"):
         keeper._bring_back(first, SlipwayError("it was gone"))
     assert len(tried) == RUN.retries.most
 
@@ -308,7 +308,7 @@ def test_whether_a_pod_that_is_gone_was_done_is_asked_until_its_store_answers(jo
     monkeypatch.setattr(Local, "fleeting", True)
     with keeper.keeping("a-1"):
         assert keeper._last_words(op) == {"state": "succeeded"}
-    assert len(said) == 1 and "it is not known whether its work is done: nobody answers; this is tried" in said[0]
+    assert len(said) == 1 and "the state of the work is unknown: nobody answers; retrying" in said[0]
     assert journal.ops()[-1].outcome == "succeeded"
 
 
@@ -397,7 +397,7 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
         same = {"run": lost.run, "rank": rank, "vendor": "ssh", "target": lost.target, "store": "s"}
         return journal.plan(token=new_token(journal.installation), **same, **more)
 
-    with pytest.raises(Leased, match=f"box/{rank} is leased by {lost.run}"):
+    with pytest.raises(Leased, match=f"box/{rank} is in use by {lost.run}"):
         again(place=lost.place)
     new = again(place="box/2")
     assert journal.ops(run=lost.run)[-1] == new and run_rows.detached_of("a-1", journal) == [lost]

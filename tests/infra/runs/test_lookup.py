@@ -16,7 +16,7 @@ def test_a_rented_machine_that_is_gone_is_not_connected_to(tmp_path):
         op = journal.plan(token="sw1-1", run="calm-1", vendor="runpod", rate=2_000_000)
         for event in ("sending", "created", "gone"):
             op = journal.advance(op, event, **({"remote_id": "p1"} if event == "created" else {}))
-    with pytest.raises(UsageError, match="calm-1 has ended, and its machine is gone; .* inv logs calm-1"):
+    with pytest.raises(UsageError, match="calm-1 has ended, and the machine is gone; .* inv logs calm-1"):
         way(settings, op)
 
 

@@ -109,7 +109,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
-        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent is running")
+        assert (lost.state, lost.note) == ("lost", "neither guard nor agent is running")
         assert lost.ends[0].startswith("guard dead, last heard ")
     finally:
         pods.end(local, op, journal)
@@ -277,7 +277,10 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
         ({"ttl_s": None, "cap": 1_000_000}, "limit"),
         ({"rate": 0}, "stopped"),
         ({"outcome": "succeeded"}, "succeeded"),
-        ({"reason": "it has our mark, and no row", "del_requested_at": 4_900}, "stopped"),
+        (
+            {"reason": "has the mark of this installation, but no row in the journal", "del_requested_at": 4_900},
+            "stopped",
+        ),
     ],
 )
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
@@ -294,7 +297,7 @@ def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(change
     }
     seen = observe.view(Op(**{**row, **changes}), Observation(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
-    assert ("left no verdict" in seen.note) == (state == "limit")
+    assert ("without a verdict" in seen.note) == (state == "limit")
 
 
 def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_cost():

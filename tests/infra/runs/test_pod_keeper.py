@@ -70,13 +70,13 @@ def test_a_pod_that_got_work_or_is_to_end_is_left_to_others(journal, kept, chang
 
 def test_a_pod_that_is_gone_when_its_limits_are_used_up_is_not_rented_again(journal, kept):
     op = pod(journal, ttl_s=pod_keeper.LEAST_S - 1)
-    with pytest.raises(LimitHit, match="lium has it no more, and its limits leave no time for another pod"):
+    with pytest.raises(LimitHit, match="lium has it no more, and the limits leave no time for a new pod"):
         kept[0].hold(op)
     assert (journal.op("sw1-a").state, journal.op("sw1-a").outcome) == ("TERMINATED", "limit")
 
 
 def test_a_pod_without_work_goes_on_after_its_limit_by_the_file_of_its_set(journal, kept):
-    with pytest.raises(LimitHit, match="its limit is reached; go on with a higher one: inv apply"):
+    with pytest.raises(LimitHit, match="the limit is reached; continue with a higher limit: inv apply"):
         kept[0].rest_of(pod(journal), Limits(time_s=0.0))
 
 
@@ -112,5 +112,5 @@ def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_fo
     assert [name for name, _ in looked] == ["desk"] * len(looked) and len(looked) > 1
     assert journal.op("sw1-a").reason.count("nothing is on offer") == 1  # for `inv status`
     assert [line for line in said if "nothing is on offer" in line] == [
-        "desk: nothing is on offer; this is tried again until it succeeds; to end it: inv down desk"
+        "desk: nothing is on offer; retrying until success. To end the run: inv down desk"
     ]

@@ -53,7 +53,7 @@ def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_not
     rows = rows_of(world, ended)
     others = [one for one in rows if one.is_live and one.pod_set != "ours"]
     if any(one.run in wanted for one in others):
-        with pytest.raises(UsageError, match="not of the set ours"):
+        with pytest.raises(UsageError, match="outside of the set ours"):
             decide("ours", wanted, rows)
         return
     for most in (crash_after, 99, 99):  # cut off, then whole, then once more
@@ -74,13 +74,13 @@ def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_not
     ("wanted", "state", "digest", "steps"),
     [
         ({"a": "one"}, READY, "one", [PodAction("keep", "a", "a-99")]),
-        ({}, READY, "one", [PodAction("end", "a", "a-99", "it is wanted no more")]),
-        ({"a": "two"}, READY, "one", [PodAction("end", "a", "a-99", "it is wanted otherwise"),
-                                      PodAction("create", "a", why="it is wanted otherwise")]),
-        ({"a": "one"}, UNKNOWN, "one", [PodAction("end", "a", "a-99", "it is UNKNOWN"),
-                                        PodAction("create", "a", why="it is UNKNOWN")]),
-        ({"a": "one"}, TERMINATING, "one", [PodAction("end", "a", "a-99", "it is TERMINATING"),
-                                            PodAction("create", "a", why="it is TERMINATING")]),
+        ({}, READY, "one", [PodAction("end", "a", "a-99", "no longer in the file")]),
+        ({"a": "two"}, READY, "one", [PodAction("end", "a", "a-99", "changed in the file"),
+                                      PodAction("create", "a", why="changed in the file")]),
+        ({"a": "one"}, UNKNOWN, "one", [PodAction("end", "a", "a-99", "the pod is UNKNOWN"),
+                                        PodAction("create", "a", why="the pod is UNKNOWN")]),
+        ({"a": "one"}, TERMINATING, "one", [PodAction("end", "a", "a-99", "the pod is TERMINATING"),
+                                            PodAction("create", "a", why="the pod is TERMINATING")]),
         ({"a": "one"}, TERMINATED, "one", [PodAction("create", "a")]),
     ],
 )  # fmt: skip
@@ -142,20 +142,26 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         (None, "f: expected lines"),
         ({"pods": [], "sets": "a"}, "unknown key 'sets'; did you mean set"),
         ({}, "`pods` must be a list"),
-        ({"pods": [{"name": "a"}, {"name": "a"}]}, "two pods are called a"),
-        ({"pods": [{}]}, "pod 1: it needs a name"),
+        ({"pods": [{"name": "a"}, {"name": "a"}]}, "two pods have the name a"),
+        ({"pods": [{}]}, "pod 1: the pod needs a name"),
         ({"pods": [{"name": "../a"}]}, "is not a valid name"),
         ({"pods": [{"name": "a", "gpu_typ": "H100"}]}, "did you mean gpu_type"),
-        ({"pods": [{"name": "a", "gpu_count": "8"}]}, "gpu_count is '8'; it must be a whole number, from 0"),
+        ({"pods": [{"name": "a", "gpu_count": "8"}]}, "gpu_count is '8'; expected a whole number, from 0"),
         ({"pods": [{"name": "a", "gpu_count": -1}]}, "gpu_count is -1"),
         ({"pods": [{"name": "a", "gpu_count": True}]}, "gpu_count is True"),
-        ({"pods": [{"name": "a", "use_spot": 1}]}, "use_spot is 1; it must be true or false"),
+        ({"pods": [{"name": "a", "use_spot": 1}]}, "use_spot is 1; expected true or false"),
         ({"pods": [{"name": "a", "ttl_hours": 0}]}, "ttl_hours is 0"),
         ({"pods": [{"name": "a", "ttl_hours": float("inf")}]}, "ttl_hours is inf"),
         ({"pods": [{"name": "a", "ttl_hours": float("nan")}]}, "ttl_hours is nan"),
         ({"pods": [{"name": "a", "volume_id": 7.5, "idle_stop_minutes": 0}]}, "idle_stop_minutes is 0"),
-        ({"pods": [{"name": "a", "recover": True, "idle_stop_minutes": 5}]}, "recover would rent anew what idle_stop"),
-        ({"pods": [{"name": "a", "gpu": "H100", "gpu_type": "A100"}]}, "gpu_type and gpu are the same; give one"),
+        (
+            {"pods": [{"name": "a", "recover": True, "idle_stop_minutes": 5}]},
+            "recover would rent a new pod after idle_stop",
+        ),
+        (
+            {"pods": [{"name": "a", "gpu": "H100", "gpu_type": "A100"}]},
+            "gpu_type and gpu are the same key; give only one",
+        ),
         ({"pods": [], "set": "a/b"}, "is not a valid name"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_somebody_wants_to_end_ends_whatever_its_row_has_become_meanwhile(l
     assert (gone.state, gone.reason, gone.outcome) == ("TERMINATED", "it is gone", "asked")
     between = pods.end(local, rent(local, journal), journal, "taken away")
     assert not run_rows.is_over(between) and run_rows.is_over(pods.ask_to_end(between, journal))
-    done = pods.end(local, rent(local, journal), journal, "its work has ended: succeeded", "succeeded")
+    done = pods.end(local, rent(local, journal), journal, "the work has ended: succeeded", "succeeded")
     assert pods.ask_to_end(done, journal) == done
 
 
@@ -137,7 +137,10 @@ def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local,
         rent(provider, journal)
     (op,) = journal.ops(live=True)
     assert op.state == "UNKNOWN"
-    with pytest.raises(SlipwayError, match="it may still turn up for .* s; it may run on; run again: inv down a-1"):
+    with pytest.raises(
+        SlipwayError,
+        match="the pod may still appear in the listing for .* s; the pod may still run. Run again: inv down a-1",
+    ):
         pods.end(provider, op, journal)
     op = journal.note(journal.op(op.token), boot_s=op.boot_s - 601)
     assert op.state == "TERMINATING" and pods.end(provider, op, journal).state == "TERMINATED"
@@ -157,10 +160,12 @@ def test_a_fresh_pod_that_its_provider_denies_is_not_gone_yet(local, journal):
     lagging = Lags(local.pods)
     op = rent(lagging, journal)
     assert not pods.is_absent(lagging, op)
-    with pytest.raises(SlipwayError, match="it was rented just now, and it may still turn up for [12] min"):
+    with pytest.raises(
+        SlipwayError, match="the pod was rented just now, and the pod may still appear in the listing for [12] min"
+    ):
         pods.end(lagging, op, journal)
     lagging.shows = True
-    with pytest.raises(SlipwayError, match="local still has it"):
+    with pytest.raises(SlipwayError, match="local still has the pod"):
         pods.end(KeepsAllAndLags(local.pods), journal.op(op.token), journal)
     assert journal.op(op.token).last_seen_at
     local.delete(op.remote_id)
@@ -185,7 +190,9 @@ def test_ctrl_c_while_asking_leaves_a_row_that_finds_its_pod_and_ends_it(local, 
 
 def test_a_pod_that_does_not_go_stays_terminating(local, journal):
     op = rent(local, journal)
-    with pytest.raises(SlipwayError, match="ending a-1: local still has it; it may run on; run again: inv down a-1"):
+    with pytest.raises(
+        SlipwayError, match="ending a-1: local still has the pod; the pod may still run. Run again: inv down a-1"
+    ):
         pods.end(KeepsAll(local.pods), op, journal)
     op = journal.op(op.token)
     assert op.state == "TERMINATING" and pods.end(local, op, journal).state == "TERMINATED"
@@ -239,7 +246,7 @@ def test_a_pod_with_its_verdict_is_settled_and_one_at_work_is_left(local, journa
         assert pods.settle(local, op, journal) == op
     verdict.write_text(json.dumps({"token": op.token, "state": "succeeded"}))
     over = pods.settle(local, op, journal)
-    assert (over.state, over.reason) == ("TERMINATED", "its work has ended: succeeded")
+    assert (over.state, over.reason) == ("TERMINATED", "the work has ended: succeeded")
 
 
 def test_a_pod_that_is_gone_or_was_being_ended_is_settled(local, journal):

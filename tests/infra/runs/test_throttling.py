@@ -21,7 +21,7 @@ class Vendor:
 def test_a_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
     said, slept = [], []
     throttling = Throttling(said.append, slept.append)
-    error = RateLimited("runpod takes no more requests now: 429", asked_s)
+    error = RateLimited("runpod accepts no more requests now: 429", asked_s)
     assert throttling.may_ask_again(Vendor(), "a", error) and not throttling.may_ask_again(Vendor(), "a", error)
     assert slept == [pause_s] and len(said) == 1 and "runpod limits requests" in said[0]
     assert throttling.may_ask_again(Vendor(), "b", error) and throttling.closed == {}

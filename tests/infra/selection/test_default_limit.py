@@ -12,12 +12,12 @@ USD = 10**6
 
 
 @pytest.mark.parametrize(("high", "measured", "limit", "reason"), [
-    (9_333_333, True, 28 * USD, "28.00 USD, 3 times the high estimate of 9.34 USD, which rests on measurements of"),
-    (9_333_333, False, 93_340_000, "93.34 USD, 10 times the high estimate of 9.34 USD, which rests on a table"),
-    (220_000, False, 5 * USD, "5.00 USD, the least that is set (10 times the high estimate of 0.22 USD"),
-    (60 * USD, False, 150 * USD, "150.00 USD, the most that is set (10 times the high estimate of 60.00 USD"),
-    (200 * USD, True, 150 * USD, "the work may need more: --spend-limit 200; another one: --spend-limit, --ttl"),
-    (None, False, 150 * USD, "nothing is known of what the work costs"),
+    (9_333_333, True, 28 * USD, "28.00 USD, 3 times the high estimate of 9.34 USD, based on measurements of"),
+    (9_333_333, False, 93_340_000, "93.34 USD, 10 times the high estimate of 9.34 USD, based on a table"),
+    (220_000, False, 5 * USD, "5.00 USD, the smallest default (10 times the high estimate of 0.22 USD"),
+    (60 * USD, False, 150 * USD, "150.00 USD, the largest default (10 times the high estimate of 60.00 USD"),
+    (200 * USD, True, 150 * USD, "may need more: --spend-limit 200; to change the limit: --spend-limit, --ttl"),
+    (None, False, 150 * USD, "because the cost of the work is unknown"),
 ])  # fmt: skip
 def test_the_default_limit_is_a_multiple_of_the_high_estimate_and_says_so(high, measured, limit, reason):
     found = default_limit(high, measured)

@@ -31,7 +31,7 @@ def test_a_volume_has_room_for_the_checkpoints_and_a_small_one_for_a_large_model
     assert roomy(work, [small], told.append) == [small]
     assert "volume v has 500.0 GB" in (said := told.pop()) and "1 TB is recommended" in said
     assert roomy(plan(disk_bytes=2 * GB), [small], told.append) == [small] and not told
-    with pytest.raises(UsageError, match="about 150 GB, and volume v has 100.0 GB; take a larger one"):
+    with pytest.raises(UsageError, match="about 150 GB, and volume v has 100.0 GB; choose a larger volume"):
         roomy(work, [offer(volume="v", volume_bytes=100 * GB)], told.append)
     with pytest.raises(UsageError, match="add --disk-size 150"):
         roomy(work, [offer(disk_bytes=9 * GB)], told.append)
@@ -43,7 +43,7 @@ def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_woul
     for enough in (Limits(), Limits(time_s=120.0), Limits(spend_micro_usd=12_000_000)):
         assert lasting(plan(enough), [cheap, dear], settings) == [cheap, dear]
     assert lasting(plan(Limits(spend_micro_usd=1_200_000)), [dear, cheap], settings) == [cheap]
-    with pytest.raises(UsageError, match="after 1 min 40 s at most, .* about 2 min 00 s, 1.20 USD; give more"):
+    with pytest.raises(UsageError, match="after 1 min 40 s at most, .* about 2 min 00 s, 1.20 USD; give larger limits"):
         lasting(plan(Limits(spend_micro_usd=1_000_000)), [dear, cheap], settings)
 
 

@@ -46,7 +46,7 @@ def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_no
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_are_known(settings):
-    with pytest.raises(UsageError, match="'runpot' is not known; did you mean runpod"):
+    with pytest.raises(UsageError, match="unknown provider 'runpot'; did you mean runpod"):
         registry.provider(settings, "runpot")
 
 

@@ -41,9 +41,9 @@ def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, 
 def test_a_plan_names_the_control_host_as_an_end_of_a_machine_that_hangs():
     can = Abilities(start_timer=True, self_terminate="pod_credential")
     assert caveats_of("runpod", can, can)[-1] == (
-        "A machine of runpod that hangs is ended only by a process elsewhere: the launch while it runs here, the "
-        "supervisor of this machine, or an always-on machine (inv control.up), which alone does that with the laptop "
-        "off; a shorter limit (--ttl, --spend-limit) does not."
+        "Only a process on a different machine ends a hanging machine of runpod: the launch while running on this "
+        "machine, the supervisor of this machine, or an always-on machine (inv control.up), which alone does that with "
+        "the laptop off. A shorter limit (--ttl, --spend-limit) does not help."
     )
 
 
@@ -55,9 +55,9 @@ def test_the_answer_to_the_question_says_what_to_type():
 
 
 def test_a_journal_that_has_moved_is_answered_with_the_pack_where_it_is_not_there(tmp_path, monkeypatch):
-    assert str(Moved(tmp_path, "box")).endswith("add --control box, or bring it home: ./inv control.down")
+    assert str(Moved(tmp_path, "box")).endswith("add --control box, or move the journal back: ./inv control.down")
     assert str(Moved(tmp_path, "box", is_home=True)).endswith(
-        "is on its way home to box; wait for ./inv control.down there, or type it again"
+        "is moving back to box; wait for ./inv control.down on box, or run the command again"
     )
     monkeypatch.setattr(packs, "installed", lambda: {})
     monkeypatch.setattr(packs, "FOLDER", tmp_path)

@@ -60,9 +60,9 @@ def test_an_installation_arrives_whole_and_is_not_written_to_where_it_was(laptop
     old = Journal.open(laptop)  # a process that has it open all the while
     journal_moves.move_away(laptop, "box")
     assert journal_moves.moved_to(laptop) == "box"
-    with pytest.raises(JournalError, match="moved away or replaced"):
+    with pytest.raises(JournalError, match="moved or replaced"):
         old.note(op, reason="by somebody who did not know")
-    with pytest.raises(Moved, match=re.escape("has moved to box, and nothing is written here; add --control box")):
+    with pytest.raises(Moved, match=re.escape("has moved to box, and this copy is read-only; add --control box")):
         Journal.open(laptop)
     text = archive.pack(laptop)
     assert archive.installation_of(text) == installation and archive.runs_at_work(text) == [op.run]
@@ -88,7 +88,9 @@ def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, 
     with Journal.open(host) as journal:
         journal.note(journal.ops()[0], reason="by the control host")
     journal_moves.move_away(host, "laptop", is_home=True)
-    with pytest.raises(Moved, match=r"is on its way home to laptop; wait for \./inv control\.down there, or type it"):
+    with pytest.raises(
+        Moved, match=r"is moving back to laptop; wait for \./inv control\.down on laptop, or run the command again"
+    ):
         Journal.open(host)
     archive.unpack(archive.pack(host), laptop)
     with Journal.open(laptop) as journal:

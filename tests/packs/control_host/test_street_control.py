@@ -161,7 +161,7 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     assert (places.var / "pods" / done["run"] / "state" / "verdict.json").exists()
     assert not (laptop.folder / "pods").exists()
     assert [row["state"] for row in laptop.json("status")] == ["succeeded"]
-    assert "nothing is called 'nowhere'; available" in failed(laptop, "logs", "nowhere")
+    assert "'nowhere' not found; available" in failed(laptop, "logs", "nowhere")
     assert failed(laptop, "nosuch", code=2)
     # Another laptop works through it with words alone, and keeps its own journal.
     other = laptop_of(tmp_path / "other", sshd, SLIPWAY_CONTROL=laptop.host)

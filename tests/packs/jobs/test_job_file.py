@@ -94,7 +94,7 @@ BAD = {
     "resources: {cpus: 2}": "line 1: it has neither `run` nor `setup`",
     "run: x\nname: -bad": "line 2: name: '-bad' is not a valid name",
     "run: x\nrun: y": "line 2 column 1: 'run' is given twice",
-    "a: &a [*a]\nrun: x": "this contains itself",
+    "a: &a [*a]\nrun: x": "this value contains itself",
     "- run": "line 1: expected lines of the form",
     "run: [": "line 1",
     'run: "a\\0b"': "line 1: a letter that no file can hold",
@@ -108,7 +108,7 @@ BAD = {
     "run: " + "x" * 300_000: "longer than 256 KiB",
     "x: &a [" + "y," * 60 + "]\n" + "".join(
         f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 6)}]\n" for n in range(9)
-    ) + "run: x": "comes to more than 20000 values",
+    ) + "run: x": "the file has more than 20000 values",
 }  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_sent_is_refused_before_a_machine_is_chosen(tmp_path, mon
     with pytest.raises(UsageError, match="/data/pipe is neither a file nor a folder"):  # and is not waited for
         job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}/pipe}}")
     for system in ("workdir: /proc", "workdir: /dev", "file_mounts: {~/a: /sys}"):  # endless, and different each time
-        with pytest.raises(UsageError, match="holds no files of yours, but the system's"):
+        with pytest.raises(UsageError, match="is a folder of the system, not a project"):
             job_steps.lay_out(job(tmp_path, f"run: x\n{system}"), is_own=False)
     read = job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}}}")
     with pytest.raises(UsageError, match="data: no file to send"):
@@ -226,5 +226,5 @@ def test_what_cannot_be_sent_is_refused_before_a_machine_is_chosen(tmp_path, mon
     job_steps.lay_out(read, is_own=False)
     may = os.access  # everything may be read by whoever may do all, as tests may
     monkeypatch.setattr(os, "access", lambda path, how: not str(path).endswith("locked") and may(path, how))
-    with pytest.raises(UsageError, match="data/locked cannot be read to be sent: permission denied"):
+    with pytest.raises(UsageError, match="data/locked cannot be read for sending: permission denied"):
         job_steps.lay_out(read, is_own=False)

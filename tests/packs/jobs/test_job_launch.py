@@ -63,9 +63,9 @@ def test_a_key_for_the_end_of_a_pod_is_for_trainings_of_ours(settings):
     ("said", "why"),
     [
         ("evals=x", "--budget: "),
-        ("evals=0", "nothing can be rented for that"),
+        ("evals=0", "--budget is 0; give an amount above 0"),
         ("=3", "expected NAME, or NAME=USD"),
-        ("evals", "there is no budget 'evals'; known: none"),
+        ("evals", "budget 'evals' does not exist; known: none"),
     ],
 )
 def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):

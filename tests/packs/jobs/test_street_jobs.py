@@ -242,10 +242,10 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     for devices, name in (("0", "first"), ("1", "second")):
         world.inv(*job_on(devices, name, "--detach"))
     refused = world.json(*job_on("0,1", "greedy"), code=3)["error"]
-    assert "device 0, is leased by first" in refused and "stand in line for it: --wait" in refused
+    assert "device 0, is in use by first" in refused and "wait in line: --wait" in refused
     third = world.begin(*job_on("0", "third", "--wait", "--detach"))
     assert until(waits_for, "the third one stands in line") == {
-        "third": "waits for this machine: first has device 0 until it ends"
+        "third": "waits for this machine: first has device 0 until the end of the run"
     }
     fourth = world.begin(*job_on("0", "fourth", "--wait", "--detach"))
     until(lambda: len(waits_for()) == 2, "the fourth one stands behind it")
@@ -265,7 +265,7 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
         assert "waits for this machine: fourth has device 0" in world.json("why", name, code=2)["error"]
         assert name in world.json("down", *words)["ended"] and waits_for() == {}
         out, err = waiter.communicate(timeout=120)
-        assert waiter.returncode == 1 and "somebody ended it while it waited (inv down)" in err, (out, err)
+        assert waiter.returncode == 1 and "inv down ended the run during the wait" in err, (out, err)
     assert not [one for one in world.json("status") if one["state"] == "running"]
 
 

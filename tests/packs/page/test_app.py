@@ -189,7 +189,7 @@ def test_what_is_wrong_is_said_and_a_report_may_run_nothing(context):
         ("GET", "/data-report?name=text/few", {}),
         ("GET", "/report", {}),
     )
-    assert unknown.status_code == 400 and "there are no runs yet" in unknown.json()["error"]
+    assert unknown.status_code == 400 and "no runs exist yet" in unknown.json()["error"]
     assert "<h1>Of shards</h1>" in ours.text and "sandbox" in ours.headers["content-security-policy"]
     assert none.status_code == 400
 

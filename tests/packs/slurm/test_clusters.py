@@ -57,7 +57,7 @@ def test_a_partition_has_what_its_cluster_has_unless_it_says_otherwise(written, 
         ({"sbatch": ["--nodes=4"]}, "--nodes is set by Slipway; leave it out"),
         ({"partitions": {}}, "`partitions` must name one at least"),
         ({"partitions": {"gpu": {"user": "x"}}}, "partition gpu: unknown key 'user'"),
-        ({"identity_file": "/none"}, "there is no key /none"),
+        ({"identity_file": "/none"}, "private key not found: /none"),
     ],
 )
 def test_what_is_unclear_is_refused_with_its_place(written, tmp_path, more, said):

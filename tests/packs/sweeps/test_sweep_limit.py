@@ -24,11 +24,11 @@ def test_the_limit_of_all_runs_is_a_multiple_of_what_they_cost_together(journal)
     told = []
     tabled = [HighCost(USD, False), HighCost(2 * USD, True)]
     assert default_of("s", tabled, journal, told.append) == 30 * USD
-    assert "all runs together: " in told[0] and "10 times the high estimate of 3.00 USD, which rests on a" in told[0]
+    assert "all runs together: " in told[0] and "10 times the high estimate of 3.00 USD, based on a" in told[0]
     measured = [HighCost(2 * USD, True), HighCost(2 * USD, True)]
     assert default_of("s", measured, journal, told.append) == 12 * USD
     assert default_of("s", [HighCost(USD, True), None], journal, told.append) == 150 * USD
-    assert "nothing is known" in told[-1] and limit_before("s", journal) is None
+    assert "the cost of the work is unknown" in told[-1] and limit_before("s", journal) is None
 
 
 def test_a_sweep_that_goes_on_keeps_the_limit_that_it_had(journal):

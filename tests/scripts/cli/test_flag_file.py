@@ -109,7 +109,7 @@ def test_two_state_files_never_see_each_others_pods(world):
     assert world.json("pod.list", "--state-file", other) == world.json("pod.list") == []
     process = world.begin("down", "box", "--state-file", other)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "there are no runs yet" in err
+    assert process.returncode == 2 and "no runs exist yet" in err
     assert "is a folder. Name a file" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
     world.inv("down", "--all", "--state-file", one)
     assert world.json("pod.list", "--state-file", one) == [] and world.processes() == []

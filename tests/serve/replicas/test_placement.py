@@ -32,7 +32,9 @@ def test_what_the_account_cannot_pay_is_left_out_and_told(poor):
     found = placement.find(names, L40S, True, poor, told.append)
     assert {one.provider for one in found} == {"shadeform"}
     assert any(line.startswith("demo-0: runpod: the balance is 0.05 USD; an hour costs") for line in told)
-    with pytest.raises(OutOfMoney, match="no vendor would rent it to this account: runpod: the balance is 0.05 USD"):
+    with pytest.raises(
+        OutOfMoney, match="no vendor would rent the machine to this account: runpod: the balance is 0.05 USD"
+    ):
         placement.find(("runpod",), L40S, True, poor, told.append)
 
 
@@ -43,7 +45,7 @@ def test_a_vendor_that_says_nothing_of_its_account_may_do_so_soon(poor, monkeypa
     monkeypatch.setattr(Lium, "account", silent)
     told = []
     request = Request(run="otter", provider="lium", gpu="L40S,RTX4090,H100,A6000", num_gpus=1)
-    with pytest.raises(NoOffer, match="no vendor would rent it to this account: lium: no answer in 30 s"):
+    with pytest.raises(NoOffer, match="no vendor would rent the machine to this account: lium: no answer in 30 s"):
         choose.find_payable(request, poor, told.append)
 
 

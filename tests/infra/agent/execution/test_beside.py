@@ -90,7 +90,7 @@ def test_one_that_dies_comes_back(world: World) -> None:
     (world.pod.work / "go").touch()
     assert world.verdict()["state"] == "succeeded"
     assert len(lives(world)) == 2 and world.lines("ran.txt") == ["ran"]
-    assert "carry: it ended; again in 1 s" in world.pod.log("agent").read_text()
+    assert "carry: the process ended; retry in 1 s" in world.pod.log("agent").read_text()
 
 
 def test_a_stop_gives_the_step_its_time_and_then_the_one_beside(world: World) -> None:

@@ -46,4 +46,4 @@ def test_a_process_that_cannot_have_it_says_so_and_leaves(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "/checkpoint cannot be created for this job: " in done.stderr and "write ~/checkpoint" in done.stderr
+    assert "/checkpoint cannot be created for this job: " in done.stderr and "use ~/checkpoint instead" in done.stderr

@@ -299,7 +299,7 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
     done = world.command("status")
     _, words = done.communicate(timeout=60)
     assert done.returncode == 1 and "Traceback" not in words
-    assert words.endswith("guard.jsoncannot be read: it has more than 16777216 bytes\n")
+    assert words.endswith("guard.json cannot be read: the document has more than 16777216 bytes\n")
     kept.write_bytes(content)
     send(guard, signal.SIGCONT)
     world.call("stop")

@@ -303,4 +303,4 @@ def test_the_files_of_a_real_folder_are_listed_whatever_their_names_are(tmp_path
         assert sorted(tree(home.folder)) == sorted(
             ["pod", "pod/cuts.json", "pod/logs", *(f"pod/logs/{n}" for n in found)]
         )
-        assert "cannot be brought, by their names" in fetched.cuts_at_home(home)[0]
+        assert "cannot be downloaded, because of the names" in fetched.cuts_at_home(home)[0]

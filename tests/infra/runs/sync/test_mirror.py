@@ -47,7 +47,7 @@ def test_of_a_log_that_is_too_large_the_beginning_comes_and_the_cut_is_told_unti
         assert len(bring(there, home.folder)) == 100_000
         (told,) = fetched.cuts_at_home(home)
         assert told.startswith(
-            "logs/fetch.log: the first 100.0 kB of 1000.0 GB are here (100.0 kB of a file are the most"
+            "logs/fetch.log: the first 100.0 kB of 1000.0 GB are here (100.0 kB is the maximum per file"
         )
     write(there, "beginning\n")
     assert bring(there, home.folder) == "beginning\n" and fetched.cuts_at_home(home) == []

@@ -21,7 +21,10 @@ def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_pat
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: fetched.append("logs"))
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
     assert fetched == ["words"]
-    assert "logs and results of runs are not fetched; they stay on the pods while those live; make room" in said[1]
+    assert (
+        "logs and results of runs stay on the pods until the pods end, and are not downloaded; free some disk space"
+        in said[1]
+    )
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1).last(OP, ThisMachine(), "")
     assert fetched == ["words", "logs", "words"] and len(said) == 3
 
@@ -39,4 +42,7 @@ def test_status_says_that_nothing_is_fetched_any_more(tmp_path):
     process = World(tmp_path, {"SLIPWAY_RESERVE_BYTES": str(1 << 60)}).begin("status", "--json")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and out == "[]\n", (out, err)
-    assert "are kept free (SLIPWAY_RESERVE_BYTES): logs and results of runs are not fetched" in " ".join(err.split())
+    assert (
+        "must stay free (SLIPWAY_RESERVE_BYTES): logs and results of runs stay on the pods until the pods end"
+        in " ".join(err.split())
+    )
