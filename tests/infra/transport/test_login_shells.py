@@ -162,7 +162,7 @@ def test_a_command_on_many_machines_says_only_what_it_says(host, pod, tmp_path):
     else:
         assert (heard, found.stderr) == (f"it's\n{tmp_path}\n", "bad\n")
     (found,) = group_run.run([connection], f"echo $$ > {tmp_path}/number; sleep 300", listen, timeout_s=1.0)
-    assert "it was ended" in found.problem
+    assert "the command was ended" in found.problem
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
 
 

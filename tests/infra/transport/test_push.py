@@ -261,7 +261,7 @@ def test_a_path_that_leads_out_is_refused_by_the_pod(path, tmp_path):
     head = json.dumps({"dest": str(dest), "token": TOKEN}).encode() + b"\n%d\n" % len(request)
     words = [sys.executable, receive.__file__]
     done = subprocess.run(words, input=head + request + zlib.compress(b"x"), capture_output=True)
-    assert done.returncode == receive.REFUSED and b"leads out of" in done.stderr
+    assert done.returncode == receive.REFUSED and b"is outside of" in done.stderr
     assert not list(tmp_path.rglob("escaped"))
 
 
