@@ -113,8 +113,8 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
         assert pods.end(vendor, journal.op(ops[False].token), journal, "enough").state == "TERMINATED"
         assert not any("spot-False" in one for one in told.problems)
         kinds = {one.run: (one.kind, one.note) for one in reap.inspect(vendor, journal)[0] if one.run}
-        assert kinds["spot-True"][0] == audit.UNCLEAR and "neither listed nor denied" in kinds["spot-True"][1]
-        with pytest.raises(LimitHit, match="GraphQL only"):
+        assert kinds["spot-True"][0] == audit.UNCLEAR and "whether the machine exists" in kinds["spot-True"][1]
+        with pytest.raises(LimitHit, match="only by the GraphQL API"):
             pods.end(vendor, journal.op(ops[True].token), journal, "enough", patience_s=0.0)
         running.fault(hides_spot=True)
         assert pods.end(vendor, journal.op(ops[True].token), journal, "enough").state == "TERMINATED"

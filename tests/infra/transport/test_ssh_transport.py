@@ -326,6 +326,6 @@ def test_another_host_at_the_address_of_a_pod_is_not_taken_for_it(hosts, tmp_pat
         assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
     first.cut()
     second.take_address(first)
-    with Ssh(first.address, tmp_path / "known_hosts") as pod, pytest.raises(StrangeHost, match="another machine"):
+    with Ssh(first.address, tmp_path / "known_hosts") as pod, pytest.raises(StrangeHost, match="a different machine"):
         pod.run(["hostname"], timeout_s=60)
     assert connections(second) == 0

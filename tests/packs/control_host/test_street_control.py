@@ -176,7 +176,7 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     sshd.stop()
     said = failed(laptop, "status", code=1)
     assert "last seen alive" in said and "control.down --lost" in said
-    assert "another machine" not in said
+    assert "a different machine" not in said
     sshd.start()
     assert laptop.json("control.down")["host"] == laptop.host
     assert not places.env.exists() and not places.about.exists()
