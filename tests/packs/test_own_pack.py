@@ -33,7 +33,9 @@ def test_a_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag
     plan = world.json(*launch, "--phase", "sft+polish", "--polish-steps", "3")
     assert plan["artifacts"][-1]["name"] == "polish_checkpoints/tiny" and plan["flags"]["polish-steps"] == 3
     assert "polish 3 of 1 steps" in " ".join(plan["notes"])
-    assert "only for the phase polish; to add the phase: --phase sft+polish" in failed(world, *launch, "--polish-steps", "3")
+    assert "only for the phase polish; to add the phase: --phase sft+polish" in failed(
+        world, *launch, "--polish-steps", "3"
+    )
 
     shutil.rmtree(pack)
     (checkout / "slipway.yaml").unlink()

@@ -34,7 +34,8 @@ def test_the_sizes_are_flags_which_outweigh_settings_and_are_for_dlm():
     assert sizes("sft+dlm", block_size=32, batch_size=4, grad_accum=2, tokens=0) == (32, 4, 2, 0)
     # A setting may stand in .env for another day.
     assert sizes("sft") == (16, 0, 0, 2048)
-    with pytest.raises(UsageError, match="--tokens, --batch-size: only for the phase dlm; to add the phase: --phase sft.dlm"):
+    refusal = "--tokens, --batch-size: only for the phase dlm; to add the phase: --phase sft.dlm"
+    with pytest.raises(UsageError, match=refusal):
         sizes("sft", tokens=2048, batch_size=4)
 
 

@@ -42,7 +42,8 @@ def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines()[2:]}
     assert rows["H100-SXM"][5:8] == ["16", "16", "no"] and rows["RTX4090"][7] == "yes"
     assert (
-        "prices without a current offer" in shown.err and "cheapest GPU with enough memory: RTX4090 at lium" in shown.err
+        "prices without a current offer" in shown.err
+        and "cheapest GPU with enough memory: RTX4090 at lium" in shown.err
     )
     assert rows["H100-SXM"][8:] == ["2.69", "82", "h", "55", "min", "223.29"] and rows["RTXPRO4500"][-3:] == ["?"] * 3
     fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False))
