@@ -4,11 +4,11 @@ from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="drill",
-    about="Test what a vendor promises, on rented machines",
+    about="Test the promises of a vendor on rented machines",
     needs=("jobs",),
     commands={
         "drill": CommandEntry(
-            where="packs.drill.commands.drill:drill", summary="Test what a vendor promises, on rented machines."
+            where="packs.drill.commands.drill:drill", summary="Test the promises of a vendor on rented machines."
         ),
     },
     account_notes={"drills": "packs.drill.control.reports:notes"},

@@ -4,7 +4,7 @@ from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="history",
-    about="Repeat a run from its receipt, or write it as a script",
+    about="Repeat a run from the receipt, or write the run as a script",
     commands={
         "again": CommandEntry(
             where="packs.history.commands.again:again", summary="Repeat a run on this machine; show what differs today."

@@ -16,7 +16,7 @@ PACK = Pack(
         ),
     },
     hints={
-        "pipeline --mode": "nothing: inv pipeline always lays its folders out as --mode cloud does; leave it out",
+        "pipeline --mode": "nothing: inv pipeline always uses the layout of --mode cloud; leave the flag out",
     },
     settings="packs.pipeline.control.settings:PipelineSettings",
     config_paths={"pipeline": "packs.pipeline.control.paths:found"},

@@ -2,7 +2,7 @@
 
     @command(record=DrillFlags, world=BEGIN, example="inv drill --provider runpod")
     def drill(spec):
-        '''Test what a vendor promises, on rented machines ...'''
+        '''Test the promises of a vendor on rented machines ...'''
 
 The function receives the record, filled from the typed flags. A table maps each command name to the function and the
 first line of the help: `scripts/commands.py` for the core, the record of a pack for pack commands. A `LazyCommand`

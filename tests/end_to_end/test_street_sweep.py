@@ -102,7 +102,7 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     until(lambda: steps.exists() and steps.stat().st_size, "the second one")
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
+    assert sweep.returncode == 130 and "start the remaining runs" in err.lower(), err
     assert {one["run"] for one in world.json("status")} == {"runs.short", "runs.long"}
     done = world.json("sweep", str(path), code=1)["runs"]
     states = {one["run"]: one["state"] for one in done}
@@ -138,14 +138,17 @@ def test_two_machines_run_two_each(world, tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("runs: []", "with one run at least"),
+        ("runs: []", "with at least one run"),
         ("runs: [{name: a}]\nruns: [{name: b}]", "is given twice"),
         ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
         ("runs: [{name: a, seed: one}]", "seed is 'one'"),
-        ("runs: [{name: a}, {name: a}]", "two runs have this name: a"),
-        ("runs: [{seed: 1}]", "needs a name"),
+        ("runs: [{name: a}, {name: a}]", "two runs have the name a"),
+        ("runs: [{seed: 1}]", "name is missing"),
         ("pods: 0\nruns: [{name: a}]", "pods is 0"),
-        ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),
+        (
+            "runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]",
+            "give the runs different tags",
+        ),
         ("runs: [{name: a, phase: bas}]", "trial runs.a: unknown phase 'bas'"),
     ],
 )
@@ -176,9 +179,9 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
     _, said = user.begin("sweep", "ablation_haar", "--provider", "local", "--dry-run").communicate(timeout=60)
-    assert "this machine runs its toy, ablation_haar_toy" in said and "toy of ablation_haar, 4M parameters" in said, (
-        said
-    )
+    assert (
+        "this machine runs the toy version, ablation_haar_toy" in said and "toy of ablation_haar, 4M parameters" in said
+    ), said
     assert "4,462,848 parameters; steps of the first run: base 144, bits1 0, bits1.9 48, bits2 96" in said, said
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
@@ -220,10 +223,11 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
         "rl 12 steps of a model of 147,904 parameters on sort" in said and "8 A100-80GB-SXM at lium, 9.60 USD/h" in said
     )
     assert (
-        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, the model over 4 GPUs each (tensor parallel), 0.9" in said
+        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, each with the model over 4 GPUs (tensor parallel) and 0.9"
+        in said
     ), said
     assert "28.80 USD" in said and "cost of all runs together: 115.20 USD" in said, said
-    assert "dry run: nothing was rented, and nothing begins" in said and own.truth()["pods"] == []
+    assert "dry run: nothing was rented, and no run was started" in said and own.truth()["pods"] == []
     done = own.json("sweep", "custom_advanced", "--rehearse", "--yes")["runs"]
     assert [(one["state"], one["steps"], one["pod"]) for one in done] == [("succeeded", 12, "advanced-pod")]
     truth = own.truth()
@@ -304,7 +308,7 @@ def test_a_trial_that_is_preempted_goes_on_and_the_sweep_says_so(renter, tmp_pat
     sweep = user.begin(*words, "--rehearse", "--yes", "--json")
     out, err = sweep.communicate(timeout=240)
     assert sweep.returncode == 0 and json.loads(out)["runs"][0]["state"] == "succeeded", err
-    assert "taken/a is brought back (1 time so far)" in err, err
+    assert "taken/a was resumed after the loss of the pod (1 time so far)" in err, err
 
 
 @pytest.mark.nightly

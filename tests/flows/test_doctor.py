@@ -168,9 +168,9 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     assert [name for name in found if name in names] == names
     for name, why in (
         ("ssh pools", "there is no inventory"),
-        ("slurm", "there is no inventory"),
+        ("slurm", f"the inventory {tmp_path / 'clusters.yaml'} does not exist"),
         ("runpod", "RUNPOD_API_KEY is not set"),
-        ("skypilot", "its client is not here"),
+        ("skypilot", "the client is not installed"),
     ):
         assert found[name][0] == "off" and found[name][1].startswith(f"disabled: {why}"), found[name]
     assert found["lium"] == ("ok", "enabled: LIUM_API_KEY from shell")

@@ -488,14 +488,13 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
         replace(BITS, options={"model.ternary": "null", "model.sub_norm": "false"}), Inventory("s", {})
     ).notes
     assert "model.ternary null (profile: None or Ternary(per_row=False, haar=False))" in notes
-    assert any("the model says no `ternary`, so it goes on in full precision" in one for one in notes)
+    assert any("the model has no `ternary` setting; training continues in full precision" in one for one in notes)
     for options, said in (
         ({"model.hiden_size": "512"}, "hiden_size is not an option; did you mean hidden_size"),
         ({"model.ternary.haar": "true", "model.intermediate_size": "769"}, "must both be even"),
         (
             {"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
-            "model.head_dim: bits3: relation_heads is 8, which does not divide the 90 numbers of all heads; "
-            "6 divides 90",
+            "model.head_dim: bits3: relation_heads 8 does not divide 90, the total width of the heads; 6 divides 90",
         ),
         (
             {"model.max_position_embeddings": "512"},
@@ -512,7 +511,7 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
     [
         (False, 768, None),
         (False, 704, r"rows must be multiples of 256 numbers: intermediate_size 704 \(nearest: 768\)"),
-        (True, 768, "the tokenizer of /models/theirs is not one of ours"),
+        (True, 768, "the tokenizer of /models/theirs is not a Slipway tokenizer"),
     ],
 )
 def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, width, said):
@@ -520,7 +519,9 @@ def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, wid
     init = ImportSpec(source="/models/theirs", model=model, has_tokenizer=True, own_chat=own_chat)
     notes = [one for one in planned(replace(BITS, init=init), Inventory("s", {})).notes if "GGUF" in one]
     assert len(notes) == (said is not None)
-    assert all(re.search(f"cannot be made of this model .{said}.; it runs in our own engine", one) for one in notes)
+    assert all(
+        re.search(f"cannot be made of this model .{said}.; Slipway's own engine runs the model", one) for one in notes
+    )
 
 
 @pytest.mark.pack("bits")

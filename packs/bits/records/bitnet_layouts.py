@@ -66,14 +66,15 @@ def refuse_rounding(said: Any) -> None:
     kind = (how.get("linear_class"), how.get("quantization_mode"))
     if how.get("quant_method") != "bitnet" or kind not in KINDS:
         raise ConfigError(
-            f"quantization_config is {shown(said)}; of quantised models only ternary ones can be read: quant_method "
-            f"bitnet, linear_class and quantization_mode {', '.join(' '.join(one) for one in KINDS)}"
+            f"quantization_config is {shown(said)}; Slipway reads only ternary quantised models: "
+            "quant_method bitnet, linear_class and quantization_mode "
+            f"{', '.join(' '.join(one) for one in KINDS)}"
         )
     if how.get("use_rms_norm"):
-        raise ConfigError("quantization_config: norms in front of every matrix (use_rms_norm) are not supported")
+        raise ConfigError("quantization_config: use_rms_norm (a norm before each matrix) is not supported")
     kept = how.get("modules_to_not_convert")
     if kept is not None and kept not in ([], ["lm_head"]):
-        raise ConfigError(f"quantization_config: modules_to_not_convert is {shown(kept)}; only lm_head may stay")
+        raise ConfigError(f"quantization_config: modules_to_not_convert is {shown(kept)}; only lm_head is supported")
 
 
 def divides(raw: Mapping[str, Any]) -> bool:

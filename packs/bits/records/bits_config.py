@@ -83,11 +83,11 @@ class BitsConfig:
         if not self.relations:
             return ""
         if not 0 <= self.layer_of(count) < count:
-            return f"relation_layer is {self.relation_layer}; the model has the layers 0 to {count - 1}"
+            return f"relation_layer is {self.relation_layer}; the model has layers 0 to {count - 1}"
         sizes = (heads * head_dim, kv_heads * head_dim)
         if odd := [size for size in sizes if size % self.relation_heads]:
             near = next(one for one in range(self.relation_heads, 0, -1) if not any(size % one for size in sizes))
-            what = f"relation_heads is {self.relation_heads}, which does not divide the {odd[0]} numbers of all heads"
+            what = f"relation_heads {self.relation_heads} does not divide {odd[0]}, the total width of the heads"
             return f"{what}; {near} divides {' and '.join(map(str, dict.fromkeys(sizes)))}"
         return ""
 
@@ -106,10 +106,10 @@ class BitsPhaseConfig(PhaseConfig):
         if bits is None:
             return
         if bits.saliency and not model.ternary:
-            raise ConfigError(f"{self.phase}: saliency is {bits.saliency}, and its model says no `ternary`")
+            raise ConfigError(f"{self.phase}: saliency is {bits.saliency}, but the model has no `ternary` setting")
         if bits.has_teacher and not self.num_frozen:
             parts = "divergence, layers and relations"
-            raise ConfigError(f"{self.phase} has no teacher; {parts} of its bits are 0")
+            raise ConfigError(f"{self.phase} has no teacher, because {parts} in bits are 0")
         heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.num_hidden_layers)
         if problem := bits.problem(*heads):
             raise ConfigError(f"{self.phase}: {problem}")

@@ -20,16 +20,16 @@ class TernaryFeature(ModelFeature):
     gguf_type = "tq2_0"
     gguf_matrix = "packs.bits.trainer.arrays:rounded"
     hooks = "packs.bits.trainer.hooks:TernaryHooks"
-    float8_problem = "matrices of 1.58 bits are multiplied in bfloat16 or float32"
+    float8_problem = "matrices of 1.58 bits are multiplied in bfloat16 or float32 only"
     has_masters = True
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for parts of the shape that cannot be combined with ternary matrices."""
         if config.attention_bias or not config.has_gate or config.embed_norm:
-            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and a gate in its MLPs")
+            raise ConfigError("a ternary model must have gated MLPs, and neither biases nor a norm after the embedding")
         if config.ternary and config.ternary.haar and (config.hidden_size % 2 or config.intermediate_size % 2):
             sides = f"hidden_size {config.hidden_size} and intermediate_size {config.intermediate_size}"
-            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+            raise ConfigError(f"ternary.haar pairs neighbouring columns; {sides} must both be even")
 
     def given(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
         """Return `config` with the ternary settings of `other`."""
@@ -45,7 +45,7 @@ class TernaryFeature(ModelFeature):
 
     def gguf_problem(self, config: ModelConfig, kind: str) -> str:
         if config.ternary and config.ternary.haar and kind == self.gguf_type:
-            return "Haar bands are ternary in another basis, which llama.cpp does not know"
+            return "llama.cpp does not support ternary weights in Haar bands"
         return ""
 
     def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class StoredSymbols(StoredWeights):
                     continue
                 if math.prod(stored.shape) != 1:
                     raise Refused(
-                        f"{file}: {name} has {math.prod(stored.shape)} numbers; only one for a matrix is supported"
+                        f"{file}: {name} has {math.prod(stored.shape)} numbers; only one scale per matrix is supported"
                     )
                 with safe_open(file, "pt") as opened:
                     scale = opened.get_tensor(name).item()

@@ -140,7 +140,9 @@ def _compare(config: BitsConfig, model: Decoder, teacher: Decoder) -> None:
     needs += ["num_hidden_layers"] if config.relations else []
     for name in needs:
         if getattr(ours, name) != getattr(theirs, name):
-            raise Refused(f"the teacher's {name} is {getattr(theirs, name)}, the student's {getattr(ours, name)}")
+            raise Refused(
+                f"the teacher's {name} is {getattr(theirs, name)}, but the student's is {getattr(ours, name)}"
+            )
     shape = (theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim, theirs.num_hidden_layers)
     if problem := config.problem(*shape):
         raise Refused(f"the teacher: {problem}")

@@ -22,14 +22,17 @@ OFFLINE = {**ROUNDED, "quantization_mode": "offline"}
 def packed_problem(config: ModelConfig) -> str:
     """Return the reason why transformers cannot run the model in 2 bits; "" if supported."""
     if config.ternary is None:
-        return "its matrices are not ternary"
+        return "the matrices are not ternary"
     if config.blocks is not None:
-        return "it decodes in blocks, which transformers does not"
+        return "the model decodes in blocks, which transformers does not support"
     if kind_of(config) == OURS:
-        return "transformers has no such shape: one scale for a matrix, and SubLN without norms on queries and keys"
+        return (
+            "transformers does not support this shape: one scale per matrix, and SubLN without norms on "
+            "queries and keys"
+        )
     heads = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim)
     if odd := [side for side in (config.hidden_size, config.intermediate_size, *heads) if side % PER_BYTE]:
-        return f"{PER_BYTE} rows share a byte, and {odd[0]} is no multiple of that"
+        return f"{PER_BYTE} rows share a byte, and {odd[0]} is not a multiple of {PER_BYTE}"
     return ""
 
 

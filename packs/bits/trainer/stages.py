@@ -77,7 +77,7 @@ def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
     given, wanted = export.read_config(export.folder_of_model(phase.input(phase.before))), phase.config.model
     if given.with_features_of(wanted) != wanted or given.ternary:
         name = phase.making.inputs[phase.before].name
-        raise Refused(f"{phase.config.phase} cannot go on from {name}: its shape is {given}")
+        raise Refused(f"{phase.config.phase} cannot continue from {name}, which has another shape: {given}")
     before = unfilled(given, device="cpu")
     phase.fill_from(before, phase.before)
     model = converted(before, wanted, phase.machine.dtype(phase.config))

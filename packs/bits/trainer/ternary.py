@@ -51,7 +51,7 @@ def masters(symbols: Tensor, scale: float) -> Tensor:
     finite.
     """
     if not (symbols.abs().eq(1) | symbols.eq(0)).all():
-        raise ValueError("its numbers are not all -1, 0 or 1")
+        raise ValueError("some numbers are not -1, 0 or 1")
     if not 0 < scale < math.inf:
         raise ValueError(f"its scale is {scale}")
     share = symbols.count_nonzero().item() / symbols.numel()

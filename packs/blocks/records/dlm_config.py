@@ -25,7 +25,7 @@ class DlmConfig(PhaseConfig):
         size = self._blocks.block_size
         if self.sequence_len % size:
             whole = self.fitting(self.sequence_len)
-            near = f"take a sequence_len of {whole}" if whole else "take smaller blocks"
+            near = f"set sequence_len to {whole}" if whole else "take smaller blocks"
             raise ConfigError(f"block_size {size} does not divide sequence_len {self.sequence_len}; {near}")
 
     @property

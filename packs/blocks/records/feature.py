@@ -12,4 +12,4 @@ class BlocksFeature(ModelFeature):
     is_left_to_right = False
 
     def gguf_problem(self, config: ModelConfig, kind: str) -> str:
-        return "it decodes in blocks, which llama.cpp does not"
+        return "the model decodes in blocks, which llama.cpp does not support"

@@ -2,4 +2,4 @@
 
 from serve.model_kinds import ModelKind
 
-IN_BLOCKS = ModelKind(about="decodes in blocks, which only --engine torch does", engines=("torch",))
+IN_BLOCKS = ModelKind(about="decodes in blocks, which only --engine torch supports", engines=("torch",))

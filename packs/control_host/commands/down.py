@@ -12,9 +12,7 @@ from scripts.cli.json_output import print_json
 
 @dataclass(frozen=True, kw_only=True)
 class ControlDownFlags(Output, Questions):
-    lost: bool = flag(
-        False, "the control host is lost: rebuild its journal from the last copy and the vendors' listings"
-    )
+    lost: bool = flag(False, "rebuild the journal of a lost control host from the last copy and the vendors' listings")
 
 
 @command(record=ControlDownFlags, world=APART, is_here=True, example="inv control.down")
@@ -25,7 +23,7 @@ def down(spec: ControlDownFlags) -> None:
     """
     settings = context.settings()
     if spec.lost:
-        render.say("a control host that still lives somewhere goes on by itself: switch it off first")
+        render.say("a control host that is still on keeps managing the pods: switch the control host off first")
         prompts.confirm(spec.yes)
         home = move.lost(settings, render.tell)
     else:
@@ -33,6 +31,9 @@ def down(spec: ControlDownFlags) -> None:
     if spec.json:
         print_json(home)
     elif spec.lost:
-        render.say(f"the journal of {home.host} is here again; look at ./inv status, then have a run kept: ./inv keep")
+        render.say(
+            f"the journal of {home.host} is restored on this machine; check: ./inv status; then follow a "
+            "run: ./inv keep"
+        )
     else:
-        render.say(f"the journal is home from {home.host}, and commands run here")
+        render.say(f"the journal is back from {home.host}; commands run on this machine")

@@ -10,7 +10,7 @@ from scripts.cli.line_runner import CommandLine, LineFlags
 @dataclass(frozen=True, kw_only=True)
 class ThroughHost(LineFlags):
     control: str = flag(
-        "", "run the whole line on that machine, over SSH; here: on this machine", group=WORLD, unit="HOST"
+        "", "run the whole line on this host, over SSH; here: run on this machine", group=WORLD, unit="HOST"
     )
 
     def run(self, line: CommandLine) -> None:

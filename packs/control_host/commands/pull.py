@@ -13,12 +13,12 @@ from scripts.cli.json_output import print_json
 @dataclass(frozen=True, kw_only=True)
 class ControlPullFlags(Output):
     path: str = flag("", "file or folder on the control host, relative to the checkout", word=True)
-    to: str = flag("", "where to put it here (default: the same path in this checkout)", unit="PATH")
+    to: str = flag("", "destination on this machine (default: the same path in this checkout)", unit="PATH")
 
 
 @command(record=ControlPullFlags, world=APART, is_here=True, example="inv control.pull var/reports")
 def pull(spec: ControlPullFlags) -> None:
-    """Bring a file or a folder here from the control host."""
+    """Copy a file or a folder from the control host to this machine."""
     brought = move.pull(spec.path, spec.to, context.settings())
     if spec.json:
         print_json({"path": brought})

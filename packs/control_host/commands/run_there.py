@@ -37,7 +37,9 @@ def run_there(typed: str, line: CommandLine) -> None:
         return
     if any(is_here):
         one = next(one.name for one, here in zip(tasks, is_here, strict=True) if here)
-        raise UsageError(f"{one} is about this machine, and the rest of the line runs on {name}; type two lines")
+        raise UsageError(
+            f"{one} works on this machine, but the rest of the line runs on {name}; type two command lines"
+        )
     from packs.control_host.control.host import ControlHost
 
     host = ControlHost.of(name, settings)
@@ -52,17 +54,16 @@ def run_there(typed: str, line: CommandLine) -> None:
                 done = host.run(there, [*without_control(words), *more, *after_dashes])
         except Lost as error:
             raise SlipwayError(
-                f"the connection to {name} was lost, and what was started there goes on ({error}); check: ./inv status"
+                f"the connection to {name} was lost, and processes started on the host continue ({error}); "
+                "check: ./inv status"
             ) from None
         except Unreachable as error:
             tell_of_copy(host)
             raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
     if done.code and (left := left_here(words)):
-        render.tell(
-            f"only files of this checkout are sent to {name}, and not {', '.join(left)}: copy it into here first"
-        )
+        render.tell(f"only files of this checkout are sent to {name}; copy into the checkout first: {', '.join(left)}")
     if done.problem:
-        render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
+        render.tell(f"{name}: the journal could not be copied: {done.problem}")
     raise Exit(code=done.code)
 
 
@@ -130,5 +131,5 @@ def tell_of_copy(host: Any) -> None:
 
 def _what_then(host: Any) -> str:
     if host.copy.digest:
-        return "; what runs goes on without it. Gone for good? ./inv control.down --lost"
-    return f"; make it one: ./inv control.up {host.name}"
+        return "; runs continue without the control host. If the host is lost for good: ./inv control.down --lost"
+    return f"; to set up a control host: ./inv control.up {host.name}"

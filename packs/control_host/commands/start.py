@@ -34,8 +34,10 @@ def start(spec: ControlStartFlags) -> None:
         print_json({"started": started, "supervisor": renewed})
         return
     if renewed:
-        render.say(f"the supervisor ran other code; process {renewed} has taken over; see: inv supervisor")
+        render.say(
+            f"the supervisor ran other code; process {renewed} has replaced the supervisor; check: inv supervisor"
+        )
     for lease in started:
-        render.say(f"{lease}: the supervisor looks after it; see: inv supervisor")
+        render.say(f"{lease}: the supervisor manages this lease; check: inv supervisor")
     if not (started or renewed):
-        render.say("nothing to start: everything that is needed is running")
+        render.say("nothing to start: all needed processes are running")

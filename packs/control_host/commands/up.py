@@ -10,10 +10,10 @@ from scripts.cli.flags import Output
 from scripts.cli.json_output import print_json
 
 BOOTS = {
-    "systemd": "after a boot its systemd starts again what must go on",
-    "cron": "after a boot its cron starts again what must go on",
-    "whoever connects": "it has neither a systemd of the user nor cron: after a boot, the first command that runs "
-    "there starts again what must go on",
+    "systemd": "after a boot systemd restarts the processes",
+    "cron": "after a boot cron restarts the processes",
+    "whoever connects": "the host has neither systemd for this user nor cron: after a boot, the first command on the "
+    "host restarts the processes",
 }
 
 
@@ -21,8 +21,7 @@ BOOTS = {
 class ControlUpFlags(Output):
     host: str = flag(
         "",
-        "an always-on machine of your own: an alias of ~/.ssh/config, a machine of the inventory, or "
-        "[user@]host[:port]",
+        "your own always-on machine: an alias of ~/.ssh/config, a machine of the inventory, or [user@]host[:port]",
         word=True,
     )
 
@@ -37,5 +36,5 @@ def up(spec: ControlUpFlags) -> None:
     if spec.json:
         print_json(done)
         return
-    render.say(f"{done.host} has the journal now, and every command runs there; {BOOTS[done.boot]}")
-    render.say("bring it home: ./inv control.down")
+    render.say(f"{done.host} has the journal now, and every command runs on that host; {BOOTS[done.boot]}")
+    render.say("move the journal back: ./inv control.down")

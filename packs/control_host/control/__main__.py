@@ -62,4 +62,7 @@ if __name__ == "__main__":
     except OSError as error:
         if not is_full(error):
             raise
-        sys.exit(f"the control host {this_machine().host} cannot do this now: {error}; make room on its disk")
+        sys.exit(
+            f"the control host {this_machine().host} has a full disk: {error}; free space on that disk "
+            "and repeat the command"
+        )

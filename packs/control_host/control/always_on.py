@@ -12,10 +12,10 @@ from store.packs import AlwaysOn
 
 
 class ControlHostMachine(AlwaysOn):
-    suggestion = "An always-on machine of yours can follow instead: inv control.up HOST"
-    end = "an always-on machine (inv control.up), which alone does that with the laptop off"
+    suggestion = "An always-on machine of yours can follow the run: inv control.up HOST"
+    end = "an always-on machine (inv control.up), which also works with the laptop off"
     letter = "c"
-    answer = "an always-on machine follows the run instead of the laptop"
+    answer = "let an always-on machine follow the run instead of the laptop"
 
     def name_here(self, settings: Settings) -> str:
         return "this control host" if HostPlaces.of_world(settings).is_control_host else ""
@@ -27,10 +27,10 @@ class ControlHostMachine(AlwaysOn):
         last = outside.mapping(places.started.read_bytes())
         ago = duration(max(0.0, time.time() - float(last["at"])))
         return (
-            f"on the control host {this_machine().host}, alive now; keepers and controllers were looked after {ago} "
-            f"ago; after a boot: {places.read_about().get('boot', NOBODY)}"
+            f"on the control host {this_machine().host}, alive now; keepers and controllers were started "
+            f"{ago} ago; after a boot: {places.read_about().get('boot', NOBODY)}"
         )
 
     def how(self, again: Callable[..., str]) -> str:
         there = again("--control", "HOST")
-        return f"make the machine a control host once: ./inv control.up HOST; then launch there: {there}"
+        return f"set up the machine as a control host once: ./inv control.up HOST; then launch on that host: {there}"

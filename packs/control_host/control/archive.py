@@ -58,8 +58,8 @@ def pack(state_file: Path) -> str:
     unpacked = json.dumps(document, sort_keys=True).encode()
     if len(unpacked) > MOST_UNPACKED:
         raise JournalError(
-            f"journal {state_file}: the journal and its keys have {size(len(unpacked))} as text, and at "
-            f"most {size(MOST_UNPACKED)} move between machines"
+            f"journal {state_file}: the journal and keys have {size(len(unpacked))} as text; the limit "
+            f"for a move between machines is {size(MOST_UNPACKED)}"
         )
     return base64.b64encode(zlib.compress(unpacked, 6)).decode()
 
@@ -164,7 +164,7 @@ def _read(archive: str) -> dict[str, Any]:
     """Parse an archive, which is untrusted input, and check the types written by `pack`. Raises SlipwayError."""
     try:
         if len(archive) > MOST_TEXT:
-            raise Unreadable(f"it has {size(len(archive))}, at most {size(MOST_TEXT)} are read")
+            raise Unreadable(f"the copy has {size(len(archive))}; the limit is {size(MOST_TEXT)}")
         document = outside.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
         for key in ("keys_folder", "journal"):
             outside.typed(document, key, str)
@@ -185,11 +185,11 @@ def _unzipped(packed: bytes) -> bytes:
             found += unzip.decompress(piece, PIECE_BYTES)
             piece = unzip.unconsumed_tail
             if len(found) > MOST_UNPACKED:
-                raise Unreadable(f"it unpacks to more than {size(MOST_UNPACKED)}")
+                raise Unreadable(f"the unpacked copy exceeds {size(MOST_UNPACKED)}")
     while not unzip.eof:
         piece = unzip.decompress(b"", PIECE_BYTES)
         if not piece:
-            raise Unreadable("it is cut off")
+            raise Unreadable("the copy is cut off")
         found += piece
     return bytes(found)
 

@@ -48,8 +48,8 @@ def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
     room = room_of(folder)
     if num_bytes > room:
         raise SlipwayError(
-            f"{what} has {in_words(num_bytes)}, and {folder} has room for {in_words(room)}; nothing was "
-            "brought; make room, or name another place: --to PATH"
+            f"{what} has {in_words(num_bytes)}, but {folder} has room for {in_words(room)}; no file was "
+            "copied. Free space on the disk, or choose another place: --to PATH"
         )
 
 
@@ -108,7 +108,7 @@ class _Unzipped:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= PIECE_BYTES:
-            raise Unreadable(f"a part of its list of files has {size} bytes, at most {PIECE_BYTES} are read")
+            raise Unreadable(f"a part of the list of files has {size} bytes; the limit is {PIECE_BYTES}")
         self._refuse_end(self.tell() + size)
         return self._file.read(size)
 
@@ -118,7 +118,7 @@ class _Unzipped:
 
     def _refuse_end(self, position: int) -> None:
         if position > self._most:
-            raise Unreadable(f"it unpacks to more than {in_words(self._most)}")
+            raise Unreadable(f"the archive unpacks to more than {in_words(self._most)}")
 
 
 @dataclass
@@ -138,10 +138,10 @@ class _Extraction:
             self.tar.members = []  # type: ignore[attr-defined]
             self.num_entries += 1
             if self.num_entries > self.bounds.entries:
-                raise Unreadable(f"it has more than {self.bounds.entries} files")
+                raise Unreadable(f"the archive has more than {self.bounds.entries} files")
             name = outside.relative(member.name)
             if not self.is_wanted(name):
-                raise Unreadable(f"it holds {outside.shown(name)}, which was not asked for")
+                raise Unreadable(f"the archive holds {outside.shown(name)}, which was not requested")
             self._take(member, name)
         return self.links
 
@@ -164,8 +164,8 @@ class _Extraction:
         first = self.folder / outside.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
             raise Unreadable(
-                f"{outside.shown(name)} is another name of {outside.shown(member.linkname)}, which is "
-                "no file of this archive"
+                f"{outside.shown(name)} is a hard link to {outside.shown(member.linkname)}, which is not a "
+                "file of this archive"
             )
         self._count(name, first.stat().st_size)
         with first.open("rb") as source, self._new(name, first.stat().st_mode) as file:
@@ -175,10 +175,11 @@ class _Extraction:
         self.num_bytes += size
         if size > self.bounds.file_bytes:
             raise Unreadable(
-                f"{outside.shown(name)} has {in_words(size)}, at most {in_words(self.bounds.file_bytes)} are unpacked"
+                f"{outside.shown(name)} has {in_words(size)}; the limit for a file is "
+                f"{in_words(self.bounds.file_bytes)}"
             )
         if self.num_bytes > self.bounds.bytes:
-            raise Unreadable(f"it unpacks to more than {in_words(self.bounds.bytes)}")
+            raise Unreadable(f"the archive unpacks to more than {in_words(self.bounds.bytes)}")
 
     def _new(self, name: str, mode: int) -> IO[bytes]:
         path = self.folder / name
@@ -194,13 +195,13 @@ def made(folder: Path, name: str) -> Path:
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise Unreadable(f"{outside.shown(name)} is a file and a folder in it") from None
+        raise Unreadable(f"{outside.shown(name)} is both a file and a folder in the archive") from None
     return folder / name
 
 
 def _make_link(folder: Path, name: str, target: str) -> str:
     if os.path.lexists(folder / name):
-        raise Unreadable(f"it holds {outside.shown(name)} twice")
+        raise Unreadable(f"the archive holds {outside.shown(name)} twice")
     why = _leads_out(name, target)
     if why:
         return f"{outside.printable(name)}, a link to {outside.printable(target[:200])}: {why}"
@@ -215,11 +216,11 @@ def _leads_out(name: str, target: str) -> str:
     Parent steps (`..`) are allowed only at the start, where they leave real folders.
     """
     if target.startswith("/"):
-        return "its target is absolute, and lies on the other machine"
+        return "the target is an absolute path on the other machine"
     parts = [part for part in target.split("/") if part not in ("", ".")]
     above = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     if above > len(name.split("/")) - 2 or ".." in parts[above:]:
-        return "its target may lie outside of what was asked for"
+        return "the target may lie outside of the requested path"
     try:
         outside.relative("/".join(parts[above:]) or "x")
     except Unreadable as error:
@@ -243,6 +244,7 @@ def _refuse_another_kind(place: Path, is_folder: bool, is_top: bool) -> None:
     if stat.S_ISDIR(mode) is not is_folder:
         here = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
         raise UsageError(
-            f"{place} is {here} here and {'a folder' if is_folder else 'a file'} on the control host; "
-            "nothing was changed; move it away, or name another place: --to PATH"
+            f"{place} is {here} on this machine but {'a folder' if is_folder else 'a file'} on the "
+            "control host; no file was changed. Move the local path away, or choose another place: --to "
+            "PATH"
         )

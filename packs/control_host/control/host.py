@@ -101,7 +101,7 @@ class ControlHost:
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = [*(done.stdout.splitlines() if done.exited == 0 else []), "", ""]
         if not root.startswith("/"):
-            raise SlipwayError(f"{self.name}: its folder cannot be made: {done.stderr.strip()}")
+            raise SlipwayError(f"{self.name}: the folder of Slipway cannot be created: {done.stderr.strip()}")
         self.copy.note_seen()
         return There(HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new")
 
@@ -111,7 +111,7 @@ class ControlHost:
             said = outside.mapping(line)
             return {**said, "installation": outside.typed(said, "installation", str)}
         except ValueError as error:
-            raise SlipwayError(f"{self.name}: its record about.json cannot be read: {error}") from None
+            raise SlipwayError(f"{self.name}: the record about.json cannot be read: {error}") from None
 
     def send_code(self, there: There) -> Pushed:
         """Push this checkout; for a new checkout, first send the files that build an environment."""
@@ -141,14 +141,14 @@ class ControlHost:
         try:
             return outside.mapping(done.stdout, most_bytes=MOST_ANSWER)
         except ValueError as error:
-            raise SlipwayError(f"{self.name}: its answer to {word} cannot be read: {error}") from None
+            raise SlipwayError(f"{self.name}: the answer to {word} cannot be read: {error}") from None
 
     def told(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
         """Return the value of `key` from an answer of `call`. Raises SlipwayError for a value of a different type."""
         try:
             return outside.typed(answer, key, kind)
         except ValueError as error:
-            raise SlipwayError(f"{self.name}: its answer cannot be read: {error}") from None
+            raise SlipwayError(f"{self.name}: the answer cannot be read: {error}") from None
 
     def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command on the host with the local terminal; return the outcome and store the copy of the journal.
@@ -192,8 +192,8 @@ class ControlHost:
         if code != terminal.LOST:
             return terminal.RemoteOutcome(code)
         if done.exited == NOT_BEGUN:
-            raise Unreachable("ssh has ended before the command began")
-        raise Lost("ssh has ended without the exit code of the command")
+            raise Unreachable("ssh ended before the command began")
+        raise Lost("ssh ended without the exit code of the command")
 
     def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
         """Store the received copy of the journal; on an unreadable copy, keep the old copy and report the problem."""

@@ -97,8 +97,8 @@ def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, An
     before = places.read_about()
     if before and before["installation"] != said["installation"]:
         raise UsageError(
-            f"it is the control host of another installation ({before['installation']}); to work through that one, "
-            "type --control with each command, or set SLIPWAY_CONTROL"
+            f"this host is the control host of another installation ({before['installation']}). To use "
+            "that installation, add --control to each command, or set SLIPWAY_CONTROL"
         )
     given = {"SLIPWAY_STATE_FILE": str(places.state_file)}
     given |= {variable: str(places.var / name) for variable, name in OF_PLACES.items()}
@@ -127,7 +127,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
         with Journal.open(places.state_file) as journal:
             refuse_ties(journal, "this control host")
             run_files.gather(journal, places.homes)
-            left = dismiss(journal.leases.holders(), f"looks after it from here, and {to} will", lambda _: None)
+            left = dismiss(journal.leases.holders(), f"runs on this machine, and {to} takes over", lambda _: None)
         journal_moves.move_away(places.state_file, to, is_home=True)
     return {"archive": archive.pack(places.state_file), "left": left}
 

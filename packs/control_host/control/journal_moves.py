@@ -78,7 +78,7 @@ def install(
     installation.make_folder(path.parent, is_ours=path == journal_file.default_path(environ))
     with journal_file.locked(path):
         if path.exists() and path.stat().st_size and not moved_to(path):
-            raise JournalError(f"journal {path} is in use; it is not replaced by another one")
+            raise JournalError(f"journal {path} is in use and was not replaced")
         draft = path.with_name(f"{path.name}.coming")
         local_files.replace(draft, raw, mode=0o600)
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
@@ -119,7 +119,9 @@ def _fold(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
-                raise JournalError(f"journal {path}: another process keeps reading it; it was not moved")
+                raise JournalError(
+                    f"journal {path}: another process keeps reading the journal; the journal was not moved"
+                )
             time.sleep(POLL_S)
 
 

@@ -10,6 +10,6 @@ def refuse_ties(journal: Journal, machine: str) -> None:
     tied = [f"{op.run} ({op.vendor})" for op in journal.ops(live=True) if op.vendor not in VENDORS]
     if tied:
         raise UsageError(
-            f"only {machine} can look after {', '.join(tied)}: rented machines can be looked after from anywhere, "
-            f"others cannot; wait for the end, or run: inv down {tied[0].split()[0]}"
+            f"only {machine} can manage {', '.join(tied)}: other machines can manage rented pods only. "
+            f"Wait for the end of the run, or run: inv down {tied[0].split()[0]}"
         )

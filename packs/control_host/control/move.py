@@ -56,24 +56,28 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
     Raises UsageError for an installation that may not move, SlipwayError for a failed step; repeating the call resumes.
     """
     if name in ("", HERE):
-        raise UsageError("name the machine: an alias of ~/.ssh/config, [user@]host[:port], or one of the inventory")
+        raise UsageError(
+            "HOST is missing; give an alias of ~/.ssh/config, [user@]host[:port], or a machine of the inventory"
+        )
     state_file = settings.state_file
     before = journal_moves.moved_to(state_file)
     if before and before != name:
-        raise UsageError(f"the journal has moved to {before}; first: inv control.down")
+        raise UsageError(f"the journal has moved to {before}; move the journal back first: inv control.down")
     installation = _installation(settings) if not before else ""
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
         try:
             there = host.ask()
         except Unreachable as error:
-            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}") from error
+            raise SlipwayError(
+                f"{name} cannot be reached: {error}; the journal was not moved. Test the connection: ssh {name}"
+            ) from error
         if before and not there.about and host.copy.digest:
-            raise SlipwayError(f"{name} has no journal any more, and had one; run: inv control.down --lost")
+            raise SlipwayError(f"{name} no longer has the journal; run: inv control.down --lost")
         if there.about and not before and there.about["installation"] != installation:
             raise UsageError(
-                f"{name} is the control host of another installation; commands can work through it: "
-                f"add --control {name} to each, or set SLIPWAY_CONTROL={name}"
+                f"{name} is the control host of another installation. To use that installation, add --control "
+                f"{name} to each command, or set SLIPWAY_CONTROL={name}"
             )
         tell(f"{name}: sending this checkout")
         host.send_code(there)
@@ -82,13 +86,13 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             if host.told(host.call(there, "state"), "is_in_use", bool):
                 kept = there.places.state_file
                 raise UsageError(
-                    f"{name} already has a journal, which was declared lost or put there by hand; if nothing uses it "
-                    f"any more, move it away there: mv {kept} {kept}.old"
+                    f"{name} already has a journal, which was declared lost or copied to {name} by hand. If no "
+                    f"process uses the old journal, move the file away on {name}: mv {kept} {kept}.old"
                 )
             with Journal.open(state_file) as journal:
                 run_files.gather(journal, settings.homes)
             with Journal.open(state_file) as journal:
-                left = dismiss(journal.leases.holders(), f"looks after it from here, and {name} will", tell)
+                left = dismiss(journal.leases.holders(), f"runs on this machine, and {name} takes over", tell)
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
@@ -119,11 +123,11 @@ def down(settings: Settings, tell: Say) -> CameHome:
             there = host.ask()
         except Unreachable as error:
             raise SlipwayError(
-                f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}; "
-                "if it is lost for good: inv control.down --lost"
+                f"{name} cannot be reached: {error}; the journal was not moved. Test the connection: ssh {name}. If "
+                "the host is lost for good: inv control.down --lost"
             ) from error
         if not there.about:
-            raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
+            raise SlipwayError(f"{name} has no journal; run: inv control.down --lost")
         host.send_code(there)
         released = host.call(there, "release", {"to": this_machine().host})
         text, left = host.told(released, "archive", str), host.told(released, "left", list)
@@ -146,16 +150,16 @@ def lost(settings: Settings, tell: Say) -> CameHome:
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
         if _still_there(host):
-            raise UsageError(f"{name} answers, and has the journal; run: inv control.down")
+            raise UsageError(f"{name} answers and has the journal; run: inv control.down")
     try:
         text = host.copy.path.read_text()
     except FileNotFoundError:
         text = archive.pack(settings.state_file)
-        tell(f"there is no copy from {name}; the journal is restored as it was when it moved there")
+        tell(f"no copy from {name} was found; the journal is restored from the time of the move to {name}")
     current_at = host.copy.current_at
     if current_at is not None:
         ago = duration(max(0.0, time.time() - current_at))
-        tell(f"the copy is from {ago} ago; runs may have started or ended since")
+        tell(f"the copy of the journal is {ago} old; runs may have started or ended since then")
     archive.unpack(text, settings.state_file, journal_moves.note_replacement)
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
@@ -168,9 +172,11 @@ def pull(path: str, to: str, settings: Settings) -> str:
     chosen = settings.of(ControlHostSettings).control
     name = _moved(settings) if chosen in ("", HERE) else chosen
     if not Path(path).name or ".." in Path(path).parts:
-        raise UsageError(f"{path!r} names nothing to bring; expected a file or a folder there, such as var/reports/RUN")
+        raise UsageError(
+            f"{path!r} is not a path to copy; expected a file or a folder on the control host, such as var/reports/RUN"
+        )
     if Path(path).is_absolute() and not to:
-        raise UsageError(f"{path} is not inside the checkout; name the destination: --to PATH")
+        raise UsageError(f"{path} is not inside the checkout; give the destination: --to PATH")
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
         there = host.ask()
@@ -191,7 +197,9 @@ def _still_there(host: ControlHost) -> bool:
 def _moved(settings: Settings) -> str:
     name = journal_moves.moved_to(settings.state_file)
     if not name:
-        raise UsageError(f"the journal {settings.state_file} is here; it has not moved to a control host")
+        raise UsageError(
+            f"the journal {settings.state_file} is on this machine; the journal has not moved to a control host"
+        )
     return name
 
 

@@ -87,9 +87,7 @@ def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over:
         file.seek(0)
         done = machine.run(["sh", "-c", TAKE, "sh", str(there)], stdin=_pieces(file), timeout_s=limit_s)
     if done.exited != 0:
-        raise SlipwayError(
-            f"what is kept of {', '.join(names) or 'earlier runs'} cannot be sent: {done.stderr.strip()}"
-        )
+        raise SlipwayError(f"the files of {', '.join(names) or 'earlier runs'} cannot be sent: {done.stderr.strip()}")
 
 
 def _files_of(home: RunHome) -> list[Path]:
@@ -108,7 +106,8 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
     )
     if done.exited != 0:
         raise SlipwayError(
-            f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: {done.stderr.strip()}"
+            f"the files of {', '.join(runs) or 'earlier runs'} cannot be packed on the control host: "
+            f"{done.stderr.strip()}"
         )
     if not done.stdout.strip():
         return
@@ -136,7 +135,7 @@ def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Pat
         target = here if packed.is_folder or not here.is_dir() else here / there.name
         if target.exists() and target.is_dir() is not packed.is_folder:
             kinds = ("a folder", "a file") if target.is_dir() else ("a file", "a folder")
-            raise UsageError(f"{target} is {kinds[0]}, and {there} is {kinds[1]}; name another place: --to PATH")
+            raise UsageError(f"{target} is {kinds[0]}, but {there} is {kinds[1]}; choose another place: --to PATH")
         with _in_words(str(there)), _draft(target if target.is_dir() else target.parent) as folder:
             bounded_tar.refuse_without_room(str(there), packed.num_bytes, folder)
             _fetch_whole(machine, draft, folder / "small", packed.small_bytes)
@@ -173,7 +172,7 @@ def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
     words = [machine.python, "-c", PACK, str(there), draft, str(large_files.LARGE_BYTES)]
     done = machine.run(words, timeout_s=BASE_S * 10)
     if done.exited == NOT_THERE:
-        raise UsageError(f"there is no {there} on the control host")
+        raise UsageError(f"{there} does not exist on the control host")
     if done.exited != 0:
         raise SlipwayError(f"{there} cannot be copied: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     said = outside.mapping(done.stdout, half_pairs="surrogateescape")
@@ -183,10 +182,10 @@ def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
 
 def _large(said: Any, top: str) -> _Large:
     if type(said) is not list or [type(one) for one in said] != [str, int, int]:
-        raise Unreadable(f"it lists {outside.shown(said)}, expected a name, a size and a mode")
+        raise Unreadable(f"the list of files has {outside.shown(said)}; expected a name, a size and a mode")
     name, size, mode = said
     if not _is_under(outside.relative(name), top):
-        raise Unreadable(f"it lists {outside.shown(name)}, which was not asked for")
+        raise Unreadable(f"the list of files has {outside.shown(name)}, which was not requested")
     return _Large(name, _size(size), mode)
 
 
@@ -237,7 +236,7 @@ def _tell_left_out(sentences: Sequence[str]) -> None:
     for one in sentences[:MOST_NAMED]:
         _log(f"left out: {one}")
     if len(sentences) > MOST_NAMED:
-        _log(f"left out: {len(sentences) - MOST_NAMED} more links like these")
+        _log(f"left out: {len(sentences) - MOST_NAMED} more links")
 
 
 @contextlib.contextmanager
@@ -255,10 +254,10 @@ def _in_words(what: str) -> Iterator[None]:
         yield
     except Unreadable as error:
         raise SlipwayError(
-            f"{what}: the control host's answer cannot be used: {error}; nothing was changed here"
+            f"{what}: the answer of the control host cannot be used: {error}; no file was changed on this machine"
         ) from None
     except OSError as error:
-        raise SlipwayError(f"{what} cannot be brought: {error}; run the same again") from None
+        raise SlipwayError(f"{what} cannot be copied: {error}; repeat the command") from None
 
 
 def _fetch_whole(machine: Transport, source: str, path: Path, size: int) -> None:
@@ -275,7 +274,7 @@ def _fetch(machine: Transport, source: str, path: Path, size: int, meter: Meter)
         while (left := size - file.tell()) > 0:
             piece = machine.read(source, file.tell())[:left]
             if not piece:
-                raise SlipwayError(f"{source} has shrunk while it was read; run the same again")
+                raise SlipwayError(f"{source} became shorter during the copy; repeat the command")
             file.write(piece)
             meter.count(len(piece))
 

@@ -50,7 +50,7 @@ def run(
     try:
         child = subprocess.Popen(words, cwd=folder, env=environ)
     except OSError as error:
-        print(f"inv: on the control host the command cannot be run: {error}", file=sys.stderr)
+        print(f"inv: the command cannot be run on the control host: {error}", file=sys.stderr)
         return 1
     has_left = _follow(child)
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -46,7 +46,7 @@ def lend(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
     """
     if not shutil.which("ssh"):
         raise UsageError(
-            "there is no ssh on this machine, by which commands reach a control host; install openssh-client"
+            "ssh is not installed on this machine, and commands reach a control host by ssh; install openssh-client"
         )
     is_terminal = is_ours() and os.isatty(1)
     line = machine.line(words, cwd, is_terminal=is_terminal)
@@ -69,11 +69,11 @@ def outcome_of(text: str) -> RemoteOutcome:
         problem = outside.printable(outside.typed(said, "problem", str))[:MOST_PROBLEM]
         archive = outside.typed(said, "archive", str)
         if not 0 <= code <= 255:
-            raise outside.Unreadable(f"its code is {code}, expected 0 to 255")
+            raise outside.Unreadable(f"the exit code is {code}; expected 0 to 255")
         if not archive.isascii():
-            raise outside.Unreadable("its copy of the journal is not in ASCII")
+            raise outside.Unreadable("the copy of the journal is not in ASCII")
         return RemoteOutcome(code, archive, outside.printable(digest)[:MOST_PROBLEM], problem)
     except ValueError as error:
         raise SlipwayError(
-            f"the command on the control host has ended, and how cannot be read: {error}; {CHECK}"
+            f"the command on the control host has ended, but the result cannot be read: {error}; {CHECK}"
         ) from None

@@ -33,16 +33,16 @@ from scripts.market import offers_table
 
 @dataclass(frozen=True, kw_only=True)
 class DrillFlags(Questions, Output):
-    provider: str = flag("", "which vendor: runpod, lium, shadeform, or an extension")
+    provider: str = flag("", "vendor to test: runpod, lium, shadeform, or an extension")
     spend_limit: str = flag("3", "maximum US dollars for all machines of the drill together", unit="USD")
     gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
     cloud: str = flag("", "only machines of this cloud or tier of the vendor, such as SECURE")
-    store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: what .env says)")
-    dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
+    store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: from .env)")
+    dry_run: bool = flag(False, "show the machines to rent and the price, and stop")
     plant: str = flag(
         "",
-        "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
-        "`all` tries each, one after another",
+        "with --rehearse: make the vendor break the documentation in this way, which the drill must "
+        "detect; `all` tries every way in turn",
         unit="NAME",
     )
 
@@ -50,7 +50,7 @@ class DrillFlags(Questions, Output):
 # `speed`: the work of a drill takes real time, which must not exhaust the drill's limits in a faster rehearsal.
 @command(record=DrillFlags, world=BEGIN, speed=20.0, rents=True, example="inv drill --provider runpod --spend-limit 3")
 def drill(spec: DrillFlags) -> None:
-    """Test what a vendor promises, on rented machines.
+    """Test the promises of a vendor on rented machines.
 
     The cheapest machines are rented, checked and ended: price, mark, timer, a lost answer, key, guard, store,
     deletion, bill. It shows the price and asks first. The exit code is 5 when a promise is broken.
@@ -58,7 +58,7 @@ def drill(spec: DrillFlags) -> None:
     settings = context.settings_of(spec)
     planted = differences.chosen(spec.plant, spec.provider) if spec.plant else ()
     if planted and not settings.rehearsal:
-        raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
+        raise UsageError("--plant needs a rehearsal, because only rehearsed vendors can break promises: add --rehearse")
     try:
         amount = micro_usd(spec.spend_limit.lstrip("$"))
     except BadAmount as error:
@@ -164,6 +164,8 @@ def show(findings: Sequence[ClauseResult]) -> None:
 def leave(report: DrillReport) -> None:
     """Exit with code 5 for a broken promise, or with code 1 if the drill could not test every clause."""
     if broken := report.of(BROKEN):
-        raise Exit(f"inv drill: {report.vendor} differs from what Slipway relies on: {', '.join(broken)}", code=5)
+        raise Exit(
+            f"inv drill: {report.vendor} differs from the behaviour that Slipway relies on: {', '.join(broken)}", code=5
+        )
     if missed := report.of(UNREACHED):
-        raise Exit(f"inv drill: these could not be tried: {', '.join(missed)}; run it again", code=1)
+        raise Exit(f"inv drill: these promises could not be tested: {', '.join(missed)}; run the drill again", code=1)

@@ -28,13 +28,13 @@ GB_MONTH_MICRO_USD = 100_000
 
 def slices(seen: Evidence) -> ClauseResult:
     """Find whether the catalog names GPU slices (MIG) differently from whole GPUs."""
-    expected = "a slice of a GPU has another name than the whole one"
+    expected = "a slice of a GPU has another name than the whole GPU"
     if not seen.of("catalog"):
         return finding("slices", UNREACHED, expected, lost(seen, WORKER))
     if not seen.slices:
         return finding("slices", KEPT, expected, "no slice is on offer")
     taken = [one.kind for one in seen.slices if one.whole]
-    words = f"{taken[0]!r} is taken for a whole one" if taken else f"{count(len(seen.slices), 'slice')}, all with one"
+    words = f"{taken[0]!r} is taken for a whole GPU" if taken else f"{count(len(seen.slices), 'slice')}, all with one"
     return finding("slices", BROKEN if taken else KEPT, expected, words)
 
 
@@ -53,8 +53,8 @@ def boot(seen: Evidence) -> ClauseResult:
         return finding("boot", UNREACHED, expected, lost(seen, WORKER))
     last, pod = rows[-1]
     after = duration(max(0.0, last.ended_at - began_at))
-    gone = "it was deleted, and is proven gone" if trial.is_gone else "it is not proven gone"
-    return finding("boot", BROKEN, expected, f"it was never up, still {pod.state} after {after}; {gone}")
+    gone = "the machine was deleted, and is proven gone" if trial.is_gone else "the machine is not proven gone"
+    return finding("boot", BROKEN, expected, f"the machine never ran: still {pod.state} after {after}; {gone}")
 
 
 def spot(seen: Evidence) -> ClauseResult:
@@ -62,7 +62,10 @@ def spot(seen: Evidence) -> ClauseResult:
 
     Slipway takes the listing as proof of life or deletion, so the listing has to be complete.
     """
-    trial, expected = seen.trial(SPOT), "a spot machine is listed as any other, with its token, and costs its bid"
+    trial, expected = (
+        seen.trial(SPOT),
+        "a spot machine is listed like other machines, with the token, and costs the bid",
+    )
     made = seen.create(trial) if trial else None
     if not trial:
         return finding("spot", UNTOLD, expected, "no spot machine with one GPU was on offer")
@@ -75,15 +78,15 @@ def spot(seen: Evidence) -> ClauseResult:
     if not rows:
         waited_s = looks[-1].began_at - made.ended_at if looks else 0.0
         state = BROKEN if waited_s >= LAG_S else UNREACHED
-        return finding("spot", state, expected, f"not listed {duration(max(0.0, waited_s))} after its creation")
+        return finding("spot", state, expected, f"not listed {duration(max(0.0, waited_s))} after the request")
     if any(pod.token != trial.token for pod in rows):
-        return finding("spot", BROKEN, expected, "a row of it lacks its token")
+        return finding("spot", BROKEN, expected, "a row lacks the token of the machine")
     if dear := [pod.micro_usd_per_hour for pod in rows if pod.micro_usd_per_hour > trial.rate + ROUNDED]:
         return finding("spot", BROKEN, expected, f"it costs {per_hour(max(dear))}, the bid was {per_hour(trial.rate)}")
     missing, shown = left_out(seen, trial, made.ended_at + LAG_S)
     if missing:
         return finding("spot", BROKEN, expected, f"left out of {missing} of {count(shown, 'listing')}")
-    return finding("spot", KEPT, expected, f"{count(len(rows), 'row')}, all with its token, at {per_hour(trial.rate)}")
+    return finding("spot", KEPT, expected, f"{count(len(rows), 'row')}, all with the token, at {per_hour(trial.rate)}")
 
 
 def self_deletes(seen: Evidence) -> list[ClauseResult]:
@@ -94,7 +97,7 @@ def self_deletes(seen: Evidence) -> list[ClauseResult]:
     for name in seen.vendor.self_deletes:
         clause, one = f"{SELF_DELETE}{name}", tried.get(name)
         if one is None:
-            found.append(finding(clause, UNREACHED, expected, "no machine was left to try it on"))
+            found.append(finding(clause, UNREACHED, expected, "no machine was left for the test"))
             continue
         state = KEPT if one.is_gone else REFUSED if is_enough else BROKEN
         after = "it is off the listing" if one.is_gone else "it is still listed"
@@ -104,7 +107,7 @@ def self_deletes(seen: Evidence) -> list[ClauseResult]:
 
 def throttle(seen: Evidence) -> ClauseResult:
     """Find whether the vendor serves a create request after earlier attempts failed with status 429."""
-    expected = "a request to rent that is answered with 429 is served after a pause"
+    expected = "a request to rent is served after a 429 and a pause"
     is_served = any(not one.error for one in seen.of("create"))
     words = f"{count(seen.throttled, 'request')} refused, {'then served' if is_served else 'none served'}"
     return finding("throttle", KEPT if is_served else BROKEN, expected, words)
@@ -112,8 +115,8 @@ def throttle(seen: Evidence) -> ClauseResult:
 
 def refusal(seen: Evidence) -> ClauseResult:
     """Report refused create requests whose error message is not in Slipway's table of known refusals."""
-    words = f"{count(len(seen.unknown_refusals), 'answer')} that we do not know, the first {seen.unknown_refusals[0]!r}"
-    return finding("refusal", BROKEN, "a refusal to rent is one that our table has", words)
+    words = f"{count(len(seen.unknown_refusals), 'answer')} unknown to Slipway, the first {seen.unknown_refusals[0]!r}"
+    return finding("refusal", BROKEN, "each refusal to rent is in Slipway's table of refusals", words)
 
 
 def spot_in_v2(seen: Evidence) -> ClauseResult:
@@ -134,7 +137,7 @@ def disk_price(seen: Evidence) -> ClauseResult:
         most = round(gb * GB_MONTH_MICRO_USD * max(0.0, last - made.began_at) / MONTH_S)
         said.append(f"the {trial.name}: {in_usd(max(told))} for {gb:.0f} GB, {in_usd(most)} expected at most")
         state = BROKEN if max(told) > most + ROUNDED else state
-    return finding("disk price", state, "the disk costs what the price list says", "; ".join(said))
+    return finding("disk price", state, "the disk costs the amount in the price list", "; ".join(said))
 
 
 def tells_disk(seen: Evidence) -> bool:

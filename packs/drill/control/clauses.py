@@ -123,7 +123,9 @@ def price(seen: Evidence) -> ClauseResult:
     """Find whether the pod costs at most the hourly price of its offer."""
     trial = seen.trial(WORKER)
     rates = list(dict.fromkeys(pod.micro_usd_per_hour for pod in seen.rows(trial) if is_up(pod.state))) if trial else []
-    expected = f"the pod costs {per_hour(trial.rate)}, as its offer" if trial else "the pod costs what its offer said"
+    expected = (
+        f"the pod costs {per_hour(trial.rate)}, as in the offer" if trial else "the pod costs the price of the offer"
+    )
     if not trial or not rates:
         return finding("price", UNREACHED, expected, lost(seen, WORKER))
     is_kept = all(0 < rate <= trial.rate + ROUNDED for rate in rates)
@@ -133,7 +135,7 @@ def price(seen: Evidence) -> ClauseResult:
 def token(seen: Evidence) -> ClauseResult:
     """Find whether every listing of the pod also shows the pod's token."""
     trial = seen.trial(WORKER)
-    expected = "each listing that shows the pod shows its token"
+    expected = "each listing of the pod shows the token of the pod"
     if not trial or not trial.pod_id:
         return finding("token", UNREACHED, expected, lost(seen, WORKER))
     rows = [pod for one in seen.of("list") for pod in one.pods if pod.pod_id == trial.pod_id]
@@ -158,7 +160,7 @@ def listing(seen: Evidence) -> ClauseResult:
     if first is None:
         last_s = looks[-1].began_at - made.ended_at if looks else 0.0
         state = BROKEN if last_s > LAG_S else UNREACHED
-        return finding("listing", state, expected, f"not listed {duration(last_s)} after its creation")
+        return finding("listing", state, expected, f"not listed {duration(last_s)} after the request")
     before = [one for one in looks if one.began_at < first.began_at]
     missed_s = before[-1].began_at - made.ended_at if before else 0.0  # start of the last listing without the pod
     shown_s = first.ended_at - made.ended_at
@@ -178,12 +180,12 @@ def timer(seen: Evidence) -> ClauseResult:
     if not vendor.tells_limits:
         return _timer_by_waiting(seen)
     made = seen.create(trial) if trial else None
-    expected = "the vendor shows the time limit that was asked for"
+    expected = "the vendor shows the requested time limit"
     if not trial or not made:
         return finding("timer", UNREACHED, expected, lost(seen, WORKER))
     limit_s = _limit_s(seen, made, trial)
     most_s = math.ceil(limit_s / vendor.time_grain_s) * vendor.time_grain_s
-    expected = f"the vendor's timer ends it {duration(limit_s)} after its creation"
+    expected = f"the vendor's timer ends the pod {duration(limit_s)} after the request"
     expected += f", rounded up to {duration(most_s)}" if most_s - limit_s > 1 else ""
     rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)]
     if not rows:
@@ -198,7 +200,7 @@ def timer(seen: Evidence) -> ClauseResult:
 
 def timer_before_boot(seen: Evidence) -> ClauseResult:
     """Find whether the vendor shows an end time during boot, so that a failed boot also ends."""
-    trial, expected = seen.trial(WORKER), "the vendor shows an end before the boot is over"
+    trial, expected = seen.trial(WORKER), "the vendor shows an end time during the boot"
     found = [pod for one in seen.of("find", trial.pod_id) for pod in one.pods] if trial and trial.pod_id else []
     if not found:
         return finding("timer before boot", UNREACHED, expected, lost(seen, WORKER))
@@ -212,12 +214,12 @@ def timer_before_boot(seen: Evidence) -> ClauseResult:
 
 def spend_limit(seen: Evidence) -> ClauseResult:
     """Find whether the vendor has armed the requested spend limit."""
-    trial, expected = seen.trial(WORKER), "the vendor shows the amount that was asked for"
+    trial, expected = seen.trial(WORKER), "the vendor shows the requested spend limit"
     made = seen.create(trial) if trial else None
     rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)] if trial else []
     if not made or made.spend_micro_usd is None or not rows:
         return finding("spend limit", UNREACHED, expected, lost(seen, WORKER))
-    expected = f"the vendor ends it at {in_usd(made.spend_micro_usd)}"
+    expected = f"the vendor ends the pod at {in_usd(made.spend_micro_usd)}"
     told = {pod.spend_limit_micro_usd or 0 for pod in rows}
     is_kept = all(0 < amount <= made.spend_micro_usd + ROUNDED for amount in told)
     words = ", then ".join(in_usd(amount) if amount else "none" for amount in sorted(told))
@@ -226,29 +228,33 @@ def spend_limit(seen: Evidence) -> ClauseResult:
 
 def key(seen: Evidence) -> ClauseResult:
     """Find whether the SSH key of the create request opens the pod."""
-    trial, expected = seen.trial(WORKER), "the pod lets in the key that was made for it"
+    trial, expected = seen.trial(WORKER), "the pod accepts the SSH key of the request"
     tried = seen.of("reach", trial.pod_id) if trial and trial.pod_id else []
     if not tried:
         return finding("key", UNREACHED, expected, lost(seen, WORKER))
     if any(not one.error for one in tried):
         return finding("key", KEPT, expected, "let in")
     kind = tried[-1].error.partition(":")[0]  # The message is dropped because it contains files and addresses.
-    return finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time by {kind}")
+    return finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time with {kind}")
 
 
 def machine(seen: Evidence) -> ClauseResult:
-    return _seen_there(seen, "machine", "it has the GPUs of its offer", seen.ground.machine, "it has")
+    return _seen_there(seen, "machine", "the machine has the GPUs of the offer", seen.ground.machine, "it has")
 
 
 def host_key(seen: Evidence) -> ClauseResult:
     """Find whether a second connection sees the same host key."""
     said = seen.ground.host_key
-    return _seen_there(seen, "host key", "a second connection meets the host key of the first", said, "the same")
+    return _seen_there(
+        seen, "host key", "a second connection sees the host key of the first connection", said, "the same"
+    )
 
 
 def guard(seen: Evidence) -> ClauseResult:
     said = seen.ground.guard
-    return _seen_there(seen, "guard", "the pod's guard lives, with our token and limits", said, "alive and armed")
+    return _seen_there(
+        seen, "guard", "the pod's guard is alive, with Slipway's token and limits", said, "alive and armed"
+    )
 
 
 def log(seen: Evidence) -> ClauseResult:
@@ -257,18 +263,18 @@ def log(seen: Evidence) -> ClauseResult:
 
 def checkpoint(seen: Evidence) -> ClauseResult:
     said = seen.ground.checkpoint
-    return _seen_there(seen, "checkpoint", "the checkpoint of the work is in the store, and whole", said, "it is")
+    return _seen_there(seen, "checkpoint", "the checkpoint of the work is in the store and complete", said, "it is")
 
 
 def self_end(seen: Evidence) -> ClauseResult:
     """Find whether the pod deletes itself after its work is over."""
     trial = seen.trial(WORKER)
-    expected = f"the pod deletes itself within {duration(FAREWELL_S)} of its last step"
+    expected = f"the pod deletes itself within {duration(FAREWELL_S)} of the last step"
     if not trial or not trial.pod_id or seen.ground.log is None:
         return finding("self-end", UNREACHED, expected, lost(seen, WORKER))
     gone = gone_at(seen, trial)
     if while_there(seen, trial):
-        return finding("self-end", BROKEN, expected, "it did not, and was deleted from here")
+        return finding("self-end", BROKEN, expected, "the pod did not; the drill deleted the pod")
     return finding(
         "self-end",
         KEPT if gone is not None else BROKEN,
@@ -280,7 +286,7 @@ def self_end(seen: Evidence) -> ClauseResult:
 def lost_reply(seen: Evidence) -> ClauseResult:
     """Find whether a create request with a lost reply leaves exactly one machine, listed with the trial's token."""
     trial = seen.trial(STRAY)
-    expected = "one request, one machine, found by its token"
+    expected = "one request makes one machine, which is found by token"
     if not trial or not seen.creates:
         return finding("lost reply", UNREACHED, expected, lost(seen, STRAY))
     if seen.creates > 1:
@@ -288,7 +294,7 @@ def lost_reply(seen: Evidence) -> ClauseResult:
     listed = [{pod.pod_id for pod in one.pods if pod.token == trial.token} for one in seen.of("list")]
     most = max(map(len, listed), default=0)
     if most > 1:
-        return finding("lost reply", BROKEN, expected, f"{most} machines with its token")
+        return finding("lost reply", BROKEN, expected, f"{most} machines with the token")
     if not trial.pod_id:
         return finding("lost reply", BROKEN, expected, f"not found: {trial.failure or 'no listing shows it'}")
     return finding("lost reply", KEPT, expected, "one, found")
@@ -322,7 +328,7 @@ def delete(seen: Evidence) -> ClauseResult:
 def bill(seen: Evidence) -> ClauseResult:
     """Find whether the vendor bills no more than the ledger has counted."""
     said, state = [], KEPT
-    expected = "the vendor bills no more than our ledger has counted"
+    expected = "the vendor bills no more than Slipway's ledger has counted"
     for trial in seen.trials:
         told = [one.micro_usd for one in seen.of("billed", trial.pod_id) if trial.pod_id and one.micro_usd is not None]
         if not told:
@@ -331,7 +337,7 @@ def bill(seen: Evidence) -> ClauseResult:
         state = BROKEN if max(told) > trial.ledger_micro_usd + ROUNDED else state
     if not said:
         state = UNTOLD if any(one.pod_id for one in seen.trials) else UNREACHED
-        return finding("bill", state, expected, "the vendor has told no bill yet: inv cost asks again")
+        return finding("bill", state, expected, "the vendor has not reported a bill yet: inv cost asks again")
     return finding("bill", state, expected, "; ".join(said))
 
 
@@ -380,18 +386,18 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
     """Find whether a hidden timer of the vendor or the container ended the TIMED pod in time, without a deletion."""
     trial = seen.trial(TIMED)
     made = seen.create(trial) if trial else None
-    expected = "a timer ends a pod that nobody else ends"
+    expected = "a timer ends a pod without another request"
     if not trial or not trial.pod_id or not made or made.time_s is None:
         return finding("timer", UNREACHED, expected, lost(seen, TIMED))
-    expected = f"a timer ends a pod that nobody else ends {duration(made.time_s)} after its creation"
+    expected = f"a timer ends a pod without another request {duration(made.time_s)} after the request to rent"
     gone = gone_at(seen, trial)
     if gone is None or while_there(seen, trial):
-        return finding("timer", BROKEN, expected, "it did not, and was deleted from here")
+        return finding("timer", BROKEN, expected, "the timer did not; the drill deleted the pod")
     after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
     shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
     shown_s = max(shown, default=made.began_at) - made.began_at  # last listing of the pod
     is_kept = made.time_s - slack_s <= after_s and shown_s <= made.time_s + slack_s + seen.vendor.late_s
-    words = f"listed after {duration(shown_s)}, not any more after {duration(after_s)}"
+    words = f"listed after {duration(shown_s)}, no longer listed after {duration(after_s)}"
     return finding("timer", KEPT if is_kept else BROKEN, expected, words)
 
 

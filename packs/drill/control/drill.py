@@ -142,7 +142,7 @@ class Drill:
                 if TIMED in self.runs:
                     self._try(TIMED, self._await_timer)
             finally:
-                with finishing("the machines of the drill are being ended", self.tell):
+                with finishing("the drill is ending the machines", self.tell):
                     problems += self._end_all()
             with contextlib.suppress(SlipwayError):  # The watch records the failure for the clauses.
                 self.watch.list()
@@ -210,7 +210,7 @@ class Drill:
         seen = self.evidence()
         worker = seen.trial(WORKER)
         if worker is None or {clauses.token(seen).state, clauses.listing(seen).state} != {clauses.KEPT}:
-            raise SlipwayError("the listing has not shown the worker's token in time, so it might not be found again")
+            raise SlipwayError("the listing did not show the worker's token in time, so a machine could be lost")
         before, self.watch.is_losing, self.offers[STRAY] = self.watch.creates, True, self.offer
         try:
             with stage("rent, and lose the answer", self.tell):
@@ -284,8 +284,9 @@ class Drill:
         if not pending:
             return
         self.tell(
-            f"everything is ended; {self.planned.vendor.name} has not answered yet: {', '.join(pending)}; it is "
-            f"asked again for {duration(clauses.ANSWER_S)}, until Ctrl-C"
+            f"all machines have ended; {self.planned.vendor.name} has not answered yet: "
+            f"{', '.join(pending)}. The drill asks again for {duration(clauses.ANSWER_S)}; Ctrl-C stops "
+            "the waiting"
         )
         with contextlib.suppress(KeyboardInterrupt):
             while pending and self.planned.vendor.now() - began_at < clauses.ANSWER_S + ASK_AGAIN_S:
@@ -371,7 +372,7 @@ class Drill:
             return "dead" if not said.get("alive") else "not armed"
         limits, mine = said["limits"], op.read_job().limits
         told = (said["token"], limits["time_s"], limits["spend_micro_usd"])
-        return "" if told == (op.token, mine.time_s, mine.spend_micro_usd) else f"it has other limits: {told}"
+        return "" if told == (op.token, mine.time_s, mine.spend_micro_usd) else f"the guard has other limits: {told}"
 
     def _machine(self, op: Op) -> str:
         """Return the difference between the pod's GPUs and the GPUs of the offer, or "" if both match."""
@@ -406,22 +407,22 @@ class Drill:
             while time.monotonic() < deadline:
                 if verdict := sight.verdict_of(op, self._way(op)):
                     if verdict["state"] != "succeeded":
-                        raise SlipwayError(f"its work has {verdict['state']}: {verdict['reason']}")
+                        raise SlipwayError(f"the work has {verdict['state']}: {verdict['reason']}")
                     return
                 time.sleep(self._poll_s)
-        raise SlipwayError("its work had no verdict in time")
+        raise SlipwayError("the work had no verdict in time")
 
     def _log(self, op: Op, word: str) -> str:
         try:
             said = RunFolder(op.store, op.run).read("logs/run.log").decode(errors="replace")
         except FileNotFoundError:
-            return "the store has no logs/run.log of it"
-        return "" if word in said else "the store's logs/run.log lacks what the work has printed"
+            return "the store has no logs/run.log of the work"
+        return "" if word in said else "logs/run.log in the store lacks the output of the work"
 
     def _checkpoint(self, op: Op) -> str:
         folder = RunFolder(op.store, op.run)
         found = [one for names in by_folder(folder.names()).values() for one in names]
-        return folder.problem(found[0]) if found else f"the store has no {MANIFEST} of it"
+        return folder.problem(found[0]) if found else f"the store has no {MANIFEST} of the work"
 
     def _ask_bill(self, op: Op) -> None:
         with contextlib.suppress(SlipwayError):  # The watch records a missing answer.

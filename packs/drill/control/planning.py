@@ -69,13 +69,14 @@ def plan(
     own, _ = own_providers(settings)
     if provider not in (*VENDORS, *own):
         raise UsageError(
-            f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
-            f"{'' if own else extensions.named(settings)}"
+            f"--provider {provider or '(none)'}: a drill tests one vendor: "
+            f"{', '.join((*VENDORS, *own))}{'' if own else extensions.named(settings)}"
         )
     if not settings.rehearsal and "://" not in settings.store:
         raise UsageError(
-            f"the drill's log and checkpoint would go to {settings.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+            f"the drill's log and checkpoint would go to {settings.store}, which a rented machine cannot "
+            "reach; give a store off the pod: --store hf://user/repo, s3://bucket/folder or "
+            "gs://bucket/folder"
         )
     Store(settings.store).check_writable()
     settle(journal, settings, tell)

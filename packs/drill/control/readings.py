@@ -76,7 +76,7 @@ def lost(seen: Evidence, name: str) -> str:
     trial = seen.trial(name)
     if trial is None:
         return f"the {name} was not rented"
-    return f"the {name} was given up: {trial.failure}" if trial.failure else f"the {name} did not come so far"
+    return f"the {name} was given up: {trial.failure}" if trial.failure else f"the {name} did not get to this test"
 
 
 def finding(clause: str, state: str, expected: str, seen: str) -> ClauseResult:

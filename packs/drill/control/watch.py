@@ -107,7 +107,7 @@ class Watch:
             self.creates += 1
             if self.is_losing:
                 self.is_losing = False
-                raise Ambiguous("the drill has thrown the answer away")
+                raise Ambiguous("the drill discarded the answer")
         return pod
 
     def find(self, pod: str) -> Pod | None:
@@ -182,7 +182,7 @@ class Watch:
         self.creates += is_create and not is_throttled
         if is_create and self.is_losing and not is_throttled:
             self.is_losing = False
-            raise AnswerLost("the drill has thrown the answer away")
+            raise AnswerLost("the drill discarded the answer")
 
 
 class WatchedTransport:

@@ -23,7 +23,7 @@ from store.artifacts.artifacts import Store
 @dataclass(frozen=True, kw_only=True)
 class AgainFlags(OneRunFlags):
     out: str = flag("", "folder for the new results (default: var/again/RUN-1)", unit="FOLDER")
-    dry_run: bool = flag(False, "show what differs today, and stop")
+    dry_run: bool = flag(False, "show the differences from today, and stop")
 
 
 @command(record=AgainFlags, world="", example="inv again brave-otter-3 --dry-run")
@@ -59,11 +59,17 @@ def again(spec: AgainFlags) -> None:
             {"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder), "same_weights": found}
         )
     for name, is_same in {} if spec.json else found.items():
-        said = {True: "the same bits", False: "OTHER bits", None: "nothing to compare with: it is gone"}[is_same]
+        said = {
+            True: "the same bits",
+            False: "OTHER bits",
+            None: "not compared: the weights of the run no longer exist",
+        }[is_same]
         render.say(f"{name}: {said}")
     render.say(f"made again in {folder}")
     if len(same) < len([one for one in found.values() if one is not None]) and not differs:
-        raise Exit(f"inv again: nothing differs from {one.run}, and yet its weights came out different", code=5)
+        raise Exit(
+            f"inv again: code, environment and inputs are the same as in {one.run}, but the weights differ", code=5
+        )
 
 
 def _place(one: Receipt, out: str, number: int) -> Path:

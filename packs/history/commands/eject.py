@@ -38,4 +38,4 @@ def eject(spec: EjectFlags) -> None:
         print_json({"run": one.run, "folder": str(folder), "files": files, "code": str(code)})
         return
     print(folder)
-    render.say(f"{one.run} as plain files ({', '.join(files)}); run it: sh {folder}/run.sh")
+    render.say(f"{one.run} was written as plain files ({', '.join(files)}); to run: sh {folder}/run.sh")

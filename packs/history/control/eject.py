@@ -59,24 +59,24 @@ CHECK = """found=$("$PYTHON" -c 'import torch; print(torch.__version__)')
 """
 README = """# {run}
 
-These files make what the run {run} made on {when}, without Slipway's commands:
+These files repeat the run {run} of {when}, without Slipway's commands:
 
     sh run.sh                                  # makes venv/ with requirements.txt first
-    PYTHON=/path/to/python sh run.sh           # in an environment that is there
+    PYTHON=/path/to/python sh run.sh           # in an existing environment
 
-`config/` has the configuration of each step, `code/` what they run (commit {commit}), `store/` what they read and
-what they make. A step that was cut off goes on from its newest checkpoint in `work/`. On several GPUs, put
+`config/` has the configuration of each step, `code/` the code of the steps (commit {commit}), `store/` the inputs and
+outputs. An interrupted step continues from the newest checkpoint in `work/`. On several GPUs, put
 `-m torch.distributed.run --nproc-per-node N` in front of `-m trainer`.
 
 ## The same weights
 
 {same}
 """
-ON_CPU = """The weights are the same bits where the same is computed with: on a CPU of the kind that the run had, with
-its number of threads, which `run.sh` sets for each step, its build of PyTorch, which `run.sh` compares, and as many
-processes. Elsewhere sums are taken in another order, and the last bits differ. The run had: {machine}."""
-ELSEWHERE = """What the run computed with is not known, or was no CPU: there the last bits differ from one time to the
-next, unless `deterministic` was set in the configuration of a phase."""
+ON_CPU = """The weights are the same bits on a CPU of the same kind, with the same number of threads, which
+`run.sh` sets for each step, the same build of PyTorch, which `run.sh` compares, and the same number of processes.
+Otherwise sums are taken in another order, and the last bits differ. The run had: {machine}."""
+ELSEWHERE = """The run did not compute on a CPU, or the machine is unknown: the last bits differ between runs, unless
+`deterministic` was set in the configuration of a phase."""
 
 
 def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
@@ -85,9 +85,9 @@ def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
     Raises UsageError for a folder with content and for a run without Slipway steps; StoreError from the copy of inputs.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is there, and not empty; name another one: --out FOLDER")
+        raise UsageError(f"{folder} exists and is not empty; choose another folder: --out FOLDER")
     if not one.steps:
-        raise UsageError(f"{one.run} is not a Slipway training; its job is a file of your own already")
+        raise UsageError(f"{one.run} is not a Slipway training; the job already is a file of your own")
     folder.mkdir(parents=True, exist_ok=True)
     for name in CODE:
         shutil.copytree(code / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))

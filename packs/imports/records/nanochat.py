@@ -34,11 +34,13 @@ def model_of(folder: Path, file: str) -> ModelConfig:
     try:
         said = outside.load(path, outside.MIB).get("model_config")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; nanochat writes it beside {file}") from None
+        raise ConfigError(f"{path}: {error}; nanochat writes this file beside {file}") from None
     if not isinstance(said, Mapping) or any(type(said.get(name)) is not int for name in SIZES):
-        raise ConfigError(f"{path}: its model_config is {outside.shown(said)}; it must say {', '.join(SIZES)}")
+        raise ConfigError(
+            f"{path}: model_config is {outside.shown(said)}; expected whole numbers for {', '.join(SIZES)}"
+        )
     if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
-        raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; it must be a whole number from 1 to {MOST}")
+        raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {MOST}")
     _refuse_later(path, said)
     if said["n_embd"] % said["n_head"]:
         raise ConfigError(f"{path}: {said['n_head']} heads do not divide n_embd {said['n_embd']}")

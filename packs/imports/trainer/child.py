@@ -81,11 +81,11 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise Unfit(f"it is no file of tensors alone: {str(error).splitlines()[0][:300]}") from None
+        raise Unfit(f"the file cannot be loaded as tensors only: {str(error).splitlines()[0][:300]}") from None
     if not isinstance(found, dict) or not all(
         type(one) is str and type(value) is Tensor for one, value in found.items()
     ):
-        raise Unfit("it holds something else than tensors by name")
+        raise Unfit("the file holds values other than tensors by name")
     return {name.removeprefix(UNSEEN): one for name, one in found.items()}
 
 
@@ -118,7 +118,9 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
         if name in found and tuple(found[name].shape) != shape
     ]
     if odd:
-        raise Unfit(f"{'; '.join(odd[:5])}: later versions of nanochat have parts that this decoder has not")
+        raise Unfit(
+            f"{'; '.join(odd[:5])}: later versions of nanochat have parts that Slipway's decoder does not support"
+        )
     return found
 
 
@@ -162,11 +164,11 @@ def words_of(path: Path) -> list[bytes]:
     except Unfit:
         raise
     except Exception as error:  # a pickle may raise any exception
-        raise Unfit(f"{path} is no tokenizer of nanochat: {str(error)[:200]}") from None
+        raise Unfit(f"{path} is not a tokenizer of nanochat: {str(error)[:200]}") from None
     if not is_whole or special != {name: len(words) + at for at, name in enumerate(SPECIALS)}:
-        raise Unfit(f"{path}: its ids are not those of words and then {', '.join(SPECIALS)}")
+        raise Unfit(f"{path}: expected the ids of words, followed by the ids of {', '.join(SPECIALS)}")
     if pattern != PATTERN:
-        raise Unfit(f"{path}: it splits text by {outside.shown(pattern)}, and ours by {PATTERN}")
+        raise Unfit(f"{path}: the tokenizer splits text by {outside.shown(pattern)}; Slipway splits by {PATTERN}")
     return words
 
 

@@ -30,7 +30,7 @@ def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
     """
     weights = folder / spec.file
     if not weights.is_file():
-        raise Refused(f"{weights} is not on this machine; the model is imported where the steps run")
+        raise Refused(f"{weights} is not on this machine; import the model on the machine that runs the steps")
     pickled = tokenizer_of(folder) if spec.has_tokenizer else None
     _in_child(weights, pickled, out, spec.model)
     return out
@@ -80,7 +80,7 @@ def _in_child(weights: Path | None, pickled: Path | None, out: Path, model: Mode
     try:
         problem = json.loads(said.decode().splitlines()[-1])["problem"]
     except (ValueError, KeyError, IndexError, TypeError):
-        last = (words.decode("utf-8", "replace").strip().splitlines() or ["no word"])[-1]
-        raise Refused(f"{read} cannot be converted: its process ended with {child.returncode}: {last}") from None
+        last = (words.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
+        raise Refused(f"{read} cannot be converted: the process ended with {child.returncode}: {last}") from None
     if problem:
         raise Refused(f"{read} cannot be converted: {problem}")

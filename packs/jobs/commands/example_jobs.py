@@ -63,8 +63,8 @@ def lines() -> list[str]:
         *HEAD.splitlines(),
         *rows,
         "",
-        f"A search for a learning rate is a file of `./inv sweep`, {sweep}; a service is one of `./inv serve.up`, "
-        f"{service}.",
+        f"A search for a learning rate is a file of `./inv sweep`, {sweep}; a service is a file of "
+        f"`./inv serve.up`, {service}.",
         "",
     ]
 

@@ -100,16 +100,16 @@ class JobFile:
 def belongs(key: str) -> str:
     """Return a hint about the right kind of file for a top-level key, or "" for an unknown key."""
     if key in schema.IN_SERVICE:
-        return "it stands under `service:` in the file of a service, which is started with: inv serve.up FILE"
+        return "in the file of a service the key stands under `service:`; start the service with: inv serve.up FILE"
     if key in typing.get_type_hints(TaskFile):
-        return "it is a key of a job, and a job says what it does; add the line `run: COMMAND`"
+        return "this is a key of a job, and a job needs a command; add the line `run: COMMAND`"
     return ""
 
 
 def of_command(text: str, workdir: Path | None) -> JobFile:
     """Return a job with a single shell command (`--cmd`). Raise UsageError for an empty command."""
     if not text.strip():
-        raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
+        raise UsageError("--cmd is empty; give a command, such as 'python my.py'")
     task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
     return JobFile(where="--cmd", name="", tasks=(task,))
 
@@ -120,12 +120,12 @@ def of_script(script: Path, workdir: Path | None) -> JobFile:
     Raise UsageError for a missing file or a file outside of the work folder.
     """
     if not script.expanduser().is_file():
-        raise UsageError(f"--script: there is no file {script}")
+        raise UsageError(f"--script: the file {script} does not exist")
     sent = folder("--workdir", workdir or script.expanduser().absolute().parent)
     try:
         inside = script.expanduser().resolve().relative_to(sent)
     except ValueError:
-        raise UsageError(f"--script: {script} is not in {sent}, which is sent along") from None
+        raise UsageError(f"--script: {script} is not in {sent}, the folder that is sent to the machine") from None
     task = JobTask(run=TORCHRUN.format(shlex.quote(str(inside))), workdir=sent, environment="train")
     return JobFile(where="--script", name="", tasks=(task,))
 
@@ -142,11 +142,13 @@ def load(path: Path) -> JobFile:
     if len(documents) > 1 and isinstance(documents[0].said, dict) and set(documents[0].said) <= {"name", "execution"}:
         head, *documents = documents
         if head.said.get("execution", "serial") != "serial":
-            raise UsageError(f"{path}: line {head.line('execution')}: execution: tasks run one after the other: serial")
+            raise UsageError(
+                f"{path}: line {head.line('execution')}: execution: tasks run one after the other; write: serial"
+            )
         name = _name(f"{path}: line {head.line('name')}: name", head.said.get("name"))
     tasks = tuple(_task(path, one) for one in documents)
     if not tasks:
-        raise UsageError(f"{path}: it is empty; a job has at least `run: COMMAND`")
+        raise UsageError(f"{path}: the file is empty; a job has at least `run: COMMAND`")
     return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
 
 
@@ -160,19 +162,21 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
         if getattr(said, key) is not None:
             raise fail(f"{key}: {instead.replace('FILE', str(path))}", key)
     if not 1 <= said.num_nodes <= MOST_NODES:
-        raise fail(f"num_nodes is {said.num_nodes}; it must be from 1 to {MOST_NODES}", "num_nodes")
+        raise fail(f"num_nodes is {said.num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
     resources = said.resources or Resources()
     _check_resources(resources, ("resources",), fail)
     if isinstance(said.workdir, dict):
-        raise fail("workdir: a git address is not cloned; clone it here, or in `setup`", "workdir")
+        raise fail("workdir: Slipway does not clone a git address; clone the repository here, or in `setup`", "workdir")
     workdir = None
     if said.workdir is not None:
         workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
     if said.slipway.train is None and not (said.run or said.setup or "").strip():
-        raise fail("it has neither `run` nor `setup`, so there is nothing to do")
+        raise fail("the task has neither `run` nor `setup`, so nothing would run")
     for key in ("run", "setup", "workdir", "file_mounts", "secrets") if said.slipway.train is not None else ():
         if getattr(said, key):
-            raise fail(f"{key}: slipway.train is a training of Slipway's, beside which there is no {key}", key)
+            raise fail(
+                f"{key}: slipway.train describes a training of Slipway, which does not use {key}; remove the key", key
+            )
     if said.slipway.environment not in ("", "train"):
         raise fail(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
     secrets = dict.fromkeys(said.secrets) if isinstance(said.secrets, list) else _values(document, "secrets")
@@ -180,14 +184,14 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
     for section, names in (("envs", envs), ("secrets", secrets)):
         for one in names:
             if not VARIABLE.fullmatch(one):
-                raise fail(f"{section}: {one!r} is no name of a variable", section, one)
+                raise fail(f"{section}: {one!r} is not a valid name of a variable", section, one)
             if one.startswith(RESERVED):
                 raise fail(
-                    f"{section}: {one}: Slipway sets the variables that begin with {one.split('_')[0]}_", section, one
+                    f"{section}: {one}: Slipway sets variables with the prefix {one.split('_')[0]}_", section, one
                 )
     twice = sorted(set(envs) & set(secrets))
     if twice:
-        raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
+        raise fail(f"{twice[0]} is both in envs and in secrets", "secrets", twice[0])
     return JobTask(
         name=_name(f"{path}: line {document.line('name')}: name", said.name),
         workdir=workdir,
@@ -215,15 +219,15 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
         for text in (*place[-1:], document.texts.get(place, "")):
             if isinstance(text, str) and UNWRITABLE.search(text):
                 raise UsageError(
-                    f"{path}: line {document.line(*place)}: a letter that no file can hold: NUL, or half "
-                    "of a pair (\\ud800)"
+                    f"{path}: line {document.line(*place)}: the text has a character that a file cannot hold: "
+                    "NUL, or half of a pair (\\ud800)"
                 )
     _check_keys(path, document, document.said, TaskFile, ())
     for section in ("envs", "secrets"):
         names = document.said.get(section)
         if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
             where = f"{path}: line {document.line(section)}"
-            raise UsageError(f"{where}: {section}: yes, no, on and off are not names unless they are quoted")
+            raise UsageError(f"{where}: {section}: put the names yes, no, on and off in quotes")
     try:
         return msgspec.convert(document.said, TaskFile)
     except msgspec.ValidationError as error:
@@ -244,7 +248,7 @@ def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: s
             if not at and key in schema.IN_SERVICE:
                 hint = belongs(str(key))
             if not at and flag in FLAGS:
-                hint = f"a job file says it as {FLAGS[flag]}; or type the flag --{flag}"
+                hint = f"in a job file write {FLAGS[flag]}; or add the flag --{flag}"
             raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")
         record = schema.inner(hints[key])
         if record is None:
@@ -276,17 +280,17 @@ def _check_resources(said: Resources, at: strict_yaml.Place, fail: Any) -> None:
                 raise fail(f"{key} within {key}", *at, key, number)
             _check_resources(one, (*at, key, number), fail)
     if said.max_hourly_cost is not None and not 0 < said.max_hourly_cost < float("inf"):
-        raise fail(f"max_hourly_cost is {said.max_hourly_cost:g}; it must be more than 0", *at, "max_hourly_cost")
+        raise fail(f"max_hourly_cost is {said.max_hourly_cost:g}; expected more than 0", *at, "max_hourly_cost")
     for port in said.ports if isinstance(said.ports, list) else [] if said.ports is None else [said.ports]:
         ends = [int(one) for one in str(port).split("-") if one.isdecimal() and len(one) <= 5]
         if len(ends) != str(port).count("-") + 1 or len(ends) > 2 or ends != sorted(ends) or not 0 < max(ends) < 65536:
-            raise fail(f"ports: {port!r} is no port, nor a range such as 8000-8010", *at, "ports")
+            raise fail(f"ports: {port!r} is neither a port nor a range such as 8000-8010", *at, "ports")
     recovery = said.job_recovery
     if isinstance(recovery, schema.Recovery):
         codes = recovery.recover_on_exit_codes
         for code in codes if isinstance(codes, list) else [codes]:
             if not 0 <= code <= 255:
-                raise fail(f"recover_on_exit_codes: {code} is no exit code (0 to 255)", *at, "job_recovery")
+                raise fail(f"recover_on_exit_codes: {code} is not an exit code (0 to 255)", *at, "job_recovery")
         if recovery.max_restarts_on_errors < 0:
             raise fail("max_restarts_on_errors cannot be negative", *at, "job_recovery", "max_restarts_on_errors")
 
@@ -296,7 +300,7 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
     for wanted, one in (said.file_mounts or {}).items():
         at = ("file_mounts", wanted)
         if not wanted or wanted in ("/", "~", "~/", ".", "./") or ".." in Path(wanted).parts:
-            raise fail(f"file_mounts: {wanted!r} is no path that something can be put at", *at)
+            raise fail(f"file_mounts: {wanted!r} cannot be the path of a mount", *at)
         storage = Storage(source=one, mode="COPY") if isinstance(one, str) else one
         mode = storage.mode.upper()
         if mode not in MODES:
@@ -304,7 +308,7 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
         if storage.store is not None and storage.store.lower() not in STORES:
             raise fail(f"store is {storage.store!r}; {near(storage.store.lower(), STORES)}", *at, "store")
         if isinstance(storage.source, list):
-            raise fail("source: several folders cannot lie at one path; give each a path of its own", *at, "source")
+            raise fail("source: several folders cannot be mounted at one path; give each folder a path", *at, "source")
         if storage.source is None and not storage.name:
             empty = (
                 "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
@@ -312,7 +316,7 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
             raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
         source = storage.source or ""
         if storage.source is not None and not source.strip():
-            raise fail(f"{wanted}: source is empty: write what is to be there", *at)
+            raise fail(f"{wanted}: source is empty: write the file or folder to mount", *at)
         if source and "://" not in source:
             local = _path(path, source)
             if local.exists() and not (local.is_dir() or local.is_file()):  # Opening a named pipe would block.
@@ -360,7 +364,7 @@ def folder(where: str, path: Path) -> Path:
     """Return the resolved folder. Raise UsageError, prefixed with `where`, if the folder is missing or a file."""
     found = path.expanduser().absolute()
     if not found.exists():
-        raise UsageError(f"{where}: there is no folder {path}")
+        raise UsageError(f"{where}: the folder {path} does not exist")
     if not found.is_dir():
         raise UsageError(f"{where}: {path} is a file; expected a folder")
     return found.resolve()

@@ -108,16 +108,16 @@ def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
     for one in outside:
         where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
         if not Path(one.path).name:
-            raise UsageError(f"{where}: nothing can be put in place of the whole machine; name a folder below /")
+            raise UsageError(f"{where}: a mount cannot replace the root of the machine; name a folder below /")
         if not is_rehearsed:
             raise UsageError(
-                f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{one.path}"
+                f"{where}: on a machine of your own Slipway writes only to the pod's folder; write ~{one.path}"
             )
     if outside and (why := own_root.problem()):
         one = outside[0]
         raise UsageError(
-            f"{file.where}: line {one.line}: file_mounts: {one.path}: a rehearsed pod is a folder of this machine, "
-            f"which cannot give a job a root of its own ({why}); write ~{one.path}"
+            f"{file.where}: line {one.line}: file_mounts: {one.path}: a rehearsed pod is a folder of this "
+            f"machine, which cannot give a job a separate root ({why}); write ~{one.path}"
         )
 
 
@@ -126,8 +126,8 @@ def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.source:
         raise UsageError(
-            f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
-            "copy what is to be there first with mode: COPY at a path of its own"
+            f"{where}: MOUNT_CACHED starts from the folder in the store, by name, and takes no source; "
+            "copy the files first with mode: COPY at a separate path"
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
         raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
@@ -137,9 +137,9 @@ def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
 def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.mode == "MOUNT":
-        raise UsageError(f"{where}: MOUNT needs FUSE, which pods do not have; write mode: MOUNT_CACHED or mode: COPY")
+        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write mode: MOUNT_CACHED or mode: COPY")
     if "://" in one.source:
-        raise UsageError(f"{where}: only files of this machine are copied; fetch {one.source} in `setup`")
+        raise UsageError(f"{where}: Slipway copies only files of this machine; fetch {one.source} in `setup`")
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path

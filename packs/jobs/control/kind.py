@@ -93,10 +93,12 @@ class JobFiles(WorkKind):
         typed = spec.of(JobCostFlags)
         stage, job = typed.stage, typed.job
         if stage and job:
-            raise UsageError("one of --phase, --stage and --job, not several")
+            raise UsageError("--phase, --stage and --job exclude each other; give one of them")
         file = job_file.load(_file_of(job or STAGES))
         if not training.is_training(file):
-            raise UsageError(f"--job {job}: how long its own command takes is not known until it has run; give --hours")
+            raise UsageError(
+                f"--job {job}: the duration of the job's own command is unknown before the first run; give --hours"
+            )
         machine = machines.wishes(file.tasks[0], MachineSpec(), "", True, str(file.where)).wishes[0].machine
         if gpu := settings.given.get(launch.ACCELERATOR, ""):
             ((kind, number),) = gpus.read_set(gpu, 1)
@@ -123,5 +125,5 @@ def _file_of(job: str) -> Path:
     if Path(job).suffix in (".yaml", ".yml"):
         return Path(job)
     if (name := OF_JOBS.get(job, job)) not in known:
-        raise UsageError(f"--job {job}: known: {', '.join((*OF_JOBS, *known))}, or the file of a job")
+        raise UsageError(f"--job {job}: known: {', '.join((*OF_JOBS, *known))}, or a job file")
     return known[name]

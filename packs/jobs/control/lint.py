@@ -19,18 +19,18 @@ LISTS = "SKYPILOT_NODE_IPS|SKYPILOT_SETUP_NODE_IPS|SKYPILOT_TASK_IDS"
 RULES = (
     (
         r"\bray\s+stop\b",
-        "`ray stop` ends SkyPilot's own Ray, too; write ray.shutdown() in Python, or: "
-        "pkill -f 'ray start --head --port=PORT'",
+        "`ray stop` also ends SkyPilot's own Ray; write ray.shutdown() in Python, or: pkill -f 'ray "
+        "start --head --port=PORT'",
     ),
     (
         r"ray\.init\(\s*(address\s*=\s*)?[\"']auto[\"']|RAY_ADDRESS=[\"']?auto\b",
-        "`auto` finds SkyPilot's own Ray; give the address of yours, such as HEAD:6379",
+        "`auto` finds SkyPilot's own Ray; give the address of your Ray, such as HEAD:6379",
     ),
     (r"\bray\s+start\b.*--port[= ]6380\b", "6380 is the port of SkyPilot's own Ray; leave --port out (6379)"),
-    (rf"(?<![\"'\w])\$\{{?(?:{LISTS})\b\}}?(?![\"'\w])", 'without quotes its lines become one; write "$NAME"'),
+    (rf"(?<![\"'\w])\$\{{?(?:{LISTS})\b\}}?(?![\"'\w])", 'without quotes the lines are joined; write "$NAME"'),
     (
         r"--master[-_]port[= ]\d+|\bMASTER_PORT=\d+",
-        "two jobs on one machine would meet at a port that is written out; write $MASTER_PORT",
+        "with a fixed port, two jobs on one machine would use the same port; write $MASTER_PORT",
     ),
 )
 LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
@@ -45,7 +45,7 @@ def lint(path: Path) -> list[FileFinding]:
     if not any(
         isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said) for one in documents
     ):
-        raise UsageError(f"{path}: it is no job file: it has neither `run`, `setup`, `resources` nor `service`")
+        raise UsageError(f"{path}: not a job file: `run`, `setup`, `resources` and `service` are missing")
     written = path.read_text(encoding="utf-8").splitlines()
     found = [each for one in documents if isinstance(one.said, dict) for each in _findings(one, written)]
     if not any("service" in one.said for one in documents if isinstance(one.said, dict)):
@@ -73,8 +73,8 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
             if key == "setup" and re.search(r"\bray\s+start\b", words):
                 yield FileFinding(
                     line,
-                    "setup: it runs once per machine, and a Ray that it starts is not there when "
-                    "`run` begins again; start it in `run`",
+                    "setup: this section runs once per machine, and a Ray from `setup` is gone when `run` starts "
+                    "again; start Ray in `run`",
                 )
             listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
     resources = said.get("resources")
@@ -83,11 +83,13 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
         if one not in re.findall(r"\d+", ports) and "-" not in ports:
             yield FileFinding(
                 line,
-                f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
-                f"reaches it with: inv forward RUN {one})",
+                f"port {one} is not among resources.ports, so SkyPilot does not open the port (Slipway: inv "
+                f"forward RUN {one})",
             )
     if "service" in said and not ports:
-        yield FileFinding(document.line("service"), "service: resources.ports is missing, so no replica can be reached")
+        yield FileFinding(
+            document.line("service"), "service: resources.ports is missing, so replicas cannot be reached"
+        )
     for section in ("envs", "secrets"):
         values = said.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():

@@ -68,12 +68,12 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
         if cloud and cloud not in ours() and not provider:
-            notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
+            notes.append(f"infra: Slipway does not rent at {cloud}, a cloud of SkyPilot; the entry is left out")
             continue
         if provider in packs.engines():
             cloud, zone, pool = "", "", ""
         if cloud and provider and cloud != provider:
-            notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
+            notes.append(f"infra: {cloud} has no effect, because --provider {provider} was given")
             cloud, region, zone, pool = "", "", "", ""
         if zone:
             notes.append(f"zone {zone} has no effect: no vendor here has zones")
@@ -89,9 +89,9 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
                 found.append(wish)
     if not found:
         raise UsageError(
-            f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
-            "--provider skypilot, which rents there, --provider runpod, or write `infra: runpod` "
-            f"(known: {', '.join(ours())})"
+            f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Give a provider: "
+            "--provider skypilot, which rents at these clouds, --provider runpod, or write `infra: "
+            f"runpod` (known: {', '.join(ours())})"
         )
     notes += [] if provider in packs.engines() else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
@@ -154,23 +154,23 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
             if len(several) > 1 and all(number.isdecimal() for _, _, number in several):
                 meant = ", ".join(f"{kind}: {number}" for kind, _, number in several)
                 raise UsageError(
-                    f"{line}: accelerators: YAML reads these lines as one text, since no space follows "
-                    f"the colons; write accelerators: {{{meant}}}"
+                    f"{line}: accelerators: YAML reads these lines as one text, because the colons have no space "
+                    f"after them; write accelerators: {{{meant}}}"
                 )
             kind, colon, text = word.partition(":")
             if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
                 raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")
             pairs.append((kind, float(text) if colon else 1.0))
     if not pairs:
-        raise UsageError(f"{line}: accelerators: nothing is named; leave the line out for a machine without a GPU")
+        raise UsageError(f"{line}: accelerators: the list is empty; remove the line for a machine without a GPU")
     for kind, number in pairs:
         if not kind.strip() or re.search(r"[,\s]", kind.strip()):
             raise UsageError(f"{line}: accelerators: {kind!r} is not a known GPU")
         if kind.lower().startswith("tpu"):
-            raise UsageError(f"{line}: accelerators: {kind}: no vendor of Slipway rents TPUs")
+            raise UsageError(f"{line}: accelerators: {kind}: the vendors of Slipway do not rent TPUs")
         if not 1 <= number <= MOST_GPUS or number != int(number):
-            why = f"it must be a whole number from 1 to {MOST_GPUS}"
-            why = "no vendor rents a part of a GPU" if 0 < number < 1 else why
+            why = f"expected a whole number from 1 to {MOST_GPUS}"
+            why = "vendors rent whole GPUs only" if 0 < number < 1 else why
             raise UsageError(f"{line}: accelerators: {kind}:{number:g}: {why}")
     if isinstance(asked, list):
         return [(kind.strip(), int(number)) for kind, number in pairs]
@@ -192,7 +192,7 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
         at = f"{where}: line {line('resources', 'memory')}: memory"
         times = re.fullmatch(r"([0-9]{1,6})x", str(said.memory))
         if times and not cpus:
-            raise UsageError(f"{at}: {said.memory} is GB per CPU; give cpus as well")
+            raise UsageError(f"{at}: {said.memory} is GB per CPU; give cpus too")
         found["memory"] = str(int(times[1]) * cpus if times else _amount(said.memory, at))
     if said.disk_size is not None:
         found["disk_size"] = str(_amount(said.disk_size, f"{where}: line {line('resources', 'disk_size')}: disk_size"))
@@ -230,7 +230,7 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
     if any(_strategy(one) for one in alternatives):
-        found.append("job_recovery.strategy has no effect: a run that is taken away goes on at the next best offer")
+        found.append("job_recovery.strategy has no effect: a preempted run continues at the next best offer")
     if not is_rented:
         own = [key for key in RENTED_ONLY if says(key)]
         if own:
@@ -238,7 +238,7 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
     elif any(
         re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in alternatives for key in ("cpus", "memory")
     ):
-        found.append("cpus and memory are taken as `at least`, with and without a +")
+        found.append("cpus and memory are lower bounds, with and without a +")
     return found
 
 

@@ -47,7 +47,7 @@ def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
         return job_file.of_command(cmd, Path(workdir) if workdir else None)
     if not path:
         if workdir:
-            raise UsageError("--workdir is for a job of your own: --cmd COMMAND, or a job file")
+            raise UsageError("--workdir needs a job of your own: --cmd COMMAND, or a job file")
         return None
     file = job_file.load(Path(path))
     if workdir:
@@ -77,8 +77,8 @@ def understand(
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
         raise UsageError(
-            f"--self-end is for Slipway's own trainings: {file.where} runs code on the pod, which could use the key of "
-            "its guard; leave it out: the vendor's own limit ends the pod"
+            f"--self-end is for Slipway's own trainings: {file.where} runs code on the pod, which could "
+            "use the key of the guard. Leave the flag out: the vendor's own limit ends the pod"
         )
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
@@ -96,7 +96,7 @@ def understand(
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = file.tasks[0].num_nodes if spec.nodes is None else spec.nodes
     if nodes < 1:
-        raise UsageError(f"--nodes is {nodes}; it must be at least 1")
+        raise UsageError(f"--nodes is {nodes}; expected at least 1")
     notes = list(found.notes)
     requests = []
     for wish in found.wishes:
@@ -118,7 +118,7 @@ def understand(
             request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:
-        notes.append(f"of {len(requests)} kinds of machine that would do, the first is taken")
+        notes.append(f"{len(requests)} kinds of machine fit; the first is used")
         requests = requests[:1]
     limits = limits_for(settings, vendor.is_rented, spec)
     asked_for = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
@@ -175,8 +175,8 @@ def values_of(
                     flag = "--secret" if section == "secrets" else "-e"
                     line = task.document.line(section, name)
                     raise UsageError(
-                        f"{file.where}: line {line}: {section}: {name} has no value; give it: {flag} {name}=VALUE "
-                        f"(or {flag} {name}, when the shell has it), or write it into .env"
+                        f"{file.where}: line {line}: {section}: {name} has no value; give {flag} {name}=VALUE (or "
+                        f"{flag} {name}, if the shell has a value), or set the variable in .env"
                     )
                 (secrets if section == "secrets" or is_secret(name) or name in secret else plain)[name] = value
         for name, value in given.items():
@@ -185,14 +185,14 @@ def values_of(
         envs.append(plain)
     for name in secrets:
         if name in NOT_SECRETS:
-            raise UsageError(f"{file.where}: secrets: {name} is read by every program; it cannot be a secret")
+            raise UsageError(f"{file.where}: secrets: all programs read {name}, so the variable cannot be a secret")
     return tuple(envs), secrets
 
 
 def _own_machine(file: JobFile, flag: str) -> UsageError:
     return UsageError(
-        f"{file.where} runs its own commands, on this or another machine of yours only if you ask for it: "
-        f"add {flag}; to practise renting one for it: inv rehearse with the same flags"
+        f"{file.where} runs commands of the job on your own machine only with {flag}; add the flag. "
+        "To practise renting a machine for the job: inv rehearse with the same flags"
     )
 
 
@@ -212,8 +212,8 @@ def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Pr
         if one.wishes != found[0].wishes or task.num_nodes != said[0].num_nodes:
             line = task.document.line("resources" if one.wishes != found[0].wishes else "num_nodes")
             raise UsageError(
-                f"{file.where}: line {line}: the tasks of a pipeline run on the same machines, one after the other; "
-                "ask for the same resources and num_nodes in each of them, or launch them one by one"
+                f"{file.where}: line {line}: the tasks of a pipeline run on the same machines, one after the "
+                "other; ask for the same resources and num_nodes in each task, or launch the tasks separately"
             )
     return found[0]
 
@@ -266,6 +266,6 @@ def secrets_of(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, 
         if not job_file.VARIABLE.fullmatch(name):
             raise UsageError("--secret: expected KEY=VALUE, or KEY with the shell's value")
         if not equals and name not in environ:
-            raise UsageError(f"--secret {name}: it is not set in the shell; write --secret {name}=VALUE")
+            raise UsageError(f"--secret {name}: the variable is not set in the shell; write --secret {name}=VALUE")
         found[name] = value if equals else environ[name]
     return found

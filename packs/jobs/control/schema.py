@@ -102,33 +102,33 @@ JOB_KEYS = ("run", "setup", "resources", "slipway")  # any of these keys identif
 IN_SERVICE = ("readiness_probe", "replica_policy", "replicas", "load_balancing_policy", "tls")
 """Keys of the section `service`, found only in service files."""
 REFUSED = {
-    "service": "this describes a service; start it with: inv serve.up FILE",
-    "pool": "pools of workers are SkyPilot's; start a sweep instead: inv sweep FILE",
-    "managed_secrets": "Slipway has no server that keeps secrets; list the names under `secrets:` and set them in .env",
+    "service": "this file describes a service; start the service with: inv serve.up FILE",
+    "pool": "only SkyPilot has pools of workers; start a sweep instead: inv sweep FILE",
+    "managed_secrets": "Slipway has no server for secrets; list the names under `secrets:` and set them in .env",
     "volumes": "give the volume of a vendor as a flag: --volume ID",
     "volume_mounts": "give the volume of a vendor as a flag: --volume ID",
-    "event_callback": "nothing calls back; `inv launch` and `inv keep` exit with the state of the run",
-    "file_mounts_mapping": "SkyPilot writes this key for itself; remove it",
+    "event_callback": "Slipway makes no callbacks; `inv launch` and `inv keep` exit with the state of the run",
+    "file_mounts_mapping": "SkyPilot writes this key; remove the key",
     "api_server_access": "Slipway has no API server",
 }
 REFUSED_RESOURCES = {
-    "image_id": "pods boot the image that Slipway has checked; install what is missing in `setup`",
-    "accelerator_args": "these are for TPUs, which no vendor of Slipway rents",
+    "image_id": "pods boot the image that Slipway has checked; install missing packages in `setup`",
+    "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent",
     "volumes": "give the volume of a vendor as a flag: --volume ID",
 }
 NO_EFFECT = {
-    "inputs": "no provider here takes egress into account",
-    "outputs": "no provider here takes egress into account",
-    "config": "it configures SkyPilot's own clouds",
+    "inputs": "Slipway's providers do not count egress",
+    "outputs": "Slipway's providers do not count egress",
+    "config": "this key configures SkyPilot's own clouds",
 }
 NO_EFFECT_RESOURCES = {
-    "disk_tier": "no vendor tells the speed of its disks",
-    "local_disk": "no vendor tells the kind of its disks",
-    "labels": "pods carry Slipway's own mark only",
-    "priority": "nothing is queued",
-    "priority_class": "nothing is queued",
-    "autostop": "a pod of Slipway ends as soon as its job is over; --ttl and --spend-limit end it earlier",
-    "ports": "no port is opened to the world; reach one with: inv forward RUN PORT",
+    "disk_tier": "vendors do not publish the speed of disks",
+    "local_disk": "vendors do not publish the kind of disks",
+    "labels": "pods carry only Slipway's own mark",
+    "priority": "Slipway does not queue runs",
+    "priority_class": "Slipway does not queue runs",
+    "autostop": "a pod of Slipway ends as soon as the job is over; --ttl and --spend-limit end the pod earlier",
+    "ports": "Slipway opens no port to the internet; reach a port with: inv forward RUN PORT",
 }
 
 

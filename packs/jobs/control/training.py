@@ -70,7 +70,7 @@ def _check_known(file: str, known: Mapping[str, object], given: Mapping[str, str
     for name in (*FLAGS, *sizes(), *OF_FILES):
         if name in given and name not in known:
             there = OF_FILES.get(name, "")
-            other = f"; {there} has it" if there else ""
+            other = f"; {there} has this variable" if there else ""
             raise UsageError(f"-e {name}: {file} has no such variable (known: {', '.join(known) or 'none'}){other}")
 
 
@@ -78,14 +78,14 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     """Return the launch of a training file. `spec` holds the typed flags. Raise UsageError with the line number."""
     task = file.tasks[0]
     if len(file.tasks) > 1:
-        raise UsageError(f"{file.where}: a training is one task; its phases are a sum, such as `phase: base+sft`")
+        raise UsageError(f"{file.where}: a training is one task; write the phases as a sum, such as `phase: base+sft`")
     vendor = registry.candidates(settings)[0]
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     gpu = spec.gpu or settings.given.get(launch.ACCELERATOR, "")
     found = resolve.same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
     notes, machine = list(found.notes), resolve.with_number(found.wishes[0].machine)
     if len(found.wishes) > 1:
-        notes.append(f"of {len(found.wishes)} kinds of machine that would do, the first is taken")
+        notes.append(f"{len(found.wishes)} kinds of machine fit; the first is used")
     if not vendor.is_rented:
         machine, said = resolve.on_own(machine, vendor)
         notes += said
@@ -130,7 +130,7 @@ def _filled(where: str, said: Any, values: Mapping[str, str]) -> Any:
     except (KeyError, ValueError):
         known = ", ".join(values) or "none"
         raise UsageError(
-            f"{where} is {said!r}; $NAME stands for one of `envs` (here: {known}), and $$ for a dollar"
+            f"{where} is {said!r}; $NAME stands for a variable of `envs` (here: {known}), and $$ for a dollar sign"
         ) from None
 
 

@@ -99,8 +99,8 @@ class JobWork:
         """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for several tasks."""
         if len(self.file.tasks) > 1:
             raise UsageError(
-                f"{self.file.where}: with --provider {taker.name} a job has one task, since each would "
-                "get its own machine; launch them one at a time"
+                f"{self.file.where}: with --provider {taker.name} a job has one task, because each task would "
+                "get a separate machine; launch the tasks one at a time"
             )
         return taker.job_keys(self.file.tasks[0].document.said, vars(self.typed), request, self.file.where)
 
@@ -115,18 +115,18 @@ class JobWork:
             for one in task.mounts:
                 if one.mode == "MOUNT_CACHED":
                     at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
-                    found.append(f"{one.path} begins as it lies in {at}, and what is written there goes back to it")
+                    found.append(f"{one.path} starts from {at}, and changes are written back to the store")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         if self.secrets:
-            found.append(f"secrets: {', '.join(sorted(self.secrets))} (set; values go to the pod by a private file)")
+            found.append(f"secrets: {', '.join(sorted(self.secrets))} (set; values go to the pod in a private file)")
         for one in (mount for task in self.file.tasks for mount in task.mounts if is_own):
             if one.path.startswith("/"):
-                found.append(f"{one.path} is in the pod's folder: the job alone sees it at that path")
+                found.append(f"{one.path} is in the pod's folder; only the job sees the folder at this path")
         if is_own:
-            found.append("its home, and what pip installs, are in the pod's folder")
+            found.append("the home folder of the job, and packages from pip, are in the pod's folder")
         else:
             found.append(
-                "files that the job leaves on the pod are lost with it, except checkpoints of slipway.checkpoint"
+                "files that the job leaves on the pod are lost with the pod, except checkpoints of slipway.checkpoint"
             )
         return found

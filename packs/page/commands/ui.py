@@ -13,10 +13,10 @@ from scripts.cli.session import open_journal
 
 @dataclass(frozen=True, kw_only=True)
 class UiFlags:
-    port: int | None = flag(None, "port on this machine; 0: any free one (default: 7331, or the next free one)")
+    port: int | None = flag(None, "port on this machine; 0: any free port (default: 7331, or the next free port)")
     allow_acts: bool = flag(False, "let the page end and resume runs and scale services, after a confirmation")
-    export: str = flag("", "write the page as it is now to this folder, as one file that needs no server", unit="DIR")
-    open: bool = flag(False, "open it in the browser")
+    export: str = flag("", "write a snapshot of the page to this folder, as one file that needs no server", unit="DIR")
+    open: bool = flag(False, "open the page in the browser")
 
 
 @command(record=UiFlags, listens="port", example="inv ui --open")

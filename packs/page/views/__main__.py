@@ -56,13 +56,17 @@ def main() -> None:
         nonlocal renewed_at
         if time.monotonic() - renewed_at > RENEW_S:
             renewed_at = time.monotonic()
-            which = "a new one" if gate.renew() else "the one that counts"
-            print(f"a link that does not count was opened; {which}:", file=sys.stderr, flush=True)
+            which = "a new link" if gate.renew() else "the valid link"
+            print(f"a link that is not valid was opened; {which}:", file=sys.stderr, flush=True)
             tell_link()
 
     link = tell_link()
-    acts = "acts are on: down, resume and scale ask first" if flags.allow_acts else "it only shows"
-    print(f"the link counts once; {acts}; Ctrl-C ends the page, and nothing else", file=sys.stderr, flush=True)
+    acts = "acts are on: down, resume and scale ask first" if flags.allow_acts else "acts are off"
+    print(
+        f"the link works once; {acts}; Ctrl-C ends the page, and runs and services continue",
+        file=sys.stderr,
+        flush=True,
+    )
     if flags.open:
         webbrowser.open(link)
     context = PageContext(settings, acts_allowed=flags.allow_acts)
@@ -88,10 +92,12 @@ def listen(port: int | None) -> socket.socket:
         try:
             return socket.create_server((LOOPBACK, one), backlog=64)
         except OverflowError:
-            why = "cannot be used: it must lie between 0 and 65535"
+            why = "cannot be used: the number must be between 0 and 65535"
         except OSError as error:
             why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-    sys.exit(f"ui: port {asked[-1]} of this machine {why}; choose another: inv ui --port N, or 0 for any")
+    sys.exit(
+        f"ui: port {asked[-1]} of this machine {why}; choose another port: inv ui --port N, or 0 for any free port"
+    )
 
 
 if __name__ == "__main__":

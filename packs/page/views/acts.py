@@ -54,7 +54,7 @@ class Acts:
             return self._begin(word)
         act = str(said.get("act", ""))
         if act not in ("down", "resume", "scale"):
-            raise UsageError(f"there is no act {act!r}; known: down, resume, scale")
+            raise UsageError(f"unknown act {act!r}; known: down, resume, scale")
         question = getattr(self, f"_{act}")(said)
         word = secrets.token_urlsafe(16)
         with self._turn:
@@ -67,7 +67,7 @@ class Acts:
         with self._turn:
             question = self.asked.pop(word, None)
         if question is None or question.until < time.monotonic():
-            raise UsageError("the question was asked too long ago, or was answered; ask again")
+            raise UsageError("the question is too old or was already answered; ask again")
         problems = list[str]()
         act = threading.Thread(target=self._do, args=(question, problems), daemon=True)
         act.start()
@@ -97,7 +97,7 @@ class Acts:
                     if one.problem:
                         raise one.problem
 
-        words = f"End {op.run}? It saves its work first, and its pod is given back.{spent}"
+        words = f"End {op.run}? The run saves a checkpoint first, and then the pod ends.{spent}"
         return _question(words, f"inv down {op.run}", do)
 
     def _resume(self, said: Mapping[str, Any]) -> ActQuestion:
@@ -111,9 +111,9 @@ class Acts:
                 resume.resume(found, journal, settings, self.context.tell)
             supervisor_client.ensure(settings)
 
-        costs = f" It rents {in_words(found.offers[0])}, or the next; {found.money}." if found.offers else ""
+        costs = f" This rents {in_words(found.offers[0])}, or the next offer; {found.money}." if found.offers else ""
         return _question(
-            f"Resume {op.run} from its newest whole checkpoint?{costs}", f"inv resume {op.run} --detach", do
+            f"Resume {op.run} from the newest complete checkpoint?{costs}", f"inv resume {op.run} --detach", do
         )
 
     def _scale(self, said: Mapping[str, Any]) -> ActQuestion:
@@ -129,7 +129,7 @@ class Acts:
                 controller_client.ensure(name, self.context.settings, journal, self.context.tell)
 
         command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
-        return _question(f"Let {name} have {least} to {most} replicas? More of them cost more.", command, do)
+        return _question(f"Let {name} have {least} to {most} replicas? More replicas cost more.", command, do)
 
 
 def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:
@@ -140,12 +140,12 @@ def _name(said: Mapping[str, Any]) -> str:
     """Return the target name of an action. Raise UsageError without a name; actions have no default target."""
     name = said.get("name")
     if not isinstance(name, str) or not name:
-        raise UsageError("an act names what it is about")
+        raise UsageError("an act needs the name of a run or service")
     return name
 
 
 def _replicas(said: Mapping[str, Any], name: str) -> int:
     value = said.get(name)
     if type(value) is not int or not 0 <= value <= MOST_REPLICAS:
-        raise UsageError(f"{name} is a whole number from 0 to {MOST_REPLICAS}")
+        raise UsageError(f"{name} must be a whole number from 0 to {MOST_REPLICAS}")
     return value

@@ -81,9 +81,7 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
         value = gate.exchange(str(body.get("token", "")))
         if value is None:
             expired()
-            return JSONResponse(
-                {"error": "this link was used already; a new one stands in the terminal of inv ui"}, 403
-            )
+            return JSONResponse({"error": "this link was already used; the terminal of inv ui shows a new link"}, 403)
         reply = JSONResponse({"ok": True})
         reply.set_cookie(gate.cookie, value, httponly=True, samesite="strict", path="/")
         return reply

@@ -90,7 +90,7 @@ class Talks:
                 row, certfile = service_rows.find(journal, name), controller_client.certfile(name, journal)
             seen = service_state.seen_of(row.seen) if row else None
             if seen is None or not seen.endpoint:
-                raise UsageError(f"the service {name} has no address yet; see: inv serve.status {name}")
+                raise UsageError(f"the service {name} has no address yet; check: inv serve.status {name}")
             url = seen.endpoint.rstrip("/").removesuffix("/v1")
             return Answerer(url, os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), "", certfile)
         with self._turn:
@@ -146,8 +146,8 @@ class Talks:
                     return
                 if local.child.poll() is not None:
                     log = self.context.settings.pods.parent / "ui-chat.log"
-                    last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-                    raise SlipwayError(f"{local.name} cannot be served here: {last}")
+                    last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+                    raise SlipwayError(f"{local.name} cannot be served on this machine: {last}")
                 try:
                     if (await client.get(f"{url}/health")).status_code == 200:
                         return
@@ -176,7 +176,7 @@ async def _stream(partner: Answerer, asked: Mapping[str, Any]) -> AsyncIterator[
         if not name:
             listed = await client.get(f"{url}/v1/models")
             if listed.status_code == 401:
-                raise SlipwayError("the service asks for a key; put it into SLIPWAY_ENDPOINT_KEY before inv ui begins")
+                raise SlipwayError("the service needs a key; set SLIPWAY_ENDPOINT_KEY and start inv ui again")
             name = str(listed.json()["data"][0]["id"])
         body = {"model": name, "messages": _messages(asked), "stream": True, **_options(asked)}
         async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
@@ -194,16 +194,16 @@ def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
         isinstance(one, dict) and one.get("role") in roles and isinstance(one.get("content"), str) for one in said
     )
     if not is_talk or not said:
-        raise UsageError("a conversation is a list of messages, each with its role and its content")
+        raise UsageError("a conversation must be a list of messages, each with role and content")
     return [{"role": one["role"], "content": one["content"]} for one in said]  # type: ignore[union-attr]
 
 
 def _options(asked: Mapping[str, Any]) -> dict[str, float | int]:
     temperature, tokens = asked.get("temperature", 0.0), asked.get("max_tokens", 256)
     if type(temperature) not in (int, float) or not 0 <= temperature <= 2:
-        raise UsageError("temperature is a number from 0 to 2")
+        raise UsageError("temperature must be a number from 0 to 2")
     if type(tokens) is not int or not 0 < tokens <= MOST_TOKENS:
-        raise UsageError(f"max_tokens is a whole number from 1 to {MOST_TOKENS}")
+        raise UsageError(f"max_tokens must be a whole number from 1 to {MOST_TOKENS}")
     return {"temperature": temperature, "max_tokens": tokens}
 
 

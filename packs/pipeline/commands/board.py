@@ -46,8 +46,8 @@ def beside(space: Workspace, settings: Settings) -> Iterator[None]:
             start_new_session=True,
         )
         render.say(
-            f"TensorBoard: port {PORT} of this machine while it trains (of a run elsewhere: inv forward RUN "
-            f"{PORT}:{PORT}); its files stay in {space.board}"
+            f"TensorBoard: port {PORT} of this machine during the training (of a run elsewhere: inv "
+            f"forward RUN {PORT}:{PORT}); the files stay in {space.board}"
         )
         try:
             yield
@@ -57,4 +57,4 @@ def beside(space: Workspace, settings: Settings) -> Iterator[None]:
         try:
             subprocess.run([*line, "--once"], cwd=ROOT, env=environ, stdout=out, stderr=out, timeout=ALL_S, check=True)
         except (subprocess.SubprocessError, OSError):
-            render.say(f"TensorBoard was not told all; see {log}")
+            render.say(f"TensorBoard did not get all metrics; see {log}")

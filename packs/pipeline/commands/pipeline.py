@@ -49,13 +49,15 @@ LONG_S = 86_400.0
 @dataclass(frozen=True, kw_only=True)
 class PipelineFlags(Output):
     input: str = flag("", "the corpus, as for `inv shard --source`")
-    experiment: str = flag("", "name of the experiment and its folders (RUN_EXPERIMENT, else runpod-2b)")
+    experiment: str = flag(
+        "", "name of the experiment and of the experiment's folders (RUN_EXPERIMENT, else runpod-2b)"
+    )
     workspace: str = flag("", WORKSPACE, unit="FOLDER")
     train_shard_lines: int | None = flag(None, "lines per shard (SHARD_LINES, else 250000)")
     validation: str = flag("", "hold out this corpus instead of a share of the input")
-    reuse_shards: bool = flag(False, "keep finished shards, whatever they were made from (also RUN_SHARD=0)")
+    reuse_shards: bool = flag(False, "keep finished shards, even of another input (also RUN_SHARD=0)")
     tokenizer_json: str = flag(
-        "", "use this published tokenizer; its last nine ids must be the special tokens of chats", unit="FILE"
+        "", "use this published tokenizer; the last nine ids must be the special tokens of chats", unit="FILE"
     )
     vocab_size: int | None = flag(None, "vocabulary size instead of the recipe's")
     profile: str = flag("", "recipe of model and training, or a .yaml file (RUN_CONFIG, else runpod_1b)")
@@ -63,10 +65,10 @@ class PipelineFlags(Output):
     steps: int | None = flag(None, "optimizer steps instead of the recipe's; the schedule is rescaled to them")
     tensorboard: bool = flag(
         False,
-        "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
-        "volume always)",
+        "show TensorBoard on port 6006 during the training, and keep the files in the run's folder "
+        "(on a pod with a volume always)",
     )
-    dry_run: bool = flag(False, "show what would be done, and stop")
+    dry_run: bool = flag(False, "show the stages, and stop")
 
 
 @command(
@@ -78,9 +80,9 @@ def pipeline(spec: PipelineFlags) -> None:
     The stages are folders, shards, tokenizer, configuration and training.
     """
     if spec.profile and spec.config:
-        raise UsageError("--profile and --config are two words for one recipe; choose one")
+        raise UsageError("--profile and --config both name the recipe; give one of them")
     if spec.tokenizer_json and spec.vocab_size is not None:
-        raise UsageError("--tokenizer-json has as many ids as it has; leave --vocab-size out")
+        raise UsageError("--tokenizer-json has a fixed number of ids; leave --vocab-size out")
     settings = context.settings(
         source=spec.input,
         experiment=spec.experiment,
@@ -90,7 +92,7 @@ def pipeline(spec: PipelineFlags) -> None:
     )
     ours = settings.of(PipelineSettings)
     if ours.run_shard not in (0, 1):
-        raise UsageError(f"RUN_SHARD is {ours.run_shard}; 1 makes shards, 0 takes those that are there")
+        raise UsageError(f"RUN_SHARD is {ours.run_shard}; 1 makes shards, 0 uses the existing shards")
     space = Workspace(ours.workspace, check_name(ours.experiment))
     recipe = recipe_of(ours, space, spec.steps, spec.vocab_size)
     text = shard_spec(settings, spec.validation)
@@ -141,7 +143,7 @@ def announce(settings: Settings, ours: PipelineSettings, space: Workspace, recip
         f"{about(seconds)} on this machine ({evidence(found)})"
     )
     if seconds > LONG_S:
-        render.say("That is long; a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
+        render.say("That is long. For a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
 
 
 def estimate_of(recipe: Profile, settings: Settings) -> Estimate:
@@ -164,13 +166,15 @@ def shards(
         render.say(f"reusing {render.count(len(there['shards']) + held_out, 'shard')}")
         return
     if not is_making:
-        raise UsageError(f"RUN_SHARD is 0, and {space.train} holds no finished shards; make them with RUN_SHARD=1")
+        raise UsageError(
+            f"RUN_SHARD is 0, but {space.train} holds no finished shards; make the shards with RUN_SHARD=1"
+        )
     own = {**use_source(settings.source, settings), **use_source(spec.get("validation", ""), settings)}
     config = {"out": str(space.text), "spec": spec, **({"extensions": own} if own else {})}
     made = local_step.run("shards", ("-m", "data", "text"), config, settings, quiet, space.environ)
     render.say(
-        f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, "
-        f"{made['held_out']:,} of them held out"
+        f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, of which "
+        f"{made['held_out']:,} are held out"
     )
 
 
@@ -200,7 +204,7 @@ def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
     `of` names the base recipe; `ids` is the vocabulary size of the tokenizer.
     """
     if ids != recipe.vocab_size:
-        render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}: as many as the tokenizer has")
+        render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}, the number of ids of the tokenizer")
     file = training_files.write(with_ids(recipe, ids), of, space.run)
     render.say(f"config: {file} and training.toml")
     return file
@@ -264,12 +268,12 @@ def foretell(
             "shards",
             ", ".join(f"{name} {value}" for name, value in text.items())
             if ours.run_shard
-            else "those that are there (RUN_SHARD=0)",
+            else "the existing shards (RUN_SHARD=0)",
         )
     ]
     rows += [("tokenizer", spec.tokenizer_json or f"{recipe.vocab_size:,} ids, trained on the shards")]
     rows += [("training", f"{ours.run_config}, {base.steps:,} steps, into {space.store}")]
     print(columns(rows))
     if found := memory_check.shortage([base]):
-        render.say(f"without --dry-run it would be refused: {found}")
+        render.say(f"without --dry-run the training would be refused: {found}")
     render.say("dry run: nothing was made")

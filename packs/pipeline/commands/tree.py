@@ -17,7 +17,7 @@ from scripts.cli.render import columns
 @dataclass(frozen=True, kw_only=True)
 class TreeFlags(Output):
     workspace: str = flag("", WORKSPACE, unit="FOLDER")
-    experiment: str = flag("", "only this experiment's folders")
+    experiment: str = flag("", "only the folders of this experiment")
     provider: str = flag("", "local: only folders of this machine can be shown")
 
 
@@ -26,7 +26,7 @@ def tree(spec: TreeFlags) -> None:
     """Show the folders of `inv pipeline` and their content."""
     if spec.provider not in ("", "local"):
         raise UsageError(
-            f"--provider {spec.provider}: this prints folders of this machine; of a pod: inv ssh RUN -- ls"
+            f"--provider {spec.provider}: inv tree shows folders of this machine; for a pod: inv ssh RUN -- ls"
         )
     ours = context.settings(workspace=spec.workspace).of(PipelineSettings)
     root = ours.workspace

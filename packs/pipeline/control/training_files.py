@@ -37,7 +37,7 @@ def write(profile: Profile, of: str, folder: Path) -> Path:
         folder / "training.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
     )
     if recipes.from_file(folder / "training.yaml") != profile:
-        raise UsageError(f"{of} has a null where {base} has a value, which training.toml cannot say")
+        raise UsageError(f"{of} has a null where {base} has a value; training.toml cannot hold a null")
     return folder / "training.yaml"
 
 

@@ -81,9 +81,11 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -
         Stopped: After SIGINT or SIGTERM, once the engine has cancelled all tasks.
     """
     if world < 2:
-        raise InputError("--engine spreads the files of a source over machines; --world N is missing: over how many")
+        raise InputError(
+            "--engine spreads the files of a source over machines, and the number of machines is missing; add --world N"
+        )
     if spec.source in STDIN:
-        raise InputError(f"source {spec.source} can be read by one machine only")
+        raise InputError(f"source {spec.source} can be read by one machine only; leave --engine out")
     check_place(spec, folder, bool(spec.val_ratio or spec.validation))
     inputs = list_inputs(spec)
     Share(world=world).of(spec, inputs)  # Fail here rather than in every rank.
@@ -108,7 +110,7 @@ def _drive(work: ShardWork, engine: Cluster) -> None:
     for number in range(MOST_ROUNDS):
         left = work.left()
         if number:
-            emit("note", text=f"killed, and run again: rank {', '.join(map(str, left))}")
+            emit("note", text=f"killed and started again: rank {', '.join(map(str, left))}")
         work.forget([MERGE])
         engine.start(work, left)
         wait_s = LOOK_S
@@ -123,7 +125,9 @@ def _drive(work: ShardWork, engine: Cluster) -> None:
             raise kind(f"{ranks[0]}{more}: {work.said(ranks[0]).removeprefix('data text: ')}")
         if not work.left():
             return _merge(work)
-    raise DataError(f"{work.home}: ranks {work.left()} were killed {MOST_ROUNDS} times; see their .log there")
+    raise DataError(
+        f"{work.home}: ranks {work.left()} were killed {MOST_ROUNDS} times; see the .log files in this folder"
+    )
 
 
 def _merge(work: ShardWork) -> None:

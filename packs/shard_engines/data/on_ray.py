@@ -60,20 +60,22 @@ def main(words: list[str]) -> int:
     try:
         import ray
     except ImportError:
-        return _say(f"--engine ray: {sys.executable} has no ray; HOW", 2)
+        return _say(f"--engine ray: {sys.executable} has no package ray; HOW", 2)
     try:
         _reach(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError) as error:
         why = str(error).splitlines()[0]
-        hint = "RAY_ADDRESS=HOST:6379 says where, `ray start --head` makes one"
+        hint = "set RAY_ADDRESS=HOST:6379, or start a cluster: `ray start --head`"
         return _say(f"no Ray cluster answers at {address} ({why}); {hint}", 2)
     except RuntimeError as error:  # Ray or Python versions differ from the cluster.
         return _say(f"{' '.join(str(error).split())}; HOW", 2)
     nodes = [one for one in ray.nodes() if one["Alive"]]
     most = max((one["Resources"].get("CPU", 0) for one in nodes), default=0)
     if most < cpus:
-        return _say(f"no machine of the Ray cluster has {cpus} processors, only {most:.0f}; fewer --workers do", 2)
+        return _say(
+            f"no machine of the Ray cluster has {cpus} processors; the largest has {most:.0f}. Give fewer --workers", 2
+        )
     emit("note", text=f"{len(names)} ranks on {len(nodes)} machines of Ray; `ray list tasks`; logs: {home}")
     return _run_all(ray, home, cpus, python, names)
 

@@ -16,8 +16,9 @@ from packs.shard_engines.data.work import ROOT, ShardWork, task_words
 
 LEAVE_S = 25.0
 HOW = (
-    "install the cluster's version (`ray --version` there) in an environment of its own:"
-    " python3 -m venv ~/ray && ~/ray/bin/pip install ray==VERSION; then set SLIPWAY_RAY_PYTHON=~/ray/bin/python"
+    "install the cluster's version (on the cluster: `ray --version`) in a separate environment: "
+    "python3 -m venv ~/ray && ~/ray/bin/pip install ray==VERSION; then set "
+    "SLIPWAY_RAY_PYTHON=~/ray/bin/python"
 )
 
 
@@ -73,7 +74,7 @@ class Ray:
 
     def cancel(self) -> str:
         if self.process is None or self.process.poll() is not None:
-            return "nothing: no task of Ray was there"
+            return "nothing: Ray had no task of this command"
         self.process.terminate()
         try:
             self.process.wait(LEAVE_S)

@@ -80,7 +80,7 @@ class Slurm:
     def cancel(self) -> str:
         jobs = _jobs(self._rows())
         if not jobs:
-            return "nothing: no Slurm job was there"
+            return "nothing: Slurm had no job of this command"
         _ask("scancel", *jobs)
         until = time.monotonic() + LEAVE_S
         while self._rows():
@@ -106,7 +106,7 @@ class Slurm:
                 if self.answered_at is None:
                     raise
                 if time.monotonic() - self.answered_at > SILENT_S:
-                    raise DataError(f"{error}; its jobs go on, and the same command follows them") from None
+                    raise DataError(f"{error}; the Slurm jobs continue, and the same command follows them") from None
                 time.sleep(1)
                 continue
             self.answered_at = time.monotonic()
@@ -127,7 +127,9 @@ def _ask(*words: str, script: str | None = None) -> str:
     try:
         done = subprocess.run(words, input=script, capture_output=True, text=True, timeout=ASK_S)
     except FileNotFoundError:
-        raise InputError(f"no {words[0]} here: run --engine slurm on a machine that can submit to Slurm") from None
+        raise InputError(
+            f"{words[0]} is not installed on this machine; run --engine slurm on a machine that can submit to Slurm"
+        ) from None
     except subprocess.TimeoutExpired:
         raise DataError(f"{words[0]}: no answer in {ASK_S:.0f} s") from None
     if done.returncode:

@@ -101,14 +101,15 @@ def begin(
     patterns = [f"{part}/{form}" for part in (".", "train", "val") for form in ("shard-*", "rank-*")]
     if strangers := sorted({path for pattern in patterns for path in folder.glob(pattern)} - ours):
         raise InputError(
-            f"{strangers[0]}: it does not belong to a world of {world}; remove it, or choose another folder with --out"
+            f"{strangers[0]}: this file does not belong to a world of {world}; remove the file, or choose "
+            "another folder with --out"
         )
     about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
         work.forget(work.failed())  # Failed tasks run again.
         return work
     if at_work:
-        raise InputError(f"{at_work} in {folder} with other options; end them first, or choose another folder")
+        raise InputError(f"{at_work} in {folder} with other options; end these tasks first, or choose another folder")
     for path in work.home.iterdir():
         if path.suffix != ".lock":
             path.unlink()
@@ -125,7 +126,7 @@ def begin(
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     """Hold the lock file `path`. Raise DataError if a different process still holds the lock after `wait_s` seconds."""
-    busy = DataError(f"{path}: another process is using it")
+    busy = DataError(f"{path}: another process holds the lock")
     # On a file system without locks, only the engine prevents a second run of a task.
     with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
         yield

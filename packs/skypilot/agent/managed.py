@@ -158,7 +158,7 @@ def put_away(pod: PodFolder) -> None:
     for role in ("guard", "agent"):
         held = hold(lock(pod, role), EARLIER_S)
         if held is None:
-            raise SystemExit("the {} of an earlier attempt is still there after {:g} s".format(role, EARLIER_S))
+            raise SystemExit("the {} of an earlier attempt still runs after {:g} s".format(role, EARLIER_S))
         os.close(held)
     for one in (pod.verdict, stop_file(pod), pod.progress, attempt_file(pod), report(pod, "guard")):
         if one.exists():
@@ -222,7 +222,7 @@ def main() -> int:
         if not is_guarded and time.monotonic() - begun_at > REVIVE_S:
             guard, begun_at = spawn(pod, job, "guard"), time.monotonic()
         if told:
-            ask_to_stop(pod, LEFT, "the engine has taken this machine away", grace_s())
+            ask_to_stop(pod, LEFT, "SkyPilot has taken this machine away", grace_s())
         relay.lines()
         relay.report()
         time.sleep(POLL_S)

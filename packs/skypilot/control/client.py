@@ -115,7 +115,7 @@ class Client:
             if line:
                 break
         if not line:
-            raise NotAnswered(f"skypilot: {what}: its process ended; its log: {self._log}")
+            raise NotAnswered(f"skypilot: {what}: SkyPilot's worker process ended; see the log: {self._log}")
         said = json.loads(line)
         if "kind" in said:
             raise self._error(said["kind"], str(said["error"]).strip())
@@ -133,7 +133,7 @@ class Client:
         except ConnectionError:
             return ""
         if len(line) >= LONGEST_ANSWER:
-            raise SlipwayError(f"skypilot: {asked['what']}: an answer longer than {size(LONGEST_ANSWER)}")
+            raise SlipwayError(f"skypilot: {asked['what']}: the answer is longer than {size(LONGEST_ANSWER)}")
         return line if line.endswith("\n") else ""
 
     @contextlib.contextmanager
@@ -163,7 +163,8 @@ class Client:
             except (FileNotFoundError, ConnectionError):
                 if child is not None and child.poll():
                     raise SlipwayError(
-                        f"skypilot: its process did not come up (exit code {child.returncode}); its log: {self._log}"
+                        f"skypilot: SkyPilot's worker process did not start (exit code {child.returncode}); see the "
+                        f"log: {self._log}"
                     ) from None
                 if child is None or child.poll() is not None:
                     child = self._begin(place)
@@ -198,24 +199,24 @@ class Client:
         one_line = " ".join(said.split())
         if kind == "unreachable":
             return NoServer(
-                f"skypilot: no API server answers: {one_line}; start one on this machine: {sky} api "
-                f"start; or name another one: {VARIABLE}=https://..."
+                f"skypilot: no API server answers: {one_line}; start a server on this machine: {sky} api "
+                f"start; or choose another server: {VARIABLE}=https://..."
             )
         if kind == "skew":
             return SlipwayError(
-                f"skypilot: the API server has another version than {ENVIRONMENT} here "
-                f"(constraints/skypilot.txt): {one_line}"
+                f"skypilot: the API server and {ENVIRONMENT} on this machine (constraints/skypilot.txt) have "
+                f"different versions: {one_line}"
             )
         if kind == "missing":
             return UsageError(
-                f"skypilot: its environment lacks something ({one_line}); managed jobs need grpcio, "
-                "which every extra of SkyPilot brings: see the group skypilot in pyproject.toml, then "
-                "uv pip compile its constraints again"
+                f"skypilot: the environment of SkyPilot lacks a package ({one_line}); managed jobs need "
+                "grpcio, which every extra of SkyPilot installs. See the group skypilot in pyproject.toml, "
+                "then run uv pip compile for the constraints again"
             )
         if kind == "auth":
             return AuthError(f"skypilot: {one_line}; log in: {sky} api login")
         if kind == "none":
-            return NoOffer(f"skypilot: {one_line}; what it may use: {sky} check")
+            return NoOffer(f"skypilot: {one_line}; list the usable clouds: {sky} check")
         return UsageError(f"skypilot: {one_line}") if kind == "usage" else SlipwayError(f"skypilot: {one_line}")
 
 

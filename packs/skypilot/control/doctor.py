@@ -12,10 +12,10 @@ from packs.skypilot.control.managed_jobs import NAME, ManagedJobs
 
 def client(root: Path, settings: Settings) -> DoctorLine:
     """Report whether SkyPilot's client is installed, without a request to the API server, which takes seconds."""
-    then = f"inv doctor --provider {NAME} asks its API server"
+    then = f"inv doctor --provider {NAME} asks the API server"
     if environment.find(ENVIRONMENT, root, settings.environments, ""):
-        return DoctorLine(NAME, "ok", f"its client is here; {then}")
-    return DoctorLine(NAME, "off", f"disabled: its client is not here; {then}, and makes the client's environment")
+        return DoctorLine(NAME, "ok", f"the client is installed; {then}")
+    return DoctorLine(NAME, "off", f"disabled: the client is not installed; {then}, and installs the client first")
 
 
 def server(settings: Settings) -> list[DoctorLine]:

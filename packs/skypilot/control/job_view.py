@@ -162,14 +162,15 @@ class JobView:
         raise self._refusal("forwarding a port")
 
     def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Any:
-        raise self._refusal("running something beside it")
+        raise self._refusal("running a program beside the job")
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
-        raise self._refusal("a shell there")
+        raise self._refusal("a shell on the machine")
 
     def _refusal(self, what: str) -> SlipwayError:
         return SlipwayError(
-            f"{self.run_name}: {what}: only SkyPilot reaches its machines; what it prints: inv logs {self.run_name}"
+            f"{self.run_name}: {what}: only SkyPilot reaches the machines of the job; for the output: inv "
+            f"logs {self.run_name}"
         )
 
     def _words(self) -> dict[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ class ManagedJobs(RunEngine):
 
     name, title = NAME, "SkyPilot"
     gpu_kinds = GPU_KINDS
-    service_hint = "SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
+    service_hint = "SkyServe needs a service file: inv serve.export --engine skyserve, then sky serve up"
     is_here, is_rented = False, True
     recovers = keeps_runs = True
     pod_store = ""
@@ -71,7 +71,7 @@ class ManagedJobs(RunEngine):
     def account(self) -> Account:
         """Return user and URL of the API server; SkyPilot reports no balance."""
         found = self.client.ask("server")
-        return Account(provider=self.name, owner=f"{found['user'] or 'nobody'} at {found['url']}")
+        return Account(provider=self.name, owner=f"{found['user'] or 'unknown user'} at {found['url']}")
 
     def offers(self, request: Request) -> list[Offer]:
         return self.catalog(request)
@@ -149,7 +149,7 @@ class ManagedJobs(RunEngine):
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         if self.submission is None:
-            raise UsageError("skypilot runs whole jobs: inv launch; it has no pods without work")
+            raise UsageError("skypilot runs whole jobs and has no pods without work; run: inv launch")
         said = self.client.ask("launch", task=self.submission(token, limits), timeout_s=LAUNCH_S)
         return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
 
@@ -158,7 +158,7 @@ class ManagedJobs(RunEngine):
         seen = self.seen(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
-            raise NotAnswered(f"skypilot: no answer yet; its last answer is {duration(time.time() - seen.at)} old")
+            raise NotAnswered(f"skypilot: no answer yet; the last answer is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
     def list(self) -> "list[Pod]":
@@ -206,7 +206,7 @@ class ManagedJobs(RunEngine):
             return key
         row = self.row_of(key)
         if row is None:
-            raise SlipwayError(f"skypilot: it knows no job {key}")
+            raise SlipwayError(f"skypilot: SkyPilot has no job {key}")
         return str(row["job_id"])
 
 

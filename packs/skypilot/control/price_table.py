@@ -35,7 +35,7 @@ def read(text: str, nodes: int, provider: str, now: float) -> Considered:
     chosen = [offer for is_chosen, offer in found if is_chosen]
     if not chosen:
         said = " ".join(lines)[-300:]
-        raise NoOffer(f"{provider}: its optimizer names no machine; it said: {said or 'nothing'}")
+        raise NoOffer(f"{provider}: the optimizer chose no machine; the output was: {said or 'nothing'}")
     return Considered(chosen[0], [offer for is_chosen, offer in found if not is_chosen])
 
 

@@ -56,10 +56,10 @@ LACKING = {
     "vsphere": (MULTI_NODE, DISK_TIER, NETWORK_TIER, IMAGE, SPOT, PORTS),
 }
 IN_WORDS = {
-    MULTI_NODE: ("num_nodes", "several nodes", "take num_nodes: 1, or another cloud"),
-    SPOT: ("use_spot", "spot machines", "leave use_spot out, or take another cloud"),
-    MOUNTS: ("file_mounts", "buckets as folders", "write mode: MOUNT_CACHED; Slipway copies those files itself"),
-    IMAGE: ("image_id", "images of your own", "install what is missing in `setup`"),
+    MULTI_NODE: ("num_nodes", "several nodes", "set num_nodes: 1, or choose another cloud"),
+    SPOT: ("use_spot", "spot machines", "leave use_spot out, or choose another cloud"),
+    MOUNTS: ("file_mounts", "buckets as folders", "write mode: MOUNT_CACHED; Slipway copies these files itself"),
+    IMAGE: ("image_id", "images of your own", "install missing packages in `setup`"),
     DISK_TIER: ("disk_tier", "the choice of a disk's speed", "leave it out"),
     NETWORK_TIER: ("network_tier", "the choice of a network", "leave it out"),
     PORTS: ("ports", "open ports", "leave them out"),

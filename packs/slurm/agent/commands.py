@@ -71,7 +71,8 @@ def start(root: Path) -> int:
     if queue.lives(found) and (pod.verdict.exists() or stop_file(pod).exists()):
         if not _await(lambda: not queue.lives(queue.newest(job.token)), grace_s() + carry_s(job, {}) + KILL_S):
             raise AgentError(
-                f"{root}: Slurm job {found['job']} is still ending; wait for it, or: scancel {found['job']}"
+                f"{root}: Slurm job {found['job']} is still ending; wait for the end of the job, or: scancel "
+                f"{found['job']}"
             )
         found = {}
     if not queue.lives(found):
@@ -86,7 +87,7 @@ def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
     """Record the wait in Slurm's queue as progress; the agent overwrites the progress when work begins."""
     progress = Progress(pod, job, [QUEUE], Redactor({}))
     progress.begin(QUEUE)
-    progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
+    progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} waits in Slurm's queue"}])
     progress.write()
 
 
@@ -201,7 +202,7 @@ def _put_away(pod: PodFolder) -> None:
 
 def _take_turn(pod: PodFolder) -> None:
     if hold(lock(pod, "command"), wait_s=grace_s() + KILL_S + END_S) is None:
-        raise AgentError(f"{pod.root}: another start or stop is still in progress here")
+        raise AgentError(f"{pod.root}: another start or stop is still in progress")
 
 
 def _await(truth: Callable[[], bool], within_s: float) -> bool:

@@ -55,7 +55,7 @@ def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *PLACES])
     program = shutil.which(words[0], path=path)
     if program is None:
-        raise QueueError("there is no {} on this machine; is it a login node of the cluster?".format(words[0]))
+        raise QueueError("{} is not installed on this machine; is this a login node of the cluster?".format(words[0]))
     environ = {**os.environ, "PATH": path, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def number(job: str) -> int:
     """
     found = re.match(r"[0-9]+", job)
     if found and len(found.group()) > MOST_DIGITS:
-        raise QueueError(f"its queue lists a job with a number of {len(found.group())} digits: {job[:20]}...")
+        raise QueueError(f"the queue lists a job with a number of {len(found.group())} digits: {job[:20]}...")
     return int(found.group()) if found else 0
 
 

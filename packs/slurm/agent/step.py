@@ -55,7 +55,7 @@ def run(root: Path) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", os.environ["SLURM_CPUS_PER_TASK"])
     say(f"job {attempt} of Slurm: node {rank} of {nodes} on {os.environ.get('SLURMD_NODENAME', 'this machine')}")
     if leader.verdict.exists():
-        say("the run has its verdict already")
+        say("the run already has a verdict")
         return 0
     job = _job_of(pod, read_job(leader))
     tidy(pod, job)
@@ -75,7 +75,7 @@ def tidy(pod: PodFolder, job: Job) -> None:
     """
     for role in ("guard", "agent"):
         path = lock(pod, role)
-        _await(lambda: not is_held(path) or None, f"the {role} of an earlier attempt is still there")  # noqa: B023
+        _await(lambda: not is_held(path) or None, f"the {role} of an earlier attempt still runs")  # noqa: B023
     if read_json(stop_file(pod)).get("state") == LEFT:
         stop_file(pod).unlink(missing_ok=True)
     attempt_file(pod).unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def _exchange(folder: Path, what: str, rank: int, nodes: int, own: Dict[str, Any
         found = [read_json(folder / f"{what}.{one}.json") for one in range(nodes)]
         return found if all(found) else None
 
-    return _await(words, "not all nodes of the job have come")
+    return _await(words, "some nodes of the job have not started")
 
 
 def _job_of(pod: PodFolder, first: Job) -> Job:
@@ -157,7 +157,7 @@ def _go_on_later() -> None:
     try:
         said = queue.rows(queue.call(["squeue", "--noheader", "-j", number, "-o", queue.JOB_FORMAT]), queue.JOB)
         state = said[0]["state"] if said else "unknown"
-        say(f"exited without a verdict; Slurm calls the job {state}")
+        say(f"exited without a verdict; the state of the job in Slurm is {state}")
         if state == "RUNNING":
             queue.call(["scontrol", "requeue", number])
     except queue.QueueError as error:  # the supervisor submits the job again

@@ -88,7 +88,7 @@ class SlurmClusters(Provider):
             why = [f"\n  {cluster.name}: {one}" for (cluster, _), one in zip(asked, found, strict=True)]
             why += [f"\n  {one.place}: {one.why}" for one in self.unusable]
             if any(isinstance(one, NoOffer) for one in found):
-                raise NoOffer(f"slurm: no partition can run that:{''.join(why)}")
+                raise NoOffer(f"slurm: no partition can run this request:{''.join(why)}")
             kind = AuthError if all(isinstance(one, AuthError) for one in found) else SlipwayError
             raise kind(f"slurm: no cluster has answered:{''.join(why)}")
         return offers
@@ -112,9 +112,9 @@ class SlurmClusters(Provider):
             raise Ambiguous(f"slurm: marking {request.run} on {cluster.name}: {error}") from error
         if "holder" in said:
             holder = said["holder"]
-            whose = holder.get("token", "somebody")
+            whose = holder.get("token", "another run")
             where = f"{holder['folder']} on {cluster.name}"
-            raise NoOffer(f"slurm: {where} is the pod of {whose}; run: inv down {request.run}")
+            raise NoOffer(f"slurm: the folder {where} belongs to {whose}; run: inv down {request.run}")
         try:
             place = PodFolder(Path(said["folder"])).state / "sbatch.json"
             transport.put(json.dumps({"options": options}).encode(), place)
@@ -142,7 +142,7 @@ class SlurmClusters(Provider):
         ]
         pods = [pod for one in found if not isinstance(one, SlipwayError) for pod in one]
         if deaf:
-            raise PartialListing(f"slurm: not every cluster has answered: {'; '.join(deaf)}", pods)
+            raise PartialListing(f"slurm: some clusters have not answered: {'; '.join(deaf)}", pods)
         return pods
 
     def delete(self, pod_id: str) -> None:
@@ -161,7 +161,7 @@ class SlurmClusters(Provider):
             time.sleep(POLL_S)
         if left:
             words = ", ".join(f"{one['job']} ({one['state']})" for one in left)
-            raise SlipwayError(f"slurm: {name} still has job {words}; it was asked to end")
+            raise SlipwayError(f"slurm: {name} still has job {words} after the request to end")
         if pod and pod.address:
             ask(transport, cluster.python, "unmark", pod.run, token)
 
@@ -179,7 +179,7 @@ class SlurmClusters(Provider):
         kinds = [one for one in shown if partition in ("", one.partition) and cluster.queue(one.partition)]
         if not kinds:
             names = ", ".join(sorted({one.partition for one in shown})) or "none"
-            raise NoOffer(f"it has no partition {partition or 'of its inventory'}; it shows {names}")
+            raise NoOffer(f"the cluster has no partition {partition or 'of the inventory'}; partitions: {names}")
         found: dict[str, Offer] = {}
         why = []
         for kind in kinds:
@@ -212,7 +212,7 @@ class SlurmClusters(Provider):
         said = ask(transport, cluster.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
-            raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
+            raise SlipwayError(f"{'; '.join(damaged)}; remove the folder when no process uses the folder")
         jobs = {one["name"]: one for one in self._ask_queue(cluster, "jobs")["jobs"] if is_token(one["name"])}
         forgotten = [one["token"] for one in said if one["token"] not in jobs]
         if forgotten:
@@ -229,14 +229,16 @@ class SlurmClusters(Provider):
         script = Path(queue.__file__).read_bytes()
         said = run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
         if "unheard" in said:
-            raise SlipwayError(f"its queue does not answer: {said['unheard']}")
+            raise SlipwayError(f"the queue does not answer: {said['unheard']}")
         return said
 
     def _cluster(self, name: str) -> SlurmCluster:
         try:
             return self.inventory.find(name)
         except UsageError as error:
-            raise UsageError(f"slurm: {error}; put it back into the inventory to end what runs there") from None
+            raise UsageError(
+                f"slurm: {error}; add the cluster to the inventory again to end the pods of the cluster"
+            ) from None
 
 
 def connections(settings: Settings) -> Callable[[SlurmCluster], Transport]:

@@ -34,10 +34,10 @@ def clusters(settings: Settings) -> list[DoctorLine]:
             found.append(DoctorLine(name, "bad", str(shown)))
             continue
         missing = [one for one in cluster.partitions if one not in {kind.partition for kind in shown}]
-        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster shows no such partition") for one in missing]
+        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster does not show this partition") for one in missing]
         for kind in (kind for kind in shown if cluster.queue(kind.partition)):
             gpus = ", ".join(f"{gpu or 'GPU'}:{number}" for gpu, number in kind.gres) or "no GPU"
-            has = f"{kind.up} of {count(kind.count, 'node')} can be given work; each has {kind.cpus} CPUs, {gpus}"
+            has = f"{kind.up} of {count(kind.count, 'node')} can get work; each node has {kind.cpus} CPUs, {gpus}"
             lines.append(DoctorLine(f"{name}/{kind.partition}", "ok" if kind.up else "bad", has))
-        found += lines or [DoctorLine(name, "bad", "it shows no partition")]
+        found += lines or [DoctorLine(name, "bad", "the cluster shows no partition")]
     return found

@@ -88,7 +88,7 @@ class Clusters:
         if found is None:
             refuse_unusable(self.unusable, name)
             available = ", ".join(one.name for one in self.usable) or "none"
-            raise UsageError(f"no cluster is called {name!r}; available: {available}")
+            raise UsageError(f"no cluster has the name {name!r}; available: {available}")
         return found
 
     def select(self, word: str) -> list[tuple[SlurmCluster, str]]:
@@ -111,7 +111,7 @@ class Clusters:
         if not found:
             parts = [f"{one.name}/{part}" for one in self.usable for part in one.partitions]
             places = ", ".join(parts or [one.name for one in self.usable]) or "none"
-            raise UsageError(f"no cluster or partition is called {word!r}; available: {places}")
+            raise UsageError(f"no cluster or partition has the name {word!r}; available: {places}")
         return found
 
 
@@ -124,7 +124,9 @@ def load(path: Path, home: Path | None = None) -> Clusters:
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no inventory {path}; copy slurm_clusters.yaml.example there, and edit it") from None
+        raise UsageError(
+            f"the inventory {path} does not exist; copy slurm_clusters.yaml.example to this path, and edit the copy"
+        ) from None
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{path}: expected `CLUSTER:` and below it `host:`")
     ssh = (home or Path.home()) / ".ssh"
@@ -140,7 +142,7 @@ def load(path: Path, home: Path | None = None) -> Clusters:
 def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
     where = f"{path}: cluster {name}"
     if not isinstance(name, str):
-        raise UsageError(f"{where}: its name must be text; put it in quotes")
+        raise UsageError(f"{where}: the name must be text; put the name in quotes")
     check_keys(where, body, CLUSTER_KEYS)
     try:
         check_name(name)
@@ -159,12 +161,14 @@ def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:
     if said is None:
         return {}
     if not isinstance(said, dict) or not said:
-        raise UsageError(f"{where}: `partitions` must name one at least, each as `NAME:` with its keys below it")
+        raise UsageError(
+            f"{where}: `partitions` must have at least one entry `NAME:` with the keys of the partition below"
+        )
     found = {}
     for name, own in said.items():
         place = f"{where}, partition {name}"
         if not isinstance(name, str) or not _WORD.fullmatch(name):
-            raise UsageError(f"{place}: a partition is named by letters, digits and ._-")
+            raise UsageError(f"{place}: the name of a partition consists of letters, digits and ._-")
         check_keys(place, own or {}, QUEUE_KEYS)
         try:
             found[name] = _queue({**{key: body[key] for key in QUEUE_KEYS if key in body}, **(own or {})})
@@ -176,7 +180,7 @@ def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:
 def _queue(said: Mapping[str, Any]) -> Queue:
     for key in ("account", "qos"):
         if said.get(key) is not None and not _WORD.fullmatch(text_of(said, key)):
-            raise UsageError(f"{key} is {said[key]!r}; it must be a name")
+            raise UsageError(f"{key} is {said[key]!r}; expected a name")
     return Queue(
         account=text_of(said, "account"),
         qos=text_of(said, "qos"),
@@ -197,5 +201,5 @@ def _options(said: Any) -> tuple[str, ...]:
         if not found:
             raise UsageError(f"sbatch: {one!r}; write each option as --name or --name=value")
         if found[1] in OURS:
-            raise UsageError(f"sbatch: --{found[1]} is set by Slipway; leave it out")
+            raise UsageError(f"sbatch: Slipway sets --{found[1]}; leave the option out")
     return tuple(said)

@@ -83,14 +83,14 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
         found = next((name for name in enough for asked in wanted if not asked or same_gpu(asked, name)), None)
         if found is None:
             has = ", ".join(f"{name or 'GPU'}:{number}" for name, number in kind.gres) or "no GPUs"
-            return f"its nodes have {has}", ""
+            return f"the nodes have {has}", ""
         gres = found
     if request.cpus > kind.cpus:
-        return f"its nodes have {kind.cpus} CPUs", ""
+        return f"the nodes have {kind.cpus} CPUs", ""
     if request.memory_bytes > kind.memory_bytes:
-        return f"its nodes have {kind.memory_bytes / 1e9:.0f} GB of memory", ""
+        return f"the nodes have {kind.memory_bytes / 1e9:.0f} GB of memory", ""
     if request.nodes > kind.up:
-        return f"{kind.up} of its {kind.count} such nodes can be given work, {request.nodes} are wanted", ""
+        return f"{kind.up} of {kind.count} such nodes can get work; the request needs {request.nodes}", ""
     return "", gres
 
 

@@ -18,14 +18,14 @@ def lines() -> list[str]:
         *table(("key", "meaning"), [(f"`{name}`", cell(about)) for name, about in sweep_file.KEYS.items()]),
         "Flags of a run: "
         + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.NOT_OF_A_TRIAL))
-        + " (in a file `phases`), and `env` with variables of its job. "
-        "Example: [examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml). `./inv config --schema sweep` prints "
-        "the JSON Schema of the file.",
+        + " (in a file `phases`), and `env` with variables of the job. Example: "
+        "[examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml). `./inv config --schema "
+        "sweep` prints the JSON Schema of the file.",
         "",
         "An experiment of a Python function ([examples/sweeps/custom.py](../../examples/sweeps/custom.py)), with "
         "`./inv config --schema experiment`:",
         "",
         *table(("field", "default", "meaning"), experiments),
-        "The results of each sweep lie in `var/sweeps/NAME`.",
+        "The results of each sweep are in `var/sweeps/NAME`.",
         "",
     ]

@@ -52,4 +52,4 @@ def sweep() -> Schema:
 
 def experiment() -> Schema:
     """Return the schema of an experiment in a sweep function."""
-    return {"title": "An experiment of a function of sweeps", **of_record(ExperimentConfig)}
+    return {"title": "An experiment of a sweep function", **of_record(ExperimentConfig)}

@@ -55,39 +55,38 @@ SWEEP = "Sweep"
 class SweepFlags(Output, Questions):
     config: str = flag(
         "",
-        "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
+        "name of a sweep (--list-configs lists the names), or a YAML file: `runs`, `axes`, `seeds`, `each`",
         word=True,
         group=SWEEP,
     )
     list_configs: bool = flag(False, "list the named sweeps, with pods, runs, hours and dollars", group=SWEEP)
     early_stop: bool = flag(
-        False, "stop runs that are behind after a quarter of their steps, and after half", group=SWEEP
+        False, "stop runs that are behind after a quarter of the steps, and after half", group=SWEEP
     )
     sample: int | None = flag(None, "run only this many combinations of `axes`, chosen at random", group=SWEEP)
     promote: str = flag("", "publish the artifacts of this run of a sweep under --tag", group=SWEEP, unit="RUN")
     tag: str = flag("", "with --promote: the tag (default: the name of the sweep)", group=SWEEP)
     report: bool = flag(False, "only show the table and write the page, from the results so far", group=SWEEP)
-    dry_run: bool = flag(False, "show which run goes where and what it costs, and stop", group=SWEEP)
-    pods: int | None = flag(None, "number of pods at once (ssh: all that are free; local: 1)", group=MACHINE, least=1)
+    dry_run: bool = flag(False, "show the pod and the cost of each run, and stop", group=SWEEP)
+    pods: int | None = flag(None, "number of pods at once (ssh: all free machines; local: 1)", group=MACHINE, least=1)
     pack: int | None = flag(
         None,
-        "rented: hold the pods from the first run to the last, with this many runs side by side on each, every "
-        "one with GPUs of its own; a sweep that describes its pods always does this",
+        "rented: hold the pods from the first run to the last, with this many runs side by side on "
+        "each pod, every run with separate GPUs; a sweep that describes pods always does this",
         group=MACHINE,
         unit="RUNS",
     )
-    deploy_only: bool = flag(False, "rent the pods and hold them, but run nothing", group=STAGES)
+    deploy_only: bool = flag(False, "rent and hold the pods, but run nothing", group=STAGES)
     no_deploy: bool = flag(
         False,
-        "rent nothing: use the pods that are held for this sweep, and leave them held; missing ones are skipped",
+        "rent nothing: use the pods that are held for this sweep, and leave them held; runs of "
+        "missing pods are skipped",
         group=STAGES,
     )
     no_sync: bool = again(LaunchSpec, "no_sync")
     no_setup: bool = again(LaunchSpec, "no_setup")
-    provider: str = flag(
-        "", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)", group=MACHINE
-    )
-    store: str = flag("", "where artifacts go (default var/artifacts)", group=MACHINE, unit="URI")
+    provider: str = flag("", "local, ssh, runpod, lium, shadeform, or market (default: from .env)", group=MACHINE)
+    store: str = flag("", "store for artifacts (default var/artifacts)", group=MACHINE, unit="URI")
     spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
 
 
@@ -111,8 +110,8 @@ def sweep(spec: SweepFlags) -> None:
         return
     if not spec.config:
         raise UsageError(
-            "CONFIG is missing: a YAML file such as examples/sweeps/rates.yaml, or a name; "
-            "./inv sweep --list-configs shows those"
+            "CONFIG is missing: give a YAML file such as examples/sweeps/rates.yaml, or a name of: ./inv "
+            "sweep --list-configs"
         )
     if spec.promote or spec.report:
         look_back(spec, settings)
@@ -129,7 +128,7 @@ def sweep(spec: SweepFlags) -> None:
         if spec.dry_run and asked.pods and not toys:
             if spec.json:
                 print_json(described(asked, price))
-            render.say("dry run: nothing was rented; models and data are looked at when it begins")
+            render.say("dry run: nothing was rented; models and data are checked at the start of the sweep")
             return
     asked = toys.spec if toys else asked
     with open_journal(settings) as journal:
@@ -157,7 +156,7 @@ def sweep(spec: SweepFlags) -> None:
         if spec.dry_run:
             if spec.json:
                 print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned, toys, settings)})
-            render.say("dry run: nothing was rented, and nothing begins")
+            render.say("dry run: nothing was rented, and no run was started")
             return
         is_rented = planned.shared is not None and bool(planned.shared.entries)
         if planned.most_micro_usd or is_rented and any(one.plan.job for one in planned.trials.values()):
@@ -170,7 +169,9 @@ def sweep(spec: SweepFlags) -> None:
                 at_work.go()
         except KeyboardInterrupt:
             again = context.again()
-            render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: {again}")
+            render.say(
+                f"\ndetached; started runs continue. See the runs: ./inv status. Start the remaining runs: {again}"
+            )
             raise Exit(code=DETACHED) from None
     report(at_work.result, planned.idle, spec.json)
 
@@ -193,7 +194,7 @@ def keep_watch(command: resume_sweep.SweepCommand, settings: Settings) -> None:
     try:
         supervisor_client.ensure(settings)
     except SlipwayError as error:
-        render.tell(f"{error}; if this process is killed, go on: {command.typed}")
+        render.tell(f"{error}; if this process is killed, continue with: {command.typed}")
 
 
 def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
@@ -205,15 +206,17 @@ def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
     flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
     for typed in (name for name, value in flags.items() if value and not is_rented):
         raise UsageError(
-            f"{typed} is for rented machines; those of --provider {settings.provider} are there, and runs "
-            "share them by their GPUs anyhow"
+            f"{typed} is for rented machines; machines of --provider {settings.provider} are not rented, "
+            "and runs share their GPUs without the flag"
         )
     if spec.no_deploy and (spec.pack or spec.deploy_only):
-        raise UsageError("--no-deploy uses the pods that are there; leave out --pack and --deploy-only")
+        raise UsageError("--no-deploy uses existing pods; leave out --pack and --deploy-only")
     if spec.no_deploy and spec.spend_limit:
-        raise UsageError("--spend-limit: with --no-deploy nothing is rented; pods have the limits they were made with")
+        raise UsageError(
+            "--spend-limit: with --no-deploy nothing is rented; the pods keep the limits from their creation"
+        )
     if spec.pack is not None and spec.pack < 1:
-        raise UsageError(f"--pack is {spec.pack}; it must be at least 1")
+        raise UsageError(f"--pack is {spec.pack}; expected at least 1")
     return is_rented and bool(spec.pack or asked.pods or spec.deploy_only or spec.no_deploy)
 
 
@@ -226,8 +229,8 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
     if not is_shared(spec, asked, settings):
         if (spec.no_sync or spec.no_setup) and registry.candidates(settings)[0].is_rented:
             raise UsageError(
-                "--no-sync, --no-setup: a machine that is new has no code and no environment yet; they go "
-                "with --no-deploy, and with machines of your own"
+                "--no-sync, --no-setup: a new machine has neither code nor an environment; use these flags "
+                "with --no-deploy, or with machines of your own"
             )
         return planning.plan(asked, journal, settings, again, render.tell), settings
     running = context.settings(provider=HELD, store=spec.store)
@@ -265,7 +268,7 @@ def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Off
         render.say(line)
     limits = {name: wanted(shared.entries[name], settings, lambda _: None, shared.limit)[2] for name in offers}
     rented = [(one, limits[name]) for name, one in offers.items()]
-    offers_table.show_laptop_off("no other run is begun on these pods", rented, settings)
+    offers_table.show_laptop_off("no further run starts on these pods", rented, settings)
 
 
 def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> None:
@@ -305,7 +308,7 @@ def look_back(spec: SweepFlags, settings: Settings) -> None:
     said = promote(result, spec.promote, spec.tag or result.name, settings)
     if spec.json:
         print_json({"run": spec.promote, "artifact": said})
-    render.say(f"{said} stands for it now. Talk to it: ./inv chat {said}")
+    render.say(f"{said} now points to this run. Talk to the model: ./inv chat {said}")
 
 
 def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
@@ -319,8 +322,8 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
         itself = f"inv sweep {spec.config} --dry-run --provider market"
         practised = f"inv sweep {spec.config} --rehearse --dry-run"
         render.say(
-            f"{spec.config} is for rented machines; this machine runs its toy, {found.name}. The sweep itself, "
-            f"with its price: {itself}; without an account: {practised}"
+            f"{spec.config} is for rented machines; this machine runs the toy version, {found.name}. The "
+            f"full sweep, with the price: {itself}; without an account: {practised}"
         )
     if not vendor.is_rented:
         found = configurations.on_own(found)
@@ -385,8 +388,13 @@ def list_configs(settings: Settings, as_json: bool) -> None:
         return
     print(render.clean(columns(table)))
     own = settings.of(SweepSettings).sweeps
-    render.say(f"prices: {prices.CATALOGUE}; today's: ./inv sweep NAME --dry-run. Your own: functions in {own}")
-    render.say("Before an expensive one: the same with few steps on one pod, and --spend-limit for all runs together")
+    render.say(
+        f"prices: {prices.CATALOGUE}; today's prices: ./inv sweep NAME --dry-run. Your own sweeps: functions in {own}"
+    )
+    render.say(
+        "Before an expensive sweep, run the same sweep with few steps on one pod; --spend-limit "
+        "limits all runs together"
+    )
 
 
 def usd_per_hour(micro_usd: int | None) -> str:
@@ -414,5 +422,5 @@ def report(result: SweepResult, idle: int, as_json: bool) -> None:
     bad = [one.run for one in result.trials.values() if not one.is_over]
     is_limit = {result.trials[run].state for run in bad} == {kept.LIMIT}
     if bad:
-        words = f"{len(bad)} of {len(result.trials)} runs have not come to their end: {', '.join(bad)}"
+        words = f"{len(bad)} of {len(result.trials)} runs did not finish: {', '.join(bad)}"
         raise Exit(f"inv sweep: {words}", code=5 if is_limit else 1)

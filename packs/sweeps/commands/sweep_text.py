@@ -69,7 +69,7 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
         return
     on_each = {pod.name: [one.devices for one in spec.trials.values() if one.pod == pod.name] for pod in spec.pods}
     if max(map(len, on_each.values())) > 1:
-        yield "runs of one pod follow one another, unless their GPUs are disjoint"
+        yield "runs on the same pod follow each other, unless their GPUs are disjoint"
     for said in dict.fromkeys(map(engine_words, spec.trials.values())):
         if said:
             yield said
@@ -91,9 +91,9 @@ def engine_words(trial: SweepTrial) -> str:
     share = spec.options.get("rl.rl.engine_memory", f"{RlConfig().engine_memory:g}")
     number = len(answering) // (spec.engine_tensor_parallel or 1)
     return (
-        f"vLLM answers on GPU {','.join(answering)} of a pod: {render.count(number, 'process')}, the model over "
-        f"{render.count(len(answering) // number, 'GPU')} each (tensor parallel), {share} of their memory; GPU "
-        f"{','.join(training)} trains"
+        f"vLLM answers on GPU {','.join(answering)} of a pod: {render.count(number, 'process')}, each "
+        f"with the model over {render.count(len(answering) // number, 'GPU')} (tensor parallel) and "
+        f"{share} of the memory; GPU {','.join(training)} trains"
     )
 
 
@@ -104,12 +104,12 @@ def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
         yield f"{name}: {gpus} at {one.provider}, {per_hour(one.micro_usd_per_hour)}"
     limit = f", {in_usd(shared.limit.amount)} together at most" if shared.limit else ""
     rate = per_hour(sum(one.micro_usd_per_hour for one in offers.values()))
-    yield f"{render.count(len(offers), 'pod')}, {rate}{limit}; each is given back when nothing is left for it"
+    yield f"{render.count(len(offers), 'pod')}, {rate}{limit}; each pod is deleted after the last run on the pod"
 
 
 def trials_table(spec: SweepSpec) -> str:
     """Return a table of the trials and the settings in which they differ."""
-    rows = [("pod", "run", "what is different")]
+    rows = [("pod", "run", "differences")]
     for one in spec.trials.values():
         said = [f"{name}={value}" for name, value in one.asked.items()]
         if one.env and "custom_env" not in one.asked:
@@ -136,8 +136,9 @@ def toy_lines(toys: Rehearsed) -> Iterator[str]:
         found = [("run", "on its machine", "in this rehearsal")]
         yield render.columns([*found, *((shown(run, toys.spec.name), real, toy) for run, real, toy in rows)])
         yield (
-            "the rehearsal rents the machines of the sweep, at their prices, and starts its runs in their order; this "
-            "machine trains toys of the same phases, and the times and limits below are those of the toys"
+            "the rehearsal rents the machines of the sweep, at the same prices, and starts the runs in "
+            "the same order. This machine trains toys of the same phases; the times and limits below are "
+            "for the toys"
         )
 
 
@@ -161,15 +162,15 @@ def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
     render.say(render.columns(rows))
     if costs and costs.keys() == planned.trials.keys():
         low, high = (sum(each) for each in zip(*costs.values(), strict=True))
-        render.say(f"cost of all runs together: {between(low, high)} (estimates, on their machines)")
+        render.say(f"cost of all runs together: {between(low, high)} (estimates, on the planned machines)")
     longest_s = max(lane.estimate_s for lane in planned.lanes)
     machines = {lane.host or lane.pod for lane in planned.lanes}
     beside = f", {len(planned.lanes)} at once" if len(planned.lanes) > len(machines) else ""
     what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(machines), 'pod')}{beside}"
-    render.say(f"{what}, {about(longest_s)} (estimates, one by one)")
+    render.say(f"{what}, {about(longest_s)} (estimates, one after another)")
     if planned.is_rented:
         together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)
-        render.say(f"each on its own rented machine: {in_usd(together)} in all at most")
+        render.say(f"each run on a separate rented machine: {in_usd(together)} in all at most")
 
 
 def number(value: float | None) -> str:
@@ -220,7 +221,7 @@ def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
     else:
         found.append(("cost", "nothing"))
     if edge := answers.at_an_end(answer):
-        found.append(("the best is at the end of what was tried", ", ".join(edge)))
+        found.append(("the best value is at the end of the range", ", ".join(edge)))
     if answer.saved_micro_usd:
         found.append(("saved", in_usd(answer.saved_micro_usd)))
     return found

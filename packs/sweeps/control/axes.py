@@ -62,12 +62,12 @@ def values(where: str, said: Any, sample: int | None = None) -> list[Any]:
     if scale not in SCALES:
         raise UsageError(f"{where}: scale is {scale!r}; known: {', '.join(SCALES)}")
     if high <= low or (scale == "log" and low <= 0):
-        raise UsageError(f"{where}: from {low} to {high} holds nothing on a {scale} scale")
+        raise UsageError(f"{where}: from {low} to {high} is empty on a {scale} scale")
     whole = isinstance(low, int) and isinstance(high, int)
     if "step" in said:
         step = _number(f"{where}: step", said["step"])
         if step <= 0 or scale == "log":
-            raise UsageError(f"{where}: step is {step}; it must be above 0, on a linear scale")
+            raise UsageError(f"{where}: step is {step}; a step must be above 0, on a linear scale")
         count = math.floor((high - low) / step + 1e-9) + 1
         _few(where, count)
         return [_round(low + step * number, whole and isinstance(step, int)) for number in range(count)]
@@ -77,12 +77,12 @@ def values(where: str, said: Any, sample: int | None = None) -> list[Any]:
             _few(where, high - low + 1)
             return list(range(int(low), int(high) + 1))
         if sample is None:
-            raise UsageError(f"{where}: a range of any numbers needs a count, or `sample` draws from it by chance")
+            raise UsageError(f"{where}: a range of any numbers needs a count, or `sample` for random values")
         chance = random.Random(where)
         shares = [chance.random() for _ in range(sample)]
     else:
         if type(count) is not int or count < 2:
-            raise UsageError(f"{where}: count is {count!r}; it must be a whole number from 2")
+            raise UsageError(f"{where}: count is {count!r}; expected a whole number from 2")
         _few(where, count)
         shares = [number / (count - 1) for number in range(count)]
     if scale == "log":
@@ -102,7 +102,7 @@ def _number(where: str, said: Any) -> Any:
     except ValueError:
         found = None
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
-        raise UsageError(f"{where} is {said!r}; it must be a number")
+        raise UsageError(f"{where} is {said!r}; expected a number")
     return found
 
 

@@ -125,7 +125,7 @@ def known(settings: Settings) -> dict[str, NamedSweep]:
     if path.is_file():
         found |= {one.__name__: _configuration(one, str(path)) for one in functions(path)}
     elif not own.sources["sweeps"].startswith("default"):
-        raise UsageError(f"there is no {path}, which {own.sources['sweeps']} names as the file of sweep functions")
+        raise UsageError(f"the file of sweep functions {path} does not exist; {own.sources['sweeps']} sets this path")
     return found
 
 
@@ -201,7 +201,7 @@ def named(word: str, settings: Settings, is_here: bool = False) -> SweepSpec:
     if word not in every:
         near = difflib.get_close_matches(word, every, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"there is no sweep {word!r}; {hint}known: {', '.join(every)}, or a .yaml file")
+        raise UsageError(f"unknown sweep {word!r}; {hint}known: {', '.join(every)}, or a .yaml file")
     toy = every.get(f"{word}{TOY}")
     return (toy if toy and is_here else every[word]).make()
 

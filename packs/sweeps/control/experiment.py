@@ -38,8 +38,8 @@ def key(default: Any, about: str) -> Any:
 class ExperimentConfig:
     """Experiment of reinforcement learning; the defaults are GRAIL's."""
 
-    name: str = field(metadata={"about": "name of the experiment; its run is called <configuration>.<name>"})
-    dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or any that --task takes")
+    name: str = field(metadata={"about": "name of the experiment; the run is called <configuration>.<name>"})
+    dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or another task of --task")
     model_id: str = key("Qwen/Qwen2.5-1.5B-Instruct", "model to start from: a repository of the hub, or a folder")
     learning_rate: float = key(3e-6, "learning rate of AdamW")
     batch_size: int = key(4, "answers per forward pass")
@@ -47,11 +47,11 @@ class ExperimentConfig:
     total_steps: int = key(100, "optimizer steps")
     eval_every: int = key(40, "steps between measurements")
     seed: int = key(42, "random seed of the training")
-    gpu_devices: str = key("1,2,3,4", "GPUs of the pod on which vLLM generates answers, if it has more than one GPU")
-    train_gpu_device: str = key("0", "GPUs of the pod that train, if it has more than one")
+    gpu_devices: str = key("1,2,3,4", "GPUs of the pod on which vLLM generates answers, on a pod with several GPUs")
+    train_gpu_device: str = key("0", "GPUs of the pod for the training, on a pod with several GPUs")
     vllm_tensor_parallel: int = key(4, "GPUs of gpu_devices over which each process of vLLM spreads the model")
     custom_env: Mapping[str, str] = field(
-        default_factory=dict, metadata={"about": "environment variables of the job; for a secret only its name"}
+        default_factory=dict, metadata={"about": "environment variables of the job; for a secret, the name only"}
     )
     custom_args: Mapping[str, Any] = field(
         default_factory=dict,
@@ -63,12 +63,12 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "grad_accum_steps", "total_steps", "vllm_tensor_parallel"):
             if getattr(self, name) < 1:
-                raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; it must be at least 1")
+                raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; expected at least 1")
         both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
         if both:
             raise UsageError(
-                f"experiment {self.name}: device {', '.join(map(str, both))} is among gpu_devices and "
-                "train_gpu_device; those that answer and those that train are different ones"
+                f"experiment {self.name}: device {', '.join(map(str, both))} is in both gpu_devices and "
+                "train_gpu_device; use different GPUs for answers and training"
             )
 
     @property
@@ -93,9 +93,10 @@ class ExperimentConfig:
         own = sorted(_devices(self, self.gpu_devices) | _devices(self, self.train_gpu_device))
         if beyond := [str(one) for one in own if one >= gpu_count]:
             raise UsageError(
-                f"experiment {self.name}: there is no GPU {', '.join(beyond)}; its pod has GPUs 0 to {gpu_count - 1}. "
-                "Say which of them answer and train (gpu_devices, train_gpu_device, vllm_tensor_parallel), or let the "
-                "model in training answer: custom_args={'engine': 'embedded'}"
+                f"experiment {self.name}: GPU {', '.join(beyond)} does not exist; the pod has GPUs 0 to "
+                f"{gpu_count - 1}. Choose the GPUs for answers and training (gpu_devices, train_gpu_device, "
+                "vllm_tensor_parallel), or generate answers with the model in training: "
+                f"custom_args={{'engine': 'embedded'}}"
             )
         return own
 
@@ -131,8 +132,8 @@ class ExperimentConfig:
             answering, training = (_devices(self, some) for some in (self.gpu_devices, self.train_gpu_device))
             if len(answering) % self.vllm_tensor_parallel:
                 raise UsageError(
-                    f"experiment {self.name}: vllm_tensor_parallel is {self.vllm_tensor_parallel}, which does not "
-                    f"divide the {len(answering)} GPUs of gpu_devices ({self.gpu_devices})"
+                    f"experiment {self.name}: vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide "
+                    f"the {len(answering)} GPUs of gpu_devices ({self.gpu_devices})"
                 )
             said |= {
                 "engine_devices": _counted(answering, own_gpus),
@@ -169,7 +170,7 @@ def read(where: str, said: Any) -> ExperimentConfig:
         return said
     files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
     if not isinstance(said.get("name"), str):
-        raise UsageError(f"{where}: it needs a name, as text")
+        raise UsageError(f"{where}: name is missing; give a name, as text")
     return ExperimentConfig(**said)
 
 
@@ -238,11 +239,11 @@ def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[Expe
     entries = [one if isinstance(one, PodEntry) else PodEntry(**one) for one in pods]
     names = [one.name for one in entries]
     if len(set(names)) < len(names):
-        raise UsageError(f"{name}(): two pods have one name")
+        raise UsageError(f"{name}(): two pods have the same name")
     if unknown := [one for one in dealt_out if one not in names]:
-        raise UsageError(f"{name}(): experiments are dealt to {', '.join(unknown)}; its pods are {', '.join(names)}")
+        raise UsageError(f"{name}(): experiments are assigned to {', '.join(unknown)}; the pods are {', '.join(names)}")
     found = {pod: [read(f"{name}(): {pod}", one) for one in some] for pod, some in dealt_out.items()}
     every = [one.name for some in found.values() for one in some]
     if twice := sorted({one for one in every if every.count(one) > 1}):
-        raise UsageError(f"{name}(): two experiments are called {twice[0]}")
+        raise UsageError(f"{name}(): two experiments have the name {twice[0]}")
     return entries, found

@@ -35,7 +35,7 @@ def default_of(sweep: str, forecasts: Sequence[HighCost | None], journal: Journa
     forecasts: None stands for an unknown cost.
     """
     if before := limit_before(sweep, journal):
-        tell(f"{sweep} goes on with its limit of {in_usd(before)}; another one: --spend-limit")
+        tell(f"{sweep} continues with the limit of {in_usd(before)}; to change the limit: --spend-limit")
         return before
     known = [one for one in forecasts if one is not None]
     high = sum(one.micro_usd for one in known) if known and len(known) == len(forecasts) else None

@@ -309,7 +309,8 @@ def refuse_rivals(plans: Mapping[str, Plan]) -> None:
             other, known = seen.setdefault(artifact, (run, fingerprint))
             if known != fingerprint:
                 raise UsageError(
-                    f"{other} and {run} want different artifacts under the name {artifact}; give them different tags"
+                    f"{other} and {run} would publish different artifacts under the name {artifact}; give the "
+                    "runs different tags"
                 )
 
 
@@ -337,7 +338,9 @@ def lanes_of(
         found = list(dict.fromkeys(found))
         if wanted and wanted > len(found):
             free = ", ".join(one.name for one in found)
-            raise NoOffer(f"ssh: {wanted} pods wanted, {len(found)} are free and fit: {free}; run: inv pool.up")
+            raise NoOffer(
+                f"ssh: {wanted} pods wanted, but only {len(found)} are free and fit: {free}; run: inv pool.up"
+            )
         found = found[:wanted]
     else:
         found = [Berth(f"{provider}-{number}") for number in range(1, (wanted or 1) + 1)]
@@ -359,8 +362,10 @@ def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: 
     """Return up to `wanted` parts of this machine (None: all). Raises NoOffer when the machine has too few parts."""
     parts = [part for one in here.offers(request) for part in split(Berth("local-1"), one.num_gpus, each)]
     if not parts or wanted and wanted > len(parts):
-        said = f"local: {count(wanted or 1, 'run')} at once, with {count(each, 'GPU')} each, and this machine has "
+        said = (
+            f"local: {count(wanted or 1, 'run')} at once, with {count(each, 'GPU')} each, do not fit: this machine has "
+        )
         if not parts:
-            raise NoOffer(f"{said}not as many; rent them (--provider), or ask for fewer in the sweep")
-        raise NoOffer(f"{said}room for {len(parts)}; give fewer: --pods {len(parts)}")
+            raise NoOffer(f"{said}too few GPUs; rent machines (--provider), or ask for fewer GPUs in the sweep")
+        raise NoOffer(f"{said}room for {len(parts)}; reduce the number: --pods {len(parts)}")
     return parts[:wanted]

@@ -102,7 +102,8 @@ def check_names(wanted: SweepPods, journal: Journal) -> None:
     for op in journal.ops(live=True):
         if op.run in wanted.entries and op.pod_set != wanted.set_name:
             raise UsageError(
-                f"{op.run} is there already, and not for this sweep; use it: --no-deploy, or end it: inv down {op.run}"
+                f"{op.run} already exists, and not for this sweep; use the pod: --no-deploy, or end the run: "
+                f"inv down {op.run}"
             )
 
 
@@ -112,8 +113,8 @@ def of_all(spec: SweepSpec) -> LaunchSpec:
     if len(asked) > 1:
         first, second = list(asked.values())[:2]
         raise UsageError(
-            f"runs that share a pod ask for one kind of machine, and {first.run} and {second.run} do not; "
-            "describe the pods in a function (docs/guides/sweeps.md), or leave --pack out"
+            f"runs on a shared pod must ask for one kind of machine, but {first.run} and {second.run} "
+            "differ; describe the pods in a function (docs/guides/sweeps.md), or leave --pack out"
         )
     return next(iter(spec.trials.values())).spec
 
@@ -190,10 +191,10 @@ def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
     for name in named:
         if name not in {op.run for op in found}:
             runs = ", ".join(run for run, one in spec.trials.items() if one.pod == name)
-            tell(f"warning: no pod {name} is held; skipped: {runs}")
+            tell(f"warning: pod {name} is not held; skipped: {runs}")
     if not found:
         wanted = f"none of {', '.join(named)} is" if named else "no pod is"
-        raise SlipwayError(f"{wanted} held; make them first: the same with --deploy-only")
+        raise SlipwayError(f"{wanted} held; rent the pods first: the same command with --deploy-only")
     return found
 
 
@@ -221,7 +222,7 @@ def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: S
         except NoOffer as error:
             if not rows:
                 raise
-            tell(f"{str(error).splitlines()[0]}; it is asked for again while the others work")
+            tell(f"{str(error).splitlines()[0]}; the sweep asks again while the other pods work")
     return offers
 
 
@@ -268,20 +269,20 @@ class PodsAtWork:
                 if name not in rows and not is_made and name not in self.given_up:
                     self._make(name)
             elif name in rows and rows[name].state == READY and not is_made and name not in self.ending:
-                self.tell(f"{time.strftime('%H:%M:%S')} {name}: nothing is left for it; it is given back")
+                self.tell(f"{time.strftime('%H:%M:%S')} {name}: no run is left for this pod; the pod is deleted")
                 self.ending[name] = self.end(name)
 
     def leave(self, needed: Collection[str]) -> None:
         """Wait until all pods in progress are rented, and all released pods have ended."""
         if alive := [name for name, thread in self.making.items() if thread.is_alive()]:
-            self.tell(f"waiting for {', '.join(alive)}, which {'is' if len(alive) == 1 else 'are'} being rented")
+            self.tell(f"waiting for the rental of {', '.join(alive)}")
         for thread in self.making.values():
             thread.join()
         self.look(needed)
         for name in sorted({*needed} & {*self.wanted.entries}):
             self.tell(
-                f"{name} stays for what runs on it, until no GPU works for {IDLE_MINUTES:.0f} min or its limit "
-                f"is reached; end it: inv down {name}"
+                f"{name} stays on for the runs on this pod, until all GPUs are idle for {IDLE_MINUTES:.0f} "
+                f"min or the limit is reached; end the pod: inv down {name}"
             )
         for process in self.ending.values():
             process.wait()
@@ -291,7 +292,7 @@ class PodsAtWork:
         if self.made[name] and last is not None and last.outcome == "limit":
             self.given_up[name] = f"{name} has reached its limit"
         elif self.made[name] >= MOST_MADE:
-            self.given_up[name] = f"{name} was made {MOST_MADE} times, and did not last"
+            self.given_up[name] = f"{name} is given up after {MOST_MADE} attempts to rent the pod"
         elif time.monotonic() >= self.due_at.get(name, 0.0):
             self.made[name] += 1
             self.making[name] = threading.Thread(target=self._rent, args=(name,), name=f"make {name}")
@@ -373,7 +374,7 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
         free = budgets.state(journal, limit.budget, settings.clock_scale).free
         limit = replace(limit, share=min(limit.share, free))
         if limit.share <= 0:
-            raise OutOfMoney(f"of the {in_usd(limit.amount)} of {limit.budget} nothing is free; nothing was rented")
+            raise OutOfMoney(f"the {in_usd(limit.amount)} of {limit.budget} are fully reserved; nothing was rented")
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))

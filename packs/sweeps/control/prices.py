@@ -86,7 +86,7 @@ def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalo
         found = _offered(request_for(machine), settings, tell)
     if found is None:
         found = listed(kind, number, catalogue.file_beside(settings.state_file))
-    source = found[1] if found else "nobody offers it"
+    source = found[1] if found else "no vendor offers this machine"
     return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source, micro_usd_per_hour=found[0] if found else None)
 
 

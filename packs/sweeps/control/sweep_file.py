@@ -17,22 +17,22 @@ from packs.sweeps.control.trials.ranking import Ranking
 from packs.sweeps.control.trials.records import EarlyStop, SweepSpec, SweepTrial, check_arms
 
 KEYS = {
-    "name": "name of the sweep, with which the names of its runs begin (default: the file's)",
+    "name": "name of the sweep, the prefix of the names of the runs (default: name of the file)",
     "about": "the question, shown on the page",
     "each": "flags for all runs",
     "runs": "arms, each with a name and flags",
     "axes": "values of flags or of PHASE.FIELD, as lists or ranges; each combination is an arm",
     "sample": "run only this many combinations, chosen at random",
-    "seeds": "random seeds; each arm runs once with each",
+    "seeds": "random seeds; each arm runs once per seed",
     "pods": "number of pods at once",
-    "rank": "how arms are ranked: `by`, a figure such as loss; `mode`, min or max; `last`, the share of the last "
-    "steps whose mean counts",
+    "rank": "ranking of the arms: `by`, a figure such as loss; `mode`, min or max; `last`, the share of "
+    "the last steps in the mean",
     "beside": "further figures to show: perplexity, tokens_per_s",
     "early_stop": "stop arms that are behind: `first`, the share of the steps before the first comparison; "
     "`factor`, of this many arms one continues. true: the defaults",
-    "against": "arm to compare all others with (default: the best)",
+    "against": "arm that all other arms are compared with (default: the best arm)",
     "spend_limit": "rented: US dollars for all runs together",
-    "hours": "rented: shortest and longest time of a run, as published, such as [4, 6]; shown with its price",
+    "hours": "rented: shortest and longest time of a run, as published, such as [4, 6]; shown with the price",
 }
 ENV = "env"  # environment variables of a run's job, beside the flags
 
@@ -60,7 +60,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     for seed in seeds or [None]:  # Order by seed first, for comparisons of arms as early as possible.
         for arm, (values, env, asked) in arms.items():
             if seed is not None and "seed" in values:
-                raise UsageError(f"{where}: {arm}: both `seed` and `seeds` are set; give one of them")
+                raise UsageError(f"{where}: {arm}: `seed` and `seeds` are both set; give one of them")
             run = check_name(f"{name}.{arm}" + ("" if seed is None else f"-seed-{seed}"))
             spec = filled(LaunchSpec(), {"tag": run, **values, **({} if seed is None else {"seed": seed})})
             trials[run] = SweepTrial(run=run, arm=arm, spec=spec, env=env, asked=asked)
@@ -90,23 +90,23 @@ def _arms(where: str, document: Mapping[str, Any], folder: Path) -> Iterator[tup
     each = _entry(f"{where}: each", document.get("each") or {}, folder)
     entries, sample = document.get("runs") or [], document.get("sample")
     if not isinstance(entries, list) or not (entries or document.get("axes")):
-        raise UsageError(f"{where}: `runs` must be a list with one run at least, or `axes` say what is combined")
+        raise UsageError(f"{where}: `runs` must be a list with at least one run, or `axes` must list values to combine")
     if sample is not None and (type(sample) is not int or sample < 1):
-        raise UsageError(f"{where}: sample is {sample!r}; it must be a whole number from 1")
+        raise UsageError(f"{where}: sample is {sample!r}; expected a whole number from 1")
     named: list[tuple[str, str, dict[str, Any]]] = []
     for number, entry in enumerate(entries, 1):
         here = f"{where}: run {number}"
         if not isinstance(entry, Mapping):
             raise UsageError(f"{here}: expected lines of the form `key: value`")
         if not isinstance(entry.get("name"), str):
-            raise UsageError(f"{here}: it needs a name, as text")
+            raise UsageError(f"{here}: name is missing; give a name, as text")
         named.append((here, check_name(entry["name"]), {key: entry[key] for key in entry if key != "name"}))
     for name, entry in combined(f"{where}: axes", document.get("axes") or {}, sample):
         named.append((f"{where}: axes: {name}", check_name(name), entry))
     seen: set[str] = set()
     for here, name, entry in named:
         if name in seen:
-            raise UsageError(f"{here}: two runs have this name: {name}")
+            raise UsageError(f"{here}: two runs have the name {name}")
         seen.add(name)
         own, env = _entry(here, entry, folder)
         options = phase_words.read([*each[0].get("options", ()), *own.get("options", ())])
@@ -147,7 +147,7 @@ def _asked(entry: Mapping[str, Any]) -> dict[str, str]:
 
 def _number_of_pods(where: str, said: Any) -> int | None:
     if said is not None and (type(said) is not int or said < 1):
-        raise UsageError(f"{where}: pods is {said!r}; it must be a whole number from 1")
+        raise UsageError(f"{where}: pods is {said!r}; expected a whole number from 1")
     return said
 
 

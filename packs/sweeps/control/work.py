@@ -192,7 +192,7 @@ class SweepWork:
         if first := self._first_of_arm(run):
             ahead = self.result.trials[first]
             if ahead.state in (kept.STOPPED, kept.SKIPPED):
-                self._close(run, kept.SKIPPED, f"its arm was stopped with another seed: {first}")
+                self._close(run, kept.SKIPPED, f"the arm was stopped with another seed: {first}")
                 return False
             if ahead.state in (kept.WAITING, kept.RUNNING):
                 return False
@@ -210,7 +210,7 @@ class SweepWork:
         most = self.planned.trials[run].most_micro_usd
         is_live = any(op.is_live for op in self.journal.ops(run=run))
         if most and not is_live and self._cost(run) >= most:
-            self._close(run, kept.LIMIT, "its spend limit is used up")
+            self._close(run, kept.LIMIT, "the spend limit of the run is used up")
             return False
         name, scale = self.planned.budget, self.settings.clock_scale
         found = budgets.state(self.journal, name, scale)
@@ -286,7 +286,9 @@ class SweepWork:
         for run, one in self.running.items():
             if (now := self._recoveries(run)) > one.recoveries:
                 one.recoveries = now
-                self._say(run, f"is brought back ({count(now, 'time')} so far); see: inv why {run}")
+                self._say(
+                    run, f"was resumed after the loss of the pod ({count(now, 'time')} so far); see: inv why {run}"
+                )
 
     def _cause(self, run: str, reason: str) -> str:
         """Return the cause of a trial's failure as `inv why` reports it; `reason` if no cause is on record."""
@@ -312,13 +314,13 @@ class SweepWork:
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):
-                self._say(run, f"is started again: its launch exited with code {code} (see {one.log})")
-                self._set(run, state=kept.WAITING, reason="its launch died, and is started again")
+                self._say(run, f"is started again: the launch exited with code {code} (see {one.log})")
+                self._set(run, state=kept.WAITING, reason="the launch died, and is started again")
                 continue
             state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
             reason = document.get("reason") or document.get("error") or ""
             if code not in (0, DETACHED_CODE) and not reason:
-                reason = f"its launch exited with code {code}; see {one.log}"
+                reason = f"the launch exited with code {code}; see {one.log}"
             steps = [step for step in document.get("steps") or () if isinstance(step, dict)]
             self._set(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
             if one.stop_at is not None and state != kept.SUCCEEDED:
@@ -335,7 +337,7 @@ class SweepWork:
             budgets.give_back(self.journal, self.planned.budget, one.run)
         self._set(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
         place = self.planned.lanes[one.lane].pod
-        self._say(one.run, f"waits, as there is no machine for it: {why.splitlines()[0]}", place)
+        self._say(one.run, f"waits, because no machine is available: {why.splitlines()[0]}", place)
 
     def _may_go_on(self, run: str, code: int) -> bool:
         """Return whether an unattended trial should be launched again, and count the attempt.

@@ -37,13 +37,17 @@ class Wandb(NamedTracker):
 
     def note(self, settings: Settings) -> str:
         is_online = bool(settings.of(TrackerSettings).wandb_api_key)
-        return "" if is_online else "W&B: without WANDB_API_KEY the run is kept offline on its machine, for: wandb sync"
+        return (
+            ""
+            if is_online
+            else "W&B: without WANDB_API_KEY the machine keeps the metrics of the run offline, for: wandb sync"
+        )
 
     def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Settings) -> str:
         projects = list(dict.fromkeys(one["WANDB_PROJECT"] for one in environs if "WANDB_PROJECT" in one))
         if not projects:
             return ""
-        without = "; WANDB_API_KEY is not set, so each run keeps its figures on its machine, for: wandb sync"
+        without = "; WANDB_API_KEY is not set, so each machine keeps the metrics of the run, for: wandb sync"
         return f"W&B project {', '.join(projects)}{'' if settings.of(TrackerSettings).wandb_api_key else without}"
 
 
@@ -60,8 +64,8 @@ class Mlflow(NamedTracker):
         ours = settings.of(TrackerSettings)
         if urlsplit(ours.mlflow_tracking_uri).password:
             raise UsageError(
-                "MLFLOW_TRACKING_URI holds a password, which everybody who sees the job could read; "
-                "write it into MLFLOW_TRACKING_PASSWORD, and the name into MLFLOW_TRACKING_USERNAME"
+                "MLFLOW_TRACKING_URI holds a password that every reader of the job could see; put the "
+                "password into MLFLOW_TRACKING_PASSWORD, and the name into MLFLOW_TRACKING_USERNAME"
             )
         return {
             "MLFLOW_TRACKING_URI": ours.mlflow_tracking_uri,
@@ -78,7 +82,11 @@ class Mlflow(NamedTracker):
 
     def note(self, settings: Settings) -> str:
         has_server = bool(settings.of(TrackerSettings).mlflow_tracking_uri)
-        return "" if has_server else "MLflow: without MLFLOW_TRACKING_URI the run is kept in a folder of its machine"
+        return (
+            ""
+            if has_server
+            else "MLflow: without MLFLOW_TRACKING_URI the machine keeps the metrics of the run in a folder"
+        )
 
 
 class Tensorboard(NamedTracker):

@@ -197,7 +197,10 @@ def test_masters_round_to_what_they_were_made_of():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model.layers.0.mlp.up_proj.weight": torch.full((24, 64), 255, dtype=torch.uint8)}, "not all -1, 0 or 1"),
+        (
+            {"model.layers.0.mlp.up_proj.weight": torch.full((24, 64), 255, dtype=torch.uint8)},
+            "some numbers are not -1, 0 or 1",
+        ),
         ({"model.layers.0.mlp.up_proj.weight_scale": torch.tensor([0.0])}, "its scale is 0"),
         ({"model.layers.0.mlp.up_proj.weight_scale": torch.ones(96)}, "has 96 numbers"),
         ({"model.layers.0.mlp.up_proj.weight_scale": None}, "its scale is 0"),

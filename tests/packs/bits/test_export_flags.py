@@ -45,7 +45,7 @@ def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_wh
 @pytest.mark.pack("blocks")
 def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
     model = folder(replace(BITNET, ternary=None, sub_norm=False, blocks=BlocksConfig(mask_id=300)))
-    with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not; leave out --bits gguf"):
+    with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not support; leave out --bits gguf"):
         export.export.work(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
 
 

@@ -66,7 +66,7 @@ def test_a_shape_that_llama_cpp_does_not_know_is_refused_before_a_replica_is_beg
 
 @pytest.mark.pack("blocks")
 def test_a_model_that_decodes_in_blocks_is_refused_by_llama_cpp(version):
-    with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch does"):
+    with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch supports"):
         version(replace(BITS, blocks=BlocksConfig(mask_id=5)), "llama.cpp")
 
 

@@ -105,10 +105,10 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"bits": replace(DISTILLED, relation_heads=7)}, "relation_heads is 7, which does not divide the 32"),
-        ({"bits": replace(DISTILLED, relation_layer=2)}, "the model has the layers 0 to 1"),
+        ({"bits": replace(DISTILLED, relation_heads=7)}, "relation_heads 7 does not divide 32"),
+        ({"bits": replace(DISTILLED, relation_layer=2)}, "the model has layers 0 to 1"),
         ({"bits": DISTILLED, "phase": "bits2"}, "bits2 has no teacher"),
-        ({"model": PLAIN, "bits": BitsConfig(saliency=0.1), "phase": "bits2"}, "its model says no `ternary`"),
+        ({"model": PLAIN, "bits": BitsConfig(saliency=0.1), "phase": "bits2"}, "the model has no `ternary` setting"),
         ({"dtype": "float8"}, "multiplied in bfloat16 or float32"),
         ({"phase": "bits1", "steps": 3}, "so steps must be 0"),
     ],
@@ -120,7 +120,7 @@ def test_what_cannot_be_trained_is_refused_as_a_recipe(change, said):
 
 def test_a_teacher_of_another_shape_is_refused_and_the_schedule_follows_the_steps():
     student, teacher = Decoder(STUDENT), Decoder(replace(PLAIN, vocab_size=400))
-    with pytest.raises(Refused, match="vocab_size is 400, the student's 320"):
+    with pytest.raises(Refused, match="vocab_size is 400, but the student's is 320"):
         Bits(DISTILLED, 10, student, teacher)
     with pytest.raises(Refused, match="hidden_size is 64"):
         Bits(LAYERWISE, 10, student, Decoder(replace(PLAIN, hidden_size=64)))

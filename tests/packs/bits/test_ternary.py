@@ -184,7 +184,7 @@ def test_transformers_unpacks_what_was_packed_with_equal_logits(inputs, tmp_path
     assert apart.median() < 1e-5 and apart.max() < 0.05
     own = random_model(replace(BITNET, qk_norm=True))
     export.write(tmp_path / "own", own.config, own.state_dict(), inputs[0] / "tokenizer")
-    with pytest.raises(Refused, match="transformers has no such shape"):
+    with pytest.raises(Refused, match="transformers does not support this shape"):
         packed.write(tmp_path / "own", tmp_path / "other", torch.float32)
 
 

@@ -84,7 +84,7 @@ def test_a_step_of_dlm_is_expected_to_take_three_times_as_long_as_one_of_sft():
 def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():
     with pytest.raises(ConfigError, match="sub_block_size is 5; it must divide block_size 8"):
         BlocksConfig(block_size=8, sub_block_size=5)
-    with pytest.raises(ConfigError, match="block_size 7 does not divide sequence_len 96; take a sequence_len of 91"):
+    with pytest.raises(ConfigError, match="block_size 7 does not divide sequence_len 96; set sequence_len to 91"):
         chat_phase("dlm", blocks=BlocksConfig(block_size=7, sub_block_size=7))
     with pytest.raises(ConfigError, match="phase dlm needs blocks"):
         chat_phase("dlm")

@@ -28,7 +28,7 @@ def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, 
     said = " ".join(capsys.readouterr().err.split())
     assert said.replace("./inv", "inv") == (
         "If the laptop will be off: Add --self-end, and the pod deletes itself when its work is done. An always-on "
-        "machine of yours can follow instead: inv control.up HOST"
+        "machine of yours can follow the run: inv control.up HOST"
     )
     places = settings.state_file.parent.parent
     (places / "about.json").write_text(json.dumps({"boot": "cron"}))
@@ -42,15 +42,16 @@ def test_a_plan_names_the_control_host_as_an_end_of_a_machine_that_hangs():
     can = Abilities(start_timer=True, self_terminate="pod_credential")
     assert caveats_of("runpod", can, can)[-1] == (
         "Only a process on a different machine ends a hanging machine of runpod: the launch while running on this "
-        "machine, the supervisor of this machine, or an always-on machine (inv control.up), which alone does that with "
-        "the laptop off. A shorter limit (--ttl, --spend-limit) does not help."
+        "machine, the supervisor of this machine, or an always-on machine (inv control.up), which also works with the "
+        "laptop off. A shorter limit (--ttl, --spend-limit) does not help."
     )
 
 
 def test_the_answer_to_the_question_says_what_to_type():
     said = ControlHostMachine().how(lambda *more: " ".join(["./inv launch", *more]))
     assert said == (
-        "make the machine a control host once: ./inv control.up HOST; then launch there: ./inv launch --control HOST"
+        "set up the machine as a control host once: ./inv control.up HOST; then launch on that host: "
+        "./inv launch --control HOST"
     )
 
 

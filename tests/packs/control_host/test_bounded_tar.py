@@ -139,9 +139,9 @@ def test_sizes_are_bounded_whatever_the_headers_say(tmp_path):
             extract(archive, tmp_path / f"out{number}", **bounds)
         used = sum(one.stat().st_size for one in (tmp_path / f"out{number}").rglob("*") if one.is_file())
         assert used <= bounds.get("bytes", 10 << 20)
-    with pytest.raises(Unreadable, match="a part of its list of files"):
+    with pytest.raises(Unreadable, match="a part of the list of files"):
         extract(told("top/long", tarfile.GNUTYPE_LONGNAME, 1 << 40), tmp_path / "long")
-    with pytest.raises(Unreadable, match="unpack"):
+    with pytest.raises(Unreadable, match="the limit for a file is|unpacks to more than"):
         extract(told("top/large", tarfile.REGTYPE, 1 << 50), tmp_path / "large")
     with pytest.raises(Unreadable):
         extract(told("top/short", tarfile.REGTYPE, 1 << 20), tmp_path / "short")

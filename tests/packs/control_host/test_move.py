@@ -18,13 +18,13 @@ from tests.world import ROOT
 @pytest.mark.parametrize("path", ["", ".", "/", "..", "../env", "var/../../env"])
 def test_only_a_file_or_a_folder_can_be_brought(path, tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "box", "HOME": str(tmp_path)}
-    with pytest.raises(UsageError, match="names nothing to bring"):
+    with pytest.raises(UsageError, match="is not a path to copy"):
         move.pull(path, str(tmp_path / "to"), Settings.load(ROOT, environ=environ))
 
 
 def test_here_is_no_control_host(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "here", "HOME": str(tmp_path)}
-    with pytest.raises(UsageError, match="it has not moved to a control host"):
+    with pytest.raises(UsageError, match="the journal has not moved to a control host"):
         move.pull("var/reports", "", Settings.load(ROOT, environ=environ))
 
 
@@ -45,6 +45,6 @@ def test_a_journal_is_rebuilt_from_a_copy_whose_age_is_told_whenever_its_host_wa
     copy.note_seen()  # it answered, and no more than that
     told = []
     assert move.lost(settings, told.append).host == "127.0.0.1:1"
-    assert "the copy is from 2 h 00 min ago; runs may have started or ended since" in told
+    assert "the copy of the journal is 2 h 00 min old; runs may have started or ended since then" in told
     with Journal.open(settings.state_file, environ) as journal:
         assert journal.installation == installation

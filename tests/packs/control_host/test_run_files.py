@@ -59,12 +59,14 @@ def test_a_file_goes_into_a_folder_that_is_here_and_nothing_of_another_kind_is_r
     (here / "two.txt").write_text("older")
     fetch("folder", here)
     assert (here / "two.txt").read_text() == "two.txt"
-    with pytest.raises(UsageError, match="one.txt is a file, and .*/folder is a folder; name another place: --to PATH"):
+    with pytest.raises(
+        UsageError, match="one.txt is a file, but .*/folder is a folder; choose another place: --to PATH"
+    ):
         fetch("folder", here / "one.txt")
     (here / "folder" / "one.txt").mkdir(parents=True)
-    with pytest.raises(UsageError, match="one.txt is a folder, and .*/one.txt is a file"):
+    with pytest.raises(UsageError, match="one.txt is a folder, but .*/one.txt is a file"):
         fetch("one.txt", here / "folder")
-    with pytest.raises(UsageError, match="there is no .*/none on the control host"):
+    with pytest.raises(UsageError, match=".*/none does not exist on the control host"):
         fetch("none", here)
     assert not list(drafts.iterdir()) and not list(there.glob(".*"))
 
@@ -117,16 +119,18 @@ def test_links_come_as_links_and_nothing_of_this_machine_moves(tmp_path, caplog)
         assert os.readlink(here / "latest") == "3" and (here / "3" / "back").read_text() == "page"
         assert [one.name for one in own.iterdir()] == ["thesis.txt"]
     said = [one.getMessage() for one in caplog.records]
-    assert f"left out: otter/mine, a link to {own}: its target is absolute, and lies on the other machine" in said
-    assert "left out: otter/above, a link to ../../own: its target may lie outside of what was asked for" in said
+    assert f"left out: otter/mine, a link to {own}: the target is an absolute path on the other machine" in said
+    assert "left out: otter/above, a link to ../../own: the target may lie outside of the requested path" in said
     (here / "latest").unlink()
     (here / "latest").mkdir()
-    with pytest.raises(UsageError, match="latest is a folder here and a file on the control host; nothing was changed"):
+    with pytest.raises(
+        UsageError, match="latest is a folder on this machine but a file on the control host; no file was changed"
+    ):
         run_files.fetch_path(ThisMachine(), there / "otter", here, drafts)
     (here / "latest").rmdir()
     (here / "3").rename(here / "kept")
     (here / "3").symlink_to(own)
-    with pytest.raises(UsageError, match="3 is a link here and a folder on the control host"):
+    with pytest.raises(UsageError, match="3 is a link on this machine but a folder on the control host"):
         run_files.fetch_path(ThisMachine(), there / "otter", here, drafts)
     assert [one.name for one in own.iterdir()] == ["thesis.txt"]
 
@@ -164,11 +168,11 @@ GOOD = {"is_folder": True, "large": [["top/weights", 40, 0o644]], "bytes": len(s
     [
         ({"large": [["../../victim", 5, 511]]}, "is not a path inside a folder"),
         ({"large": [["/etc/victim", 5, 511]]}, "is not a path inside a folder"),
-        ({"large": [["other/victim", 5, 511]]}, "was not asked for"),
+        ({"large": [["other/victim", 5, 511]]}, "was not requested"),
         ({"large": [["top/x", 5, 511]]}, "holds 'top/x' twice"),
-        ({"large": [["top/x/y", 5, 511]]}, "is a file and a folder in it"),
+        ({"large": [["top/x/y", 5, 511]]}, "is both a file and a folder in the archive"),
         ({"large": [["top/w", -5, 511]]}, "no size"),
-        ({"large": [["top/w", 10**15, 511]]}, "and .* has room for .*; nothing was brought"),
+        ({"large": [["top/w", 10**15, 511]]}, "but .* has room for .*; no file was copied"),
         ({"large": [["top/w"]]}, "expected a name, a size and a mode"),
         ({"large": None}, "large is of the wrong kind"),
         ({"bytes": 10**15}, "has room for"),
@@ -194,7 +198,7 @@ def test_files_that_lie_about_their_size_or_never_end_are_cut_at_what_was_said(t
     run_files.fetch_path(Endless(said, small()), Path("/srv/top"), tmp_path / "here", Path("/srv"))
     assert (tmp_path / "here" / "weights").stat().st_size == 100_000
     assert (tmp_path / "here" / "weights").stat().st_mode & 0o7777 == 0o755
-    with pytest.raises(SlipwayError, match="has shrunk while it was read"):
+    with pytest.raises(SlipwayError, match="became shorter during the copy"):
         run_files.fetch_path(Lying(said, b"short"), Path("/srv/top"), tmp_path / "short", Path("/srv"))
 
 
@@ -211,11 +215,11 @@ def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
         small("top/k", tarfile.LNKTYPE, "/etc/passwd"),
     ):
         with pytest.raises(
-            SlipwayError, match="the control host's answer cannot be used: .*; nothing was changed here"
+            SlipwayError, match="the answer of the control host cannot be used: .*; no file was changed on this machine"
         ):
             fetch(content)
     for name in ("top/kept/x", "top/pod/work/x/y", "top/pod/logs/x/y"):
-        with pytest.raises(SlipwayError, match="was not asked for"):
+        with pytest.raises(SlipwayError, match="was not requested"):
             fetch(small(name), (), ("top",))
     assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
     fetch(small("top/pod/logs/base.log"), (), ("top",))
@@ -236,5 +240,5 @@ def test_any_answer_of_a_control_host_is_words_or_lies_in_the_target(tmp_path_fa
 
 def test_a_disk_keeps_its_reserve(tmp_path):
     assert bounded_tar.room_of(tmp_path) > 0
-    with pytest.raises(SlipwayError, match="make room, or name another place: --to PATH"):
+    with pytest.raises(SlipwayError, match="Free space on the disk, or choose another place: --to PATH"):
         bounded_tar.refuse_without_room("it", bounded_tar.room_of(tmp_path) + (1 << 40), tmp_path)

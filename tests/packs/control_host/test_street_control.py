@@ -133,12 +133,15 @@ def on_terminal(world, *words, press, within_s=180.0):
 def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_file_says_so(laptop, sshd):
     sshd.stop()
     error = laptop.json("control.up", laptop.host, code=1)["error"]
-    assert f"{laptop.host} cannot be reached: " in error and f"nothing was moved; try it: ssh {laptop.host}" in error
+    assert (
+        f"{laptop.host} cannot be reached: " in error
+        and f"the journal was not moved. Test the connection: ssh {laptop.host}" in error
+    )
     assert laptop.json("down", "--all") == {"ended": []}
     sshd.start()
     laptop.json("control.up", laptop.host)
     error = laptop.json("control.pull", "var/reports/otter", code=2)["error"]
-    assert error == f"there is no {places_of(sshd).var}/reports/otter on the control host"
+    assert error == f"{places_of(sshd).var}/reports/otter does not exist on the control host"
     assert not list(places_of(sshd).var.glob(".*.tgz"))
     sshd.stop()
     assert "if it is lost for good: inv control.down --lost" in laptop.json("control.down", code=1)["error"]
@@ -213,7 +216,7 @@ def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_chang
         assert sorted(one.name for one in here.iterdir()) == ["3", "latest"]
         assert os.readlink(here / "latest") == "3" and (here / "latest" / "page.html").read_text() == "page"
         assert (here / "3" / "page.html").stat().st_mode & 0o7777 == 0o755
-        assert f"left out: otter/mine, a link to {own}: its target is absolute" in err
+        assert f"left out: otter/mine, a link to {own}: the target is an absolute path" in err
         assert "left out: otter/above" in err and "left out: otter/key" in err
     after = (own / "thesis.txt").stat()
     assert [one.name for one in own.iterdir()] == ["thesis.txt"]
@@ -308,7 +311,7 @@ def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_
     assert line.startswith("@reboot ")
     environ = {"HOME": str(renting.home), "PATH": os.environ["PATH"], "SHELL": "/bin/sh"}
     subprocess.run(["sh", "-c", line.removeprefix("@reboot ")], env=environ, cwd="/", check=True, timeout=60)
-    assert "the supervisor looks after it" in renting.places.log.read_text()
+    assert "the supervisor manages this lease" in renting.places.log.read_text()
     until(lambda: renting.row(run).get("state") in ENDED, "the end of the run", within_s=500)
     assert (renting.row(run)["state"], renting.row(run)["recoveries"]) == ("succeeded", 1)
     assert renting.laptop.json("audit")["machines"] == []
@@ -366,7 +369,7 @@ def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp
     assert (row["state"], row["recoveries"]) == ("succeeded", 2)
     assert other.json("audit", "--rehearse")["machines"] == []
     _, said = begun.communicate(timeout=60)
-    assert begun.returncode == 1 and "what was started there goes on" in said
+    assert begun.returncode == 1 and "processes started on the host continue" in said
 
 
 @pytest.mark.pack("jobs")

@@ -45,7 +45,7 @@ def test_a_record_is_the_outcome():
     ],
 )
 def test_an_end_that_cannot_be_read_is_told_in_words(over, words):
-    with pytest.raises(SlipwayError, match=f"has ended, and how cannot be read: .*{words}.*; see: ./inv status"):
+    with pytest.raises(SlipwayError, match=f"has ended, but the result cannot be read: .*{words}.*; see: ./inv status"):
         terminal.outcome_of(json.dumps(over))
 
 

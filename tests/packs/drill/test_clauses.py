@@ -140,7 +140,7 @@ FLICKERING = replace(HONEST, asked=tuple(sorted(
         (replace(HONEST, ground=replace(HONEST.ground, host_key="another host key")), "host key", "another"),
         (replace(HONEST, ground=replace(HONEST.ground, guard="dead")), "guard", "dead"),
         (replace(HONEST, ground=replace(HONEST.ground, log="it is not there")), "log", "it is not there"),
-        (REFUSED_KEY, "key", "refused 1 time, the last time by AuthError"),
+        (REFUSED_KEY, "key", "refused 1 time, the last time with AuthError"),
         (changed("billed", 0, micro_usd=3_000_000), "bill", "3.00 USD billed, 0.10 USD counted"),
         (LATE, "listing", "shown after"),
         (FLICKERING, "listing", "then left out of 1 of 3 listings, and shown again"),
@@ -257,7 +257,7 @@ def test_a_spot_machine_must_be_in_the_listing_with_its_token_at_its_bid():
     dear = [*HONEST.asked, *life(SPOTTED, 2000, micro_usd_per_hour=900_000)]
     assert "0.90 USD/h, the bid was 0.50" in broken(replace(WITH_SPOT, asked=tuple(dear)))["spot"]
     bare = [*HONEST.asked, *life(SPOTTED, 2000, token="")]
-    assert "lacks its token" in broken(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
+    assert "lacks the token of the machine" in broken(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
     none = replace(HONEST, vendor=replace(VENDOR, spot=True))
     assert states(none)["spot"] == UNTOLD
 
@@ -345,7 +345,7 @@ def test_the_disk_of_a_bill_costs_what_the_price_list_says():
 def test_a_refusal_in_unknown_words_is_judged_only_where_it_came():
     assert "refusal" not in states(HONEST)
     seen = replace(HONEST, unknown_refusals=("409: NEW_CODE",))
-    assert "1 answer that we do not know, the first '409: NEW_CODE'" in broken(seen)["refusal"]
+    assert "1 answer unknown to Slipway, the first '409: NEW_CODE'" in broken(seen)["refusal"]
 
 
 def test_that_v2_alone_lists_a_spot_machine_is_asked_at_the_api_of_that_machine():

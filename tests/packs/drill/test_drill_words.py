@@ -8,7 +8,7 @@ from packs.drill.commands.drill import DrillFlags, drill
 
 @pytest.mark.parametrize(("name", "why"), [
     ("late-tmer", "--plant late-tmer: known: all, price, token, no-timer, late-timer"),
-    ("late-timer", "--plant is for a rehearsal"),
+    ("late-timer", "--plant needs a rehearsal"),
 ])  # fmt: skip
 def test_what_cannot_be_planted_is_refused_before_anything_is_planned_or_asked(name, why, tmp_path, monkeypatch):
     for variable, path in (("SLIPWAY_STATE_FILE", "journal.db"), ("SLIPWAY_STORE", "store"), ("HOME", ".")):

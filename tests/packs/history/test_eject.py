@@ -111,4 +111,4 @@ def test_what_is_not_known_of_the_machine_is_not_made_up(make):
     _, folder = make(None)
     said = run(folder, "2.13.0")
     assert "-m trainer base --config config/base.json, threads 7, NOTE=" in said.stdout and said.stderr == ""
-    assert "What the run computed with is not known" in (folder / "README.md").read_text()
+    assert "The run did not compute on a CPU, or the machine is unknown" in (folder / "README.md").read_text()

@@ -165,8 +165,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(world, inputs, mo
 @pytest.mark.parametrize(
     ("meta", "words"),
     [
-        (None, "nanochat writes it beside model_000001.pt"),
-        ({"model_config": {"n_layer": 2}}, "it must say sequence_len"),
+        (None, "nanochat writes this file beside model_000001.pt"),
+        ({"model_config": {"n_layer": 2}}, "expected whole numbers for sequence_len"),
         ({"model_config": {"window_pattern": "SSSL"}}, "sliding windows are not supported"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_checkpoint_and_a_tokenizer_of_nanochat_are_put_into_a_store_and_train
     ("name", "words"),
     [
         ("notes/readme.txt", "is neither a checkpoint of nanochat"),
-        ("words/tokenizer.pkl", "is no tokenizer of nanochat"),
+        ("words/tokenizer.pkl", "is not a tokenizer of nanochat"),
     ],
 )
 def test_a_folder_that_is_not_of_nanochat_is_refused_in_words(tmp_path, name, words):

@@ -35,10 +35,13 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
             assert quotes.quote(named.phases, "H100", 4, [], settings).seconds[1] > 0
     for job in ("dlm", "train", "ablation_haar", "ablation_saliency"):
         assert quotes.work_named("", asked(job=job), settings).phases
-    for phase, flags in (("base", {"job": "dlm"}), ("", {"job": "dlm", "stage": "2"})):
-        with pytest.raises(UsageError, match="one of --phase, --stage and --job, not several"):
+    of_phase, of_job = "one of --phase, --stage and --job, not several", "--phase, --stage and --job exclude each other"
+    for phase, flags, words in (("base", {"job": "dlm"}, of_phase), ("", {"job": "dlm", "stage": "2"}, of_job)):
+        with pytest.raises(UsageError, match=words):
             quotes.work_named(phase, asked(**flags), settings)
-    with pytest.raises(UsageError, match="its own command takes is not known until it has run; give --hours"):
+    with pytest.raises(
+        UsageError, match="the duration of the job's own command is unknown before the first run; give --hours"
+    ):
         quotes.work_named("", asked(job="bert_ddp"), settings)
 
 

@@ -79,15 +79,18 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("file_mounts: {/c: {name: b}}", "a job says what it does; add the line `run: COMMAND`"),
-        ("config: {gcp: {}}", "it is a key of a job"),
-        ("readiness_probe: {path: /health}", "under `service:` in the file of a service"),
+        ("file_mounts: {/c: {name: b}}", "a job needs a command; add the line `run: COMMAND`"),
+        ("config: {gcp: {}}", "this is a key of a job"),
+        ("readiness_probe: {path: /health}", "in the file of a service the key stands under `service:`"),
         (
             "replica_policy: {min_replicas: 3}\nrun: x",
-            "line 1: unknown key 'replica_policy'; it stands under `service:`",
+            "line 1: unknown key 'replica_policy'; in the file of a service the key stands under `service:`",
         ),
         ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is for Slipway's own trainings"),
-        ("run: x\nresources: {infra: local}", "on this or another machine of yours only if you ask for it"),
+        (
+            "run: x\nresources: {infra: local}",
+            "runs commands of the job on your own machine only with --provider local",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path, text, said):

@@ -118,13 +118,14 @@ def test_the_network_that_a_file_asks_for_goes_along_to_skypilot(tmp_path):
 
 
 BAD = {
-    "slipway: {train: {phase: $STAGE}}": r"line 1: slipway.train.phase is '\$STAGE'; \$NAME stands for one of `envs`",
+    "slipway: {train: {phase: $STAGE}}": r"line 1: slipway.train.phase is '\$STAGE'; "
+    r"\$NAME stands for a variable of `envs`",
     "envs: {A: 1}\nslipway: {train: {phase: 'costs $'}}": r"\(here: A\), and \$\$ for a dollar",
     "slipway: {train: {phas: base}}": "line 1: slipway.train: unknown key 'phas'; did you mean phase",
     "slipway: {train: {gpu: H100}}": "unknown key 'gpu'",
     "slipway: {train: {steps: many}}": "steps is 'many'; it must be a whole number",
-    "slipway: {train: {phase: base}}\nrun: x": "line 2: run: slipway.train is a training of Slipway's",
-    "slipway: {train: {phase: base}}\n---\nrun: x": "a training is one task; its phases are a sum",
+    "slipway: {train: {phase: base}}\nrun: x": "line 2: run: slipway.train describes a training of Slipway",
+    "slipway: {train: {phase: base}}\n---\nrun: x": "a training is one task; write the phases as a sum",
     "envs: {NEEDED: }\nslipway: {train: {phase: base}}": "line 1: envs: NEEDED has no value",
 }
 

@@ -21,7 +21,7 @@ def loaded(name, *given, profile=""):
 def test_a_variable_that_a_job_file_does_not_have_is_refused():
     file, settings = loaded("train", "HAAR_ENABLED=true")
     with pytest.raises(
-        UsageError, match="has no such variable .known: MODEL, STAGE, INIT.; .*ablation_haar.yaml has it"
+        UsageError, match="has no such variable .known: MODEL, STAGE, INIT.; .*ablation_haar.yaml has this variable"
     ):
         training.variables(file, settings)
 
@@ -50,7 +50,7 @@ def test_a_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
     names = ("-e", "HF_TOKEN", "-e", "DB_TOKEN")
     for words, said in (
         (("--phase", "base", *names), "HF_TOKEN (set; its value is kept secret), DB_TOKEN (set;"),
-        ((str(job),), "secrets: HF_TOKEN (set; values go to the pod by a private file)"),
+        ((str(job),), "secrets: HF_TOKEN (set; values go to the pod in a private file)"),
         ((str(tmp_path / "plain.yaml"), *names), "secrets: DB_TOKEN, HF_TOKEN (set;"),
     ):
         plan = world.json("launch", *words, "--provider", "local", "--dry-run")

@@ -8,12 +8,12 @@ from packs.jobs.control.lint import lint
 from tests.packs.jobs.test_job_file import BAD
 
 CASES = {
-    "run: ray stop": (1, "`ray stop` ends SkyPilot's own Ray"),
+    "run: ray stop": (1, "`ray stop` also ends SkyPilot's own Ray"),
     "run: |\n  x\n  python -c 'ray.init(address=\"auto\")'": (3, "`auto` finds SkyPilot's own Ray"),
     "run: |\n  ray.init('auto')": (2, "`auto` finds"),
     "run: ray start --head --port=6380": (1, "6380 is the port of SkyPilot's own Ray"),
-    "run: x\nsetup: |\n  pip install ray\n  ray start --head": (4, "setup: it runs once per machine"),
-    "run: head=$(echo $SKYPILOT_NODE_IPS | head -n1)": (1, 'without quotes its lines become one; write "$NAME"'),
+    "run: x\nsetup: |\n  pip install ray\n  ray start --head": (4, "setup: this section runs once per machine"),
+    "run: head=$(echo $SKYPILOT_NODE_IPS | head -n1)": (1, 'without quotes the lines are joined; write "$NAME"'),
     "run: torchrun --master-port=29500 x.py": (1, "write $MASTER_PORT"),
     "run: serve --port 8000\nresources: {ports: 8001}": (1, "port 8000 is not among resources.ports"),
     "service: {replicas: 2}\nrun: x": (1, "resources.ports is missing"),
@@ -63,5 +63,5 @@ def test_lines_to_mend_are_bad_and_what_is_no_job_is_refused(tmp_path):
         with pytest.raises(UsageError):
             doctor.lint(str(path))
     (tmp_path / "flags.yaml").write_text("gpu: H100\n")
-    with pytest.raises(UsageError, match="it is no job file"):
+    with pytest.raises(UsageError, match="not a job file"):
         doctor.lint(str(tmp_path / "flags.yaml"))

@@ -87,9 +87,9 @@ WE_REFUSE = {
     "resources: {cpus: 2}": "neither `run` nor `setup`",
     "resources: {image_id: 'docker:ubuntu'}\nrun: x": "pods boot the image that Slipway has checked",
     "volumes: {/mnt: my-volume}\nrun: x": "give the volume of a vendor as a flag",
-    "workdir: {url: 'https://x/y.git', ref: main}\nrun: x": "a git address is not cloned",
-    "event_callback: echo\nrun: x": "nothing calls back",
-    "run: x\nworkdir: /no/such/folder": "there is no folder",
+    "workdir: {url: 'https://x/y.git', ref: main}\nrun: x": "Slipway does not clone a git address",
+    "event_callback: echo\nrun: x": "Slipway makes no callbacks",
+    "run: x\nworkdir: /no/such/folder": "the folder /no/such/folder does not exist",
     "run: x\nfile_mounts: {/a: /no/such/file}": "cannot be read",
 }
 

@@ -109,15 +109,15 @@ def test_what_of_a_mounted_folder_is_not_in_the_store_yet_is_shown(world, tmp_pa
 def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
     file = job_file(tmp_path)
     for words, why in (
-        ([file, "--provider", "local"], "line 5: envs: NEEDED has no value; give it: -e NEEDED=VALUE"),
+        ([file, "--provider", "local"], "line 5: envs: NEEDED has no value; give -e NEEDED=VALUE"),
         (
             [file, "-e", "NEEDED=1", "--secret", "DB_DSN=x"],
-            "on this or another machine of yours only if you ask for it: add --provider",
+            "runs commands of the job on your own machine only with --provider",
         ),
         ([file, "--phase", "base"], "--phase is for Slipway's own trainings"),
         ([file, "--phase", "sft"], "--phase is for Slipway's own trainings"),
         ([file, "--cmd", "true"], "are two jobs; give one of them"),
-        (["--workdir", str(tmp_path)], "--workdir is for a job of your own"),
+        (["--workdir", str(tmp_path)], "--workdir needs a job of your own"),
         ([str(tmp_path / "words.txt")], "expected"),
     ):
         process = world.begin("launch", *words)
@@ -199,9 +199,9 @@ def test_the_guides_own_file_with_its_absolute_mount_runs_in_a_rehearsed_pod_and
     file.write_text(BERT)
     refused = world.begin("launch", str(file), "--provider", "local", "-e", "WANDB_API_KEY=key-of-test")
     said = refused.communicate(timeout=120)[1]
-    assert refused.returncode == 2 and "file_mounts: /checkpoint: on a machine of your own nothing outside" in said, (
-        said
-    )
+    assert (
+        refused.returncode == 2 and "file_mounts: /checkpoint: on a machine of your own Slipway writes only" in said
+    ), said
     done = world.json("rehearse", str(file), "-e", "WANDB_API_KEY=key-of-test", "--yes", "--spend-limit", "5")
     try:
         assert done["launch"]["state"] == "succeeded" and done["still_running"] == [] and done["problems"] == []
@@ -280,7 +280,10 @@ def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
     said = world.inv("logs", done["run"], "--file", "run")
     assert "rank 0 2 []" in said or "rank 1 2 []" in said
     assert "rank 0 2 ['--lr', '1']" in world.inv("train", "--script", str(script), "--", "--lr", "1")
-    for words, told in {("--cmd", "x"): "are two jobs", ("--workdir", "docs"): "which is sent along"}.items():
+    for words, told in {
+        ("--cmd", "x"): "are two jobs",
+        ("--workdir", "docs"): "the folder that is sent to the machine",
+    }.items():
         assert told in world.json("launch", "--script", str(script), "--provider", "local", *words, code=2)["error"]
     world.inv("train", "--script", "nowhere.py", code=2)
 

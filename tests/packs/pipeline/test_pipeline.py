@@ -66,7 +66,7 @@ def test_a_corpus_becomes_a_model_stage_by_stage(made):
     assert out == f"{space.run}\n"
     stages = [
         "directories: 6 new folders",
-        "shards: 5 shards, 220 lines, 20 of them held out",
+        "shards: 5 shards, 220 lines, of which 20 are held out",
         "tokenizer: made, 300 ids",
         "config: ",
         "training: tokens, base",
@@ -82,7 +82,10 @@ def test_a_corpus_becomes_a_model_stage_by_stage(made):
 @pytest.mark.process
 def test_tensorboard_is_there_while_it_trains_and_its_files_stay_with_the_run(made):
     _, _, space, _, err = made
-    assert err.index("TensorBoard: port 6006") < err.index("training: tokens, base") and "was not told" not in err
+    assert (
+        err.index("TensorBoard: port 6006") < err.index("training: tokens, base")
+        and "did not get all metrics" not in err
+    )
     (events,) = (space.run / "tensorboard" / "base").iterdir()
     steps = (space.run / "runs" / "base" / "metrics.jsonl").read_text().count('"grad_norm"')
     assert events.read_bytes().count(b"grad_norm") == steps > 0
@@ -179,7 +182,10 @@ def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_pa
     _, err = typed(world, "pipeline", *words, code=2)
     told = "base takes about ", " of memory (an estimate), and ", "--profile smoke"
     assert all(one in err for one in told) and not (tmp_path / "ws").exists()
-    assert "without --dry-run it would be refused: base takes" in typed(world, "pipeline", *words, "--dry-run")[1]
+    assert (
+        "without --dry-run the training would be refused: base takes"
+        in typed(world, "pipeline", *words, "--dry-run")[1]
+    )
     assert all(one in typed(world, "train", "--profile", str(recipe), code=2)[1] for one in told)
 
 
@@ -199,9 +205,9 @@ def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
 @pytest.mark.parametrize(
     ("words", "more", "told"),
     [
-        ((), {"RUN_SHARD": "0"}, "holds no finished shards; make them with RUN_SHARD=1"),
+        ((), {"RUN_SHARD": "0"}, "holds no finished shards; make the shards with RUN_SHARD=1"),
         ((), {"RUN_SHARD": "2"}, "RUN_SHARD is 2"),
-        (("--profile", "tiny"), {}, "choose one"),
+        (("--profile", "tiny"), {}, "give one of them"),
         (("--experiment", "../x"), {}, "is not a valid name"),
     ],
 )

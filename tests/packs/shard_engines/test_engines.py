@@ -159,7 +159,7 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
     with pytest.raises(InputError, match="jobs 7 in .* with other options"):
         begin(text(corpus, seed=8), [], tmp_path / "out", 2, how, at_work="jobs 7")
     (tmp_path / "out" / "train" / "rank-00001-of-00003").mkdir(parents=True)
-    with pytest.raises(InputError, match="rank-00001-of-00003: it does not belong to a world of 2"):
+    with pytest.raises(InputError, match="rank-00001-of-00003: this file does not belong to a world of 2"):
         begin(text(corpus), [], tmp_path / "out", 2, how)
 
 
@@ -187,7 +187,7 @@ def test_ranks_are_named_to_slurm_as_ranges():
 @pytest.mark.process
 def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="no squeue here"):
+    with pytest.raises(InputError, match="squeue is not installed on this machine"):
         slurm.Slurm().at_work(tmp_path)
     (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
@@ -201,7 +201,7 @@ def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_pat
     engine = Ray(sys.executable)
     engine.start(ShardWork(tmp_path, 2, 1), [0, 1])
     engine.process.wait(30)
-    with pytest.raises(InputError, match="has no ray; install the cluster's version"):
+    with pytest.raises(InputError, match="has no package ray; install the cluster's version"):
         engine.status()
 
 

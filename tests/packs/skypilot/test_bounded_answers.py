@@ -36,7 +36,7 @@ def talker() -> Iterator[socket.socket]:
 
 def test_an_answer_of_skypilots_process_has_a_limit(monkeypatch):
     monkeypatch.setattr(client, "LONGEST_ANSWER", 1 << 24)
-    with talker() as caller, bounded(), pytest.raises(SlipwayError, match="queue: an answer longer than 16.8 MB"):
+    with talker() as caller, bounded(), pytest.raises(SlipwayError, match="queue: the answer is longer than 16.8 MB"):
         client.Client._answer(caller, {"what": "queue"}, time.monotonic() + 300)
 
 

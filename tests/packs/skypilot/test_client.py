@@ -52,7 +52,7 @@ def the_one(client):
 
 
 def ask(client):
-    with pytest.raises(UsageError, match="its environment lacks something"):
+    with pytest.raises(UsageError, match="the environment of SkyPilot lacks a package"):
         client.ask("limits", timeout_s=60.0)
 
 
@@ -153,11 +153,15 @@ def test_skypilot_s_own_client_tells_a_server_of_another_version_and_one_that_is
     environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_API_SERVER_ENDPOINT": url}
     client = Client(lambda: python, tmp_path / "state", environ)
     try:
-        with pytest.raises(SlipwayError, match=r"another version than skypilot here .*0\.8\.0"):
+        with pytest.raises(
+            SlipwayError, match=r"the API server and skypilot on this machine .* have different versions: .*0\.8\.0"
+        ):
             client.ask("server", timeout_s=600.0)
         server.shutdown()
         server.server_close()
-        with pytest.raises(SlipwayError, match=r"no API server answers: .*; start one on this machine: .* api start"):
+        with pytest.raises(
+            SlipwayError, match=r"no API server answers: .*; start a server on this machine: .* api start"
+        ):
             client.ask("server", timeout_s=600.0)
     finally:
         server.shutdown()

@@ -120,7 +120,7 @@ def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
 @pytest.mark.parametrize(
     ("resources", "nodes", "mounts", "words"),
     [
-        ({"infra": "runpod"}, 2, False, "num_nodes: SkyPilot has no several nodes on runpod; take num_nodes: 1"),
+        ({"infra": "runpod"}, 2, False, "num_nodes: SkyPilot has no several nodes on runpod; set num_nodes: 1"),
         (
             {"infra": "runpod/US"},
             1,

@@ -50,12 +50,12 @@ def test_a_partition_has_what_its_cluster_has_unless_it_says_otherwise(written, 
     [
         ({"acount": "x"}, "unknown key 'acount'; did you mean account?"),
         ({"host": None}, "`host` must be the address of the login node"),
-        ({"account": "a b"}, "account is 'a b'; it must be a name"),
+        ({"account": "a b"}, "account is 'a b'; expected a name"),
         ({"time": "soon"}, "'soon' is not a duration"),
         ({"sbatch": "--x"}, "sbatch must be a list of options"),
         ({"sbatch": ["x; rm"]}, "write each option as --name or --name=value"),
-        ({"sbatch": ["--nodes=4"]}, "--nodes is set by Slipway; leave it out"),
-        ({"partitions": {}}, "`partitions` must name one at least"),
+        ({"sbatch": ["--nodes=4"]}, "Slipway sets --nodes; leave the option out"),
+        ({"partitions": {}}, "`partitions` must have at least one entry"),
         ({"partitions": {"gpu": {"user": "x"}}}, "partition gpu: unknown key 'user'"),
         ({"identity_file": "/none"}, "private key not found: /none"),
     ],
@@ -80,10 +80,10 @@ def test_a_word_means_a_cluster_a_partition_or_both(written, tmp_path):
     assert [(one.name, part) for one, part in both.select("gpu")] == [("fx", "gpu"), ("gy", "gpu")]
     with pytest.raises(UsageError, match="partition 'debug' is not in the inventory of fx; available: gpu, cpu"):
         both.select("fx/debug")
-    with pytest.raises(UsageError, match="no cluster or partition is called 'zz'"):
+    with pytest.raises(UsageError, match="no cluster or partition has the name 'zz'"):
         Clusters(both.usable[:1]).select("zz")
 
 
 def test_there_is_no_inventory(tmp_path):
-    with pytest.raises(UsageError, match="copy slurm_clusters.yaml.example there"):
+    with pytest.raises(UsageError, match="copy slurm_clusters.yaml.example to this path"):
         load(tmp_path / "none.yaml")

@@ -35,7 +35,7 @@ def test_a_sweep_that_goes_on_keeps_the_limit_that_it_had(journal):
     told = []
     budgets.open_budget(journal, "sweep:s", 8 * USD, None)
     assert default_of("s", [HighCost(100 * USD, True)], journal, told.append) == 8 * USD
-    assert told == ["s goes on with its limit of 8.00 USD; another one: --spend-limit"]
+    assert told == ["s continues with the limit of 8.00 USD; to change the limit: --spend-limit"]
     assert limit_before("s", journal) == 8 * USD
 
 

@@ -71,13 +71,13 @@ def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
     [
         ({"axes": {"seed": 1}}, "expected a list of values"),
         ({"axes": {"sed": [1]}}, "did you mean seed"),
-        ({"axes": {"seed": [1, 1]}}, "two runs have this name"),
-        ({"axes": {"seed": [1]}, "seeds": [1]}, "both `seed` and `seeds` are set"),
+        ({"axes": {"seed": [1, 1]}}, "two runs have the name"),
+        ({"axes": {"seed": [1]}, "seeds": [1]}, "`seed` and `seeds` are both set"),
         ({"axes": {"base.optimizer.lr": {"from": 0.1, "to": 0.2}}}, "needs a count, or `sample`"),
         ({"axes": {"seed": {"from": 1, "to": 10**7}}}, "more than 1000 values"),
         ({"runs": [{"name": "a"}], "rank": {"mode": "least"}}, "rank: mode is 'least'"),
         ({"runs": [{"name": "a"}], "early_stop": {"first": 2.0}}, "first is 2.0"),
-        ({"runs": [{"name": "a"}], "against": "b"}, "against is 'b'; its arms are: a"),
+        ({"runs": [{"name": "a"}], "against": "b"}, "against is 'b'; the arms are: a"),
         ({"runs": [{"name": "a", "env": {"SLIPWAY_STOR": 1}}]}, "unknown setting SLIPWAY_STOR"),
     ],
 )
@@ -128,9 +128,9 @@ def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_sev
         one = ExperimentConfig(name="a", gpu_devices=answering, train_gpu_device=training, vllm_tensor_parallel=2)
         found = one.launch(8)
         assert (found.engine_devices, found.train_devices, found.num_gpus) == own
-    with pytest.raises(UsageError, match="there is no GPU 4; its pod has GPUs 0 to 3. Say which of them"):
+    with pytest.raises(UsageError, match="GPU 4 does not exist; the pod has GPUs 0 to 3. Choose the GPUs"):
         usual.launch(4)
-    with pytest.raises(UsageError, match=r"vllm_tensor_parallel is 4, which does not divide the 2 GPUs of .*\(1,2\)"):
+    with pytest.raises(UsageError, match=r"vllm_tensor_parallel 4 does not divide the 2 GPUs of .*\(1,2\)"):
         ExperimentConfig(name="a", gpu_devices="1,2").launch(8)
 
 
@@ -156,8 +156,8 @@ def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
     assert {"--engine=vllm", "--engine-devices=1,2,3,4", "--train-devices=0", "--engine-tensor-parallel=4"} <= {*words}
     (said,) = {sweep_text.engine_words(one) for one in spec.trials.values()}
     assert said == (
-        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, the model over 4 GPUs each (tensor parallel), 0.9 of their "
-        "memory; GPU 0 trains"
+        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, each with the model over 4 GPUs (tensor parallel) "
+        "and 0.9 of the memory; GPU 0 trains"
     )
 
 
@@ -196,7 +196,7 @@ def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp
     assert (first["rl.rl.eval_every"], next(iter(custom.trials.values())).spec.steps) == ("10", 50)
     with pytest.raises(UsageError, match="did you mean custom_sweep"):
         configurations.named("custom_swep", own)
-    with pytest.raises(UsageError, match=r"there is no .*gone\.py, which shell names"):
+    with pytest.raises(UsageError, match=r".*gone\.py does not exist; shell sets this path"):
         configurations.known(settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "gone.py")))
 
 
@@ -275,7 +275,7 @@ def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (lambda: {"gpu_devices": "0,1"}, "device 0 is among gpu_devices and train_gpu_device"),
+        (lambda: {"gpu_devices": "0,1"}, "device 0 is in both gpu_devices and train_gpu_device"),
         (lambda: {"batch_size": 0}, "batch_size is 0"),
         (lambda: {"custom_args": {"sed": 1}}, "did you mean seed"),
     ],
@@ -429,4 +429,6 @@ def test_named_sweeps_are_listed_without_an_account_with_what_they_cost_and_what
     assert head.split()[:4] == ["name", "pods", "runs", "GPU-hours"] and "per GPU" in head and "per pod" in head
     (rates,) = (one.split() for one in rows if one.startswith("lr_sweep"))
     assert rates[1:4] == ["2", "4", "96"] and rates.count("USD/h") == 2
-    assert "the same with few steps on one pod, and --spend-limit for all runs together" in " ".join(listed.err.split())
+    assert "the same sweep with few steps on one pod; --spend-limit limits all runs together" in " ".join(
+        listed.err.split()
+    )

@@ -71,7 +71,7 @@ def data_report(context: PageContext, asked: ViewQuery) -> str:
     found = store.check(name)
     path = _report_of(store, found)
     if path is None:
-        raise StoreError(f"{name} has no report; make one with: inv shard --report FOLDER")
+        raise StoreError(f"{name} has no report; make a report with: inv shard --report FOLDER")
     with path.open("rb") as file:
         return file.read(MOST_REPORT_BYTES).decode("utf-8", "replace")
 

@@ -43,9 +43,9 @@ class ViewQuery:
         try:
             found = float(said)
         except ValueError:
-            raise UsageError(f"{name} is {said!r}, which is not a number") from None
+            raise UsageError(f"{name} is {said!r}; expected a number") from None
         if math.isnan(found):
-            raise UsageError(f"{name} is no number")
+            raise UsageError(f"{name} is not a number")
         return found
 
     def count(self, name: str, usual: int, most: int) -> int:
@@ -54,7 +54,7 @@ class ViewQuery:
         if not said:
             return usual
         if not (said.isascii() and said.isdigit()):
-            raise UsageError(f"{name} is {said!r}, which is not a whole number")
+            raise UsageError(f"{name} is {said!r}; expected a whole number")
         return min(int(said), most)
 
 

@@ -79,7 +79,7 @@ def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         names = [one.name for one in service_rows.every(journal)]
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
-        raise UsageError(f"no service is called {name!r}; running: {', '.join(names) or 'none'}")
+        raise UsageError(f"no service has the name {name!r}; running: {', '.join(names) or 'none'}")
     places = controller_process.Places.of(context.settings, name)
     files = {"requests": places.access, "controller": places.log}
     if file not in files:

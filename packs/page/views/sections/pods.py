@@ -105,7 +105,7 @@ def _offers(context: PageContext) -> dict[str, Any]:
         priced = catalogue.read(catalogue.file_beside(context.settings.state_file))
         priced.sort(key=lambda one: one.offer.micro_usd_per_hour)
         rows = [{**_offer(one.offer), "mark": one.mark} for one in priced[:MOST_OFFERS]]
-        why = f"Prices of other days, each with its date; {error}"
+        why = f"Earlier prices, each with a date; {error}"
         return {"offers": rows, "count": len(priced), "silent": [], "why": why, **command}
     silent = [f"{one.provider}: {one.error}" for one in found.silent]
     rows = [_offer(one) for one in found.offers[:MOST_OFFERS]]

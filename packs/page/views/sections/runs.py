@@ -56,7 +56,9 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         services = {op.run: op.service for op in journal.ops() if op.service}
     rows = [{**row(view, now), "service": services.get(view.run, "")} for view in views]
     if any((folder / "metrics.jsonl").is_file() for folder in story.folders(story.HERE).values()):
-        rows.append({"run": story.FOREGROUND, "state": "", "provider": "local", "note": "what inv train made here"})
+        rows.append(
+            {"run": story.FOREGROUND, "state": "", "provider": "local", "note": "made by inv train on this machine"}
+        )
     return {"runs": rows, "command": "inv status --watch", "notes": list(context.notes)}
 
 

@@ -19,8 +19,8 @@ def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
     name, fingerprint = found.made
     if found.state != SUCCEEDED:
         done = [one.run for one in result.trials.values() if one.state == SUCCEEDED]
-        has = f"these have: {', '.join(done)}" if done else "none has yet"
-        raise UsageError(f"{found.run} is {found.state} and has made nothing that could be published; {has}")
+        has = f"runs that succeeded: {', '.join(done)}" if done else "no run has succeeded yet"
+        raise UsageError(f"{found.run} is {found.state} and has no artifact to publish; {has}")
     target = f"{name.split('/')[0]}/{check_name(tag)}"
     Store(settings.store).point(target, fingerprint)
     return target

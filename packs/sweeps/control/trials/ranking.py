@@ -63,7 +63,7 @@ class Ranking:
         if self.mode not in MODES:
             raise UsageError(f"mode is {self.mode!r}; known: {', '.join(MODES)}")
         if not 0 < self.last <= 1:
-            raise UsageError(f"last is {self.last}; it must lie in (0, 1]")
+            raise UsageError(f"last is {self.last}; expected a share in (0, 1]")
 
     @property
     def sign(self) -> float:

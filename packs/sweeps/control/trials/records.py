@@ -48,9 +48,9 @@ class EarlyStop:
 
     def __post_init__(self) -> None:
         if not 0 < self.first < 1:
-            raise UsageError(f"first is {self.first}; it must lie in (0, 1), as a share of the steps")
+            raise UsageError(f"first is {self.first}; expected a share of the steps in (0, 1)")
         if self.factor < 2:
-            raise UsageError(f"factor is {self.factor}; it must be at least 2")
+            raise UsageError(f"factor is {self.factor}; expected at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +105,9 @@ def shown(run: str, sweep: str) -> str:
 def check_arms(where: str, spec: SweepSpec) -> SweepSpec:
     """Return the sweep unchanged. Raises UsageError for no trials, too many trials, or an unknown `against` arm."""
     if not spec.trials:
-        raise UsageError(f"{where}: it holds no trials")
+        raise UsageError(f"{where}: the sweep has no trials")
     if len(spec.trials) > MOST_TRIALS:
         raise UsageError(f"{where}: more than {MOST_TRIALS} trials")
     if spec.against and spec.against not in spec.arms:
-        raise UsageError(f"{where}: against is {spec.against!r}; its arms are: {', '.join(spec.arms)}")
+        raise UsageError(f"{where}: against is {spec.against!r}; the arms are: {', '.join(spec.arms)}")
     return spec

@@ -129,18 +129,18 @@ def load(name: str, settings: Settings) -> SweepResult:
     path = folder / "sweep.json"
     if not path.is_file():
         there = sorted(one.parent.name for one in folder.parent.glob("*/sweep.json"))
-        known = f"there are: {', '.join(there)}" if there else "none has run yet"
+        known = f"known: {', '.join(there)}" if there else "no sweep has run yet"
         raise UsageError(f"no sweep {name!r} has run here; {known}")
     try:
         said = dict(outside.load(path))
         if said.pop("version") != VERSION:
-            raise UsageError(f"{path} was written by another version of Slipway; remove it to start over")
+            raise UsageError(f"{path} was written by another version of Slipway; remove the file to start over")
         trials = [_trial(one) for one in outside.typed(said, "trials", list)]
         del said["trials"]
         _check(said, OF_SWEEP)
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
     except (OSError, outside.Unreadable, KeyError, TypeError, IndexError) as error:
-        raise UsageError(f"{path} cannot be read: {error}; remove it to start over") from None
+        raise UsageError(f"{path} cannot be read: {error}; remove the file to start over") from None
 
 
 def _trial(said: Any) -> TrialResult:

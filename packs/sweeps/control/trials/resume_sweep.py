@@ -65,8 +65,8 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
         holder = journal.leases.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
         raise UsageError(
-            f"the sweep {command.name} is already running, by {by}; watch it: inv status "
-            f"{command.name}; its table so far: inv sweep {command.name} --report"
+            f"the sweep {command.name} is already running, by {by}; watch the sweep: inv status "
+            f"{command.name}; show the table so far: inv sweep {command.name} --report"
         ) from None
     command.write(kept.folder_of(command.name, settings))
     try:
@@ -110,12 +110,14 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
     if command is None:
         return
     log = kept.folder_of(name, settings) / "sweep.log"
-    tell(f"{name}: its process has died; it goes on: {command.typed}; its log: {log}")
+    tell(
+        f"{name}: the process of the sweep has died; the supervisor starts the sweep again: {command.typed}; log: {log}"
+    )
     with log.open("ab") as file:
         process = subprocess.Popen(
             inv(command.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
-    tell(f"{name}: its process exited with code {process.wait()}")
+    tell(f"{name}: the process of the sweep exited with code {process.wait()}")
 
 
 def known(journal: Journal, settings: Settings) -> list[str]:
@@ -132,7 +134,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
     if holder := journal.leases.holder(lease):
-        tell(f"{name}: its process {holder.pid} is asked to exit")
+        tell(f"{name}: asking process {holder.pid} of the sweep to exit")
         send(holder, signal.SIGINT)
     while (holder := journal.leases.holder(lease)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
