@@ -91,7 +91,7 @@ def test_why_an_artifact_is_stale_names_the_file(settings_of, tmp_path):
     [
         ("sft", PHASE, "is also a phase of Slipway"),
         ("tokens", PHASE, "is also a phase of Slipway"),
-        ("slow", "def phase(run): ...\n", "has no PHASE = "),
+        ("slow", "def phase(run): ...\n", "must define PHASE = "),
         ("slow", "PHASE = {'lik': 'sft'}\ndef phase(run): ...\n", r"slow\.py:1: PHASE.*did you mean 'like'"),
         ("slow", "PHASE = {'like': 'rl'}\ndef phase(run): ...\n", "like is 'rl'; known: base, mid, sft"),
         ("slow", "PHASE = {'like': 'sft', 'follows': ['bas']}\ndef phase(run): ...\n", "did you mean 'base'"),

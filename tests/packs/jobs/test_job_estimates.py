@@ -35,7 +35,7 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
             assert quotes.quote(named.phases, "H100", 4, [], settings).seconds[1] > 0
     for job in ("dlm", "train", "ablation_haar", "ablation_saliency"):
         assert quotes.work_named("", asked(job=job), settings).phases
-    of_phase, of_job = "one of --phase, --stage and --job, not several", "--phase, --stage and --job exclude each other"
+    of_phase, of_job = "give only one of --phase, --stage and --job", "--phase, --stage and --job exclude each other"
     for phase, flags, words in (("base", {"job": "dlm"}, of_phase), ("", {"job": "dlm", "stage": "2"}, of_job)):
         with pytest.raises(UsageError, match=words):
             quotes.work_named(phase, asked(**flags), settings)

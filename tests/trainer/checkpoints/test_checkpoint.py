@@ -145,7 +145,7 @@ def test_when_none_is_whole_they_are_named_and_nothing_starts_afresh(tmp_path):
     for folder in Checkpoints(tmp_path / "saved", EASY).steps():
         damage(folder, "flipped")
     for _ in range(2):  # the second time they are set aside already
-        with pytest.raises(CheckpointError, match=r"(?s)no checkpoint.*step-000000010.*step-000000005") as seen:
+        with pytest.raises(CheckpointError, match=r"(?s)all checkpoints.*damaged.*step-000000010.*step-000000005") as seen:
             training(tmp_path, steps=30).run()
         assert seen.value.exit_code == 1
 
