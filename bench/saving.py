@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.prefetch import Ahead
+from data.prefetch import PrefetchIterator
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.saving import Saver
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, ScheduleConfig
 from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
@@ -63,7 +63,7 @@ def training(folder: Path) -> Training:
         ids = np.random.default_rng([1, step]).integers(0, MODEL.vocab_size, (CONFIG.rows, CONFIG.sequence_len + 1))
         return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
-    keeping = Keeping(keep=2, reserve_bytes=0)
+    keeping = CheckpointOptions(keep=2, reserve_bytes=0)
     one = Training(
         model.to(machine.device), CONFIG, StepSource(batch), Checkpoints(folder / "saved", keeping), {}, folder
     )
@@ -71,7 +71,7 @@ def training(folder: Path) -> Training:
     return one
 
 
-def step_s(one: Training, batches: Ahead[Any]) -> float:
+def step_s(one: Training, batches: PrefetchIterator[Any]) -> float:
     began = time.perf_counter()
     one._advance(batches, None, lambda: False, lambda: False)
     return time.perf_counter() - began
@@ -90,7 +90,7 @@ class Round:
     written: float  # a write and fsync of as many bytes
 
 
-def measure(one: Training, batches: Ahead[Any], folder: Path) -> Round:
+def measure(one: Training, batches: PrefetchIterator[Any], folder: Path) -> Round:
     before = statistics.mean(step_s(one, batches) for _ in range(STEPS))
     began, steps = time.perf_counter(), 0
     one._save()
@@ -122,7 +122,7 @@ def main() -> None:
     given = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         one = training(Path(folder))
-        with Ahead(one.source.batch, 0, CONFIG.steps) as batches:
+        with PrefetchIterator(one.source.batch, 0, CONFIG.steps) as batches:
             for _ in range(3):
                 step_s(one, batches)
             one._save()

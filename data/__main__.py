@@ -26,9 +26,9 @@ from data import card
 from data.config import (
     ConfigError,
     IdentitySpec,
-    Making,
     ProblemsSpec,
     QuestionsSpec,
+    StepContext,
     TalkSpec,
     TextSpec,
     TokenizerSpec,
@@ -49,7 +49,11 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
 
     # A user's own shards hold out no documents by default, and then lie directly in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
-    how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
+    how = load(
+        pipeline.RunOptions,
+        {one.name: raw.pop(one.name) for one in fields(pipeline.RunOptions) if one.name in raw},
+        "spec",
+    )
     engine, options = str(raw.pop("engine", "")), dict(raw.pop("engine_options", {}))
     share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
@@ -220,10 +224,12 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
         if make in CARRIED:
             card.write(out)
         return {**made, "out": str(out)}
-    return _publish(load(Making, config["making"], "making"), make, roles, spec)
+    return _publish(load(StepContext, config["making"], "making"), make, roles, spec)
 
 
-def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[str, ...], spec: Any) -> dict[str, Any]:
+def _publish(
+    making: StepContext, make: Callable[..., dict[str, Any]], roles: tuple[str, ...], spec: Any
+) -> dict[str, Any]:
     from store.artifacts.artifacts import Store
     from store.manifest import StoreError
 
@@ -249,7 +255,7 @@ def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
+def _draft(making: StepContext, goes_on: bool) -> Iterator[Path]:
     """Yield a folder for an unpublished artifact, removed afterwards.
 
     The content left by a killed run is removed, or kept for a step that resumes (`goes_on`).

@@ -54,7 +54,7 @@ def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
     """
     try:
         return strict_records.read(kind, raw)
-    except strict_records.Misfit as error:
+    except strict_records.RecordMismatch as error:
         hint = f"; did you mean {error.near!r}?" if error.near else f"; known: {', '.join(sorted(error.known))}"
         raise ConfigError(f"{'.'.join([where, *error.place])}: {error}{hint if error.key else ''}") from None
 
@@ -148,7 +148,7 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Making:
+class StepContext:
     """The artifact made by a step, the input artifacts, and the store."""
 
     store: str

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class PrefetchIterator(Generic[T]):
     """Results of `make` for steps `first` to `last` - 1, with up to `depth` results prefetched."""
 
     def __init__(self, make: Callable[[int], T], first: int, last: int, depth: int = 3):
@@ -35,7 +35,7 @@ class Ahead(Generic[T]):
         """Stop the thread; return after the running call ends."""
         self.pool.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> "Ahead[T]":
+    def __enter__(self) -> "PrefetchIterator[T]":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

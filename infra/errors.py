@@ -64,7 +64,7 @@ class LimitHit(SlipwayError):
     exit_code = 5
 
 
-class Unsound(SlipwayError):
+class CheckFailed(SlipwayError):
     """A check found a problem."""
 
     exit_code = 5

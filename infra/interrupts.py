@@ -1,8 +1,8 @@
 """Exit signals of a command, and blocks protected from interruption.
 
 SIGINT, SIGTERM and SIGHUP become exceptions in the main thread. `heed` wraps every command. `finishing` wraps renting
-and ending pods, since no signal may interrupt between a paid request and the record in the journal. `Replaced` is also
-a request to exit; its source is the journal.
+and ending pods, since no signal may interrupt between a paid request and the record in the journal. `WorkTakenOver` is
+also a request to exit; its source is the journal.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ NUMBERS = (signal.SIGINT, *LEAVE)
 MEANWHILE = "finishing: {what}. Press Ctrl-C again to quit now; a pod may keep billing"
 
 
-class ToldToLeave(BaseException):
+class ExitRequested(BaseException):
     """The process was asked to exit by signal `number`, sent by a process or by a closing terminal."""
 
     def __init__(self, number: int) -> None:
@@ -35,13 +35,13 @@ def why_left(error: BaseException) -> str:
     """Return why a command was asked to exit, as text; "" for any other error."""
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
-    if isinstance(error, ToldToLeave):
+    if isinstance(error, ExitRequested):
         closed = error.number == signal.SIGHUP
         return "the terminal was closed" if closed else f"inv received {signal.Signals(error.number).name}"
     return ""
 
 
-class Replaced(BaseException):
+class WorkTakenOver(BaseException):
     """A second process took over the work of this process after a long silence; this process must stop.
 
     Error handlers must not catch the exception and retry.
@@ -53,7 +53,7 @@ def heed() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; ignored signals stay ignored."""
 
     def leave(number: int, _: FrameType | None) -> None:
-        raise ToldToLeave(number)
+        raise ExitRequested(number)
 
     with _handling(dict.fromkeys(LEAVE, leave), lambda now: now == signal.SIG_DFL):
         yield
@@ -71,14 +71,14 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
             before[number](number, frame)
         else:
             # The output may have no reader, or the signal arrived during a print.
-            with contextlib.suppress(OSError, RuntimeError, ToldToLeave):
+            with contextlib.suppress(OSError, RuntimeError, ExitRequested):
                 say(MEANWHILE.format(what=what))
 
     with _handling(dict.fromkeys(NUMBERS, note), callable) as replaced:
         before.update(replaced)
         try:
             yield
-        except (KeyboardInterrupt, ToldToLeave):
+        except (KeyboardInterrupt, ExitRequested):
             raise
         except BaseException:
             if noted:

@@ -144,7 +144,7 @@ def failed(path: Path, error: Exception) -> JournalError:
     )
 
 
-class OtherSchema(JournalError):
+class SchemaMismatch(JournalError):
     """The file has an unsupported schema, or tables without a schema number."""
 
     def __init__(self, path: Path, schema: int) -> None:
@@ -157,7 +157,7 @@ class OtherSchema(JournalError):
         )
 
 
-class Moved(JournalError):
+class JournalMoved(JournalError):
     """The journal moved to `host`, which holds the only writable copy.
 
     `is_home`: the journal is moving from a control host back to the user's machine.
@@ -247,7 +247,7 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
         if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):  # a moved journal may still be read
             _check_schema(db, path)
         found = dict(db.execute("SELECT key, value FROM meta").fetchall()).get("installation", "")
-    except OtherSchema:
+    except SchemaMismatch:
         db.close()
         raise
     except sqlite3.Error as seen:
@@ -413,9 +413,9 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     """Raise Moved for a moved journal, and OtherSchema for a different schema."""
     (schema,) = db.execute("PRAGMA user_version").fetchone()
     if schema == MOVED_SCHEMA:
-        raise Moved(path, **_move_of(db))
+        raise JournalMoved(path, **_move_of(db))
     if schema != SCHEMA:
-        raise OtherSchema(path, schema)
+        raise SchemaMismatch(path, schema)
 
 
 def moved_to(db: sqlite3.Connection) -> str:

@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 
 from infra.agent.environments import environment
 from infra.errors import HubUnreachable, SlipwayError, UsageError
-from infra.interrupts import ToldToLeave
+from infra.interrupts import ExitRequested
 from store.moving_line import waiting
 
 POLL_S = 0.05
@@ -50,7 +50,7 @@ def run(
 
     `config` is JSON-like, or None for words without a configuration. `environ` is added to this process's environment.
     The child runs in a separate session: Ctrl-C in the terminal and a SIGINT to this process both reach the child
-    exactly once, through this function, which waits for the child and then re-raises KeyboardInterrupt. ToldToLeave
+    exactly once, through this function, which waits for the child and then re-raises KeyboardInterrupt. ExitRequested
     works the same way. A caller ends the child by closing the generator, and must do so if interrupted between two
     records.
 
@@ -83,7 +83,7 @@ def run(
         try:
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
-        except (KeyboardInterrupt, ToldToLeave, GeneratorExit) as leaving:
+        except (KeyboardInterrupt, ExitRequested, GeneratorExit) as leaving:
             process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)

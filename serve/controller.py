@@ -25,7 +25,7 @@ from typing import Any
 from infra import own_code
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.interrupts import Replaced
+from infra.interrupts import WorkTakenOver
 from infra.journal_file import Fenced
 from infra.ledger import budgets, service_rows, spend
 from infra.ledger.journal import Journal
@@ -398,7 +398,7 @@ async def keep(name: str) -> None:
         try:
             controller = Controller(name, settings, journal, lease, say)
             await controller.run()
-        except (Fenced, Replaced):
+        except (Fenced, WorkTakenOver):
             raise
         except BaseException as error:
             row = service_rows.find(journal, name)
@@ -418,7 +418,7 @@ def main() -> None:
     except SlipwayError as error:
         say(f"serve.controller: {error}")
         sys.exit(error.exit_code)
-    except Replaced as error:
+    except WorkTakenOver as error:
         say(f"serve.controller: {error}")
         sys.exit(1)
 

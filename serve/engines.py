@@ -226,7 +226,7 @@ def _check_template(folder: Path) -> None:
     """Raise UsageError when the model's chat template would block or break the engine."""
     try:
         templates.check(folder)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise UsageError(f"{error}; with this chat template an engine would hang or fail") from None
 
 

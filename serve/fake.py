@@ -74,7 +74,7 @@ class FakeScript:
             raise ValueError(f"fail is {self.fail!r}; available: {', '.join(map(repr, FAILURES))}")
 
 
-class Dead(Exception):
+class EngineDead(Exception):
     """Engine core failure: the front process still answers."""
 
 
@@ -187,7 +187,7 @@ class FakeEngine:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         try:
             await self._stream(request, response, reply, fail)
-        except Dead:
+        except EngineDead:
             what = "EngineCore encountered an issue. See stack trace (above) for the root cause."
             said = {"error": {"message": what, "type": "InternalServerError", "param": None, "code": 500}}
             if not response.prepared:
@@ -205,7 +205,7 @@ class FakeEngine:
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
             if self.is_dead:
-                raise Dead
+                raise EngineDead
             if not response.prepared:
                 await response.prepare(request)
                 if reply.is_chat:
@@ -233,7 +233,7 @@ class FakeEngine:
             os._exit(1)
         elif fail == "error":
             self.is_dead = True
-            raise Dead
+            raise EngineDead
         elif fail == "cut" and request.transport is not None:
             request.transport.abort()
             raise ConnectionResetError("cut by the script")

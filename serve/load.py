@@ -48,7 +48,7 @@ class LoadTest:
 
 
 @dataclass
-class Heard:
+class RequestTiming:
     """Outcome of a request; seconds since sending."""
 
     first_s: float | None = None
@@ -60,7 +60,7 @@ class Heard:
 @dataclass
 class LoadRound:
     rate: float
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[RequestTiming] = field(default_factory=list)
     wall_s: float = 0.0
 
     def record(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
-    heard, began = Heard(), time.monotonic()
+async def ask(session: aiohttp.ClientSession, load: LoadTest) -> RequestTiming:
+    heard, began = RequestTiming(), time.monotonic()
     said = {
         "model": load.model,
         "messages": [{"role": "user", "content": load.prompt}],
@@ -127,7 +127,7 @@ async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
 
 
 async def one_round(session: aiohttp.ClientSession, load: LoadTest, rate: float) -> LoadRound:
-    found, began, tasks = LoadRound(rate), time.monotonic(), list[asyncio.Task[Heard]]()
+    found, began, tasks = LoadRound(rate), time.monotonic(), list[asyncio.Task[RequestTiming]]()
     for number in range(max(1, round(rate * load.duration_s))):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
         tasks.append(asyncio.create_task(ask(session, load)))

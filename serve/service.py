@@ -197,7 +197,7 @@ def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
     try:
         strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
-    except strict_records.Misfit as error:
+    except strict_records.RecordMismatch as error:
         raise UsageError(f"{where}: {_explained(error)}") from None
     if not isinstance(document.get("service"), dict):
         raise UsageError(f"{where}: the section `service:` is missing")
@@ -207,7 +207,7 @@ def parse(where: str, document: Any) -> Service:
         document = {**document, "service": {"readiness_probe": "/health", **document["service"]}}
     try:
         file = strict_records.convert(ServiceFile, document)
-    except strict_records.Misfit as error:
+    except strict_records.RecordMismatch as error:
         raise UsageError(f"{where}: {_explained(error)}") from None
     section = file.service
     _check_numbers(where, file)
@@ -372,7 +372,7 @@ def _plain(record: Any) -> Any:
     return [_plain(one) for one in record] if isinstance(record, list) else record
 
 
-def _explained(error: strict_records.Misfit) -> str:
+def _explained(error: strict_records.RecordMismatch) -> str:
     """Return the message of a misfit with the place in the file and the nearest known key."""
     place = "".join(f"{one}: " for one in error.place)
     if not error.key:

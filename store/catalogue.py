@@ -17,7 +17,7 @@ from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import STAGE_NAME, StoreError
-from store.run_sync.run_folder import MANIFEST, Damaged, ListedCheckpoint, RunFolder, check_files, step_of
+from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, RunFolder, check_files, step_of
 from store.untrusted_names import CHECKPOINT
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
@@ -94,7 +94,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
         raw = read()
         ListedCheckpoint.parse(raw, path.rpartition("/")[2])
         return FoundCheckpoint(name, kind, uri, path, num_bytes, outside.mapping(raw))
-    except (Damaged, OSError, ValueError) as error:
+    except (DamagedCheckpoint, OSError, ValueError) as error:
         return FoundCheckpoint(name, kind, uri, path, num_bytes, {}, str(error))
 
 
@@ -108,7 +108,7 @@ def problem(one: FoundCheckpoint) -> str:
         return RunFolder(one.uri, run).problem(name)
     try:
         check_files(Path(one.uri, one.path))
-    except (Damaged, FileNotFoundError) as error:
+    except (DamagedCheckpoint, FileNotFoundError) as error:
         return str(error)
     return ""
 

@@ -28,7 +28,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.mounts import WORK, MountFolder
 from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
-from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
+from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, DamagedCheckpoint, RunFolder, by_folder, step_of
 from store.untrusted_names import CHECKPOINT
 
 WAITING = "state/waiting.json"
@@ -162,10 +162,10 @@ class Courier:
         """Upload a checkpoint; return False if the local checkpoint is damaged."""
         try:
             self.folder.put_checkpoint(self.root / name, name)
-        except (Damaged, FileNotFoundError) as error:
+        except (DamagedCheckpoint, FileNotFoundError) as error:
             if not (self.root / name / MANIFEST).exists():
                 return True  # removed by the trainer in favor of a newer checkpoint
-            if not isinstance(error, Damaged):
+            if not isinstance(error, DamagedCheckpoint):
                 raise
             self.damaged[name] = str(error)
             self.say(f"{name} is damaged on this machine, and is not uploaded: {error}")
@@ -237,7 +237,7 @@ def carry(root: Path, config: Config) -> int:
         root / "state" / "courier.lock", StoreError("a second courier is already uploading for this pod")
     ):
         courier = Courier(root, config, _say)
-        trial = _Trial(courier)
+        trial = _UploadLoop(courier)
         while not told and not ending.exists():
             _rest(time.monotonic() + (trial.go() or LOOK_S), lambda: bool(told) or ending.exists())
         ends_at = _ends_at(ending)
@@ -250,7 +250,7 @@ def carry(root: Path, config: Config) -> int:
     return 0
 
 
-class _Trial:
+class _UploadLoop:
     """The upload loop: back off while the store fails, and log each new failure once."""
 
     def __init__(self, courier: Courier) -> None:

@@ -33,7 +33,7 @@ class NoStore(StoreError):
     exit_code = 2
 
 
-class Denied(NoStore):
+class AccessDenied(NoStore):
     """A missing or rejected key of a store."""
 
     exit_code = 4

@@ -1,8 +1,9 @@
 """The readers of untrusted input: JSON within limits, regular files only, paths confined to a folder.
 
 The input is bytes or a local file. The result is plain values that are safe to traverse, serialize and print: at most
-`DEPTH` levels, no duplicate keys, finite numbers within 64 bits, valid UTF-8 text. Any other input raises `Unreadable`.
-No reader blocks on a pipe or exhausts memory. `infra/agent/outside.py` does the same with the Python of a pod.
+`DEPTH` levels, no duplicate keys, finite numbers within 64 bits, valid UTF-8 text. Any other input raises
+`UnusableDocument`. No reader blocks on a pipe or exhausts memory. `infra/agent/outside.py` does the same with the
+Python of a pod.
 """
 
 import json
@@ -23,7 +24,7 @@ PATH_BYTES = 2048
 T = TypeVar("T")
 
 
-class Unreadable(ValueError):
+class UnusableDocument(ValueError):
     """An unusable untrusted document; the message gives the reason."""
 
 
@@ -42,11 +43,11 @@ def parse(
     default accepts integers that fit 64 bits.
     """
     if len(raw) > most_bytes:
-        raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
+        raise UnusableDocument(f"it has {len(raw)} bytes, at most {most_bytes} are read")
     try:
         text = raw if isinstance(raw, str) else raw.decode()
         if text.count("[") + text.count("{") + text.count(",") > most_values:
-            raise Unreadable(f"it has more than {most_values} values")
+            raise UnusableDocument(f"it has more than {most_values} values")
         value = json.loads(
             text,
             object_pairs_hook=_pairs,
@@ -56,12 +57,12 @@ def parse(
         )
         if "\\u" in text:  # a lone surrogate cannot be encoded
             json.dumps(value, ensure_ascii=False).encode(errors=half_pairs)
-    except Unreadable:
+    except UnusableDocument:
         raise
     except RecursionError:
-        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
+        raise UnusableDocument(f"it is nested deeper than {DEPTH} levels") from None
     except ValueError as error:
-        raise Unreadable(str(error)) from None
+        raise UnusableDocument(str(error)) from None
     _refuse_depth(value)
     return value
 
@@ -77,7 +78,7 @@ def mapping(
     """Return the object in a JSON document; the parameters are those of `parse`. Raise Unreadable."""
     value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs, integer)
     if type(value) is not dict:
-        raise Unreadable(f"it is a {type(value).__name__}, expected an object")
+        raise UnusableDocument(f"it is a {type(value).__name__}, expected an object")
     return value
 
 
@@ -86,9 +87,9 @@ def row(raw: bytes | bytearray | str) -> Any:
     try:
         value = json.loads(raw)
     except RecursionError:
-        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
+        raise UnusableDocument(f"it is nested deeper than {DEPTH} levels") from None
     except ValueError as error:
-        raise Unreadable(str(error)) from None
+        raise UnusableDocument(str(error)) from None
     _refuse_depth(value)
     return value
 
@@ -102,7 +103,7 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
         if size < len(read) <= most_bytes:  # the file grows, or its file system reports no size
             read += file.read(most_bytes + 1 - len(read))
         if max(size, len(read)) > most_bytes:
-            raise Unreadable(f"the file has {max(size, len(read))} bytes; at most {most_bytes} are read")
+            raise UnusableDocument(f"the file has {max(size, len(read))} bytes; at most {most_bytes} are read")
         return read
 
 
@@ -112,7 +113,7 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")
     os.close(descriptor)
-    raise Unreadable(f"{path} is not a regular file")
+    raise UnusableDocument(f"{path} is not a regular file")
 
 
 def load(
@@ -131,9 +132,9 @@ def within(folder: str | os.PathLike[str], path: str) -> Path:
     try:
         base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
     except ValueError as error:  # a null byte
-        raise Unreadable(f"{path!r}: {error}") from None
+        raise UnusableDocument(f"{path!r}: {error}") from None
     if not found.startswith(base.rstrip("/") + "/"):
-        raise Unreadable(f"{path!r} leads out of {folder}")
+        raise UnusableDocument(f"{path!r} leads out of {folder}")
     return Path(found)
 
 
@@ -141,13 +142,13 @@ def relative(path: str) -> str:
     """Return `path` unchanged if it is a valid relative path; links are not resolved. Raise Unreadable."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise Unreadable(f"{shown(path)} is not a path inside a folder")
+        raise UnusableDocument(f"{shown(path)} is not a path inside a folder")
     try:
         longest = max(len(os.fsencode(part)) for part in parts)
     except UnicodeEncodeError:
-        raise Unreadable(f"{shown(path)} cannot name a file") from None
+        raise UnusableDocument(f"{shown(path)} cannot name a file") from None
     if longest > NAME_BYTES or len(path) > PATH_BYTES:
-        raise Unreadable(f"{shown(path)} is too long for a file name")
+        raise UnusableDocument(f"{shown(path)} is too long for a file name")
     return path
 
 
@@ -157,7 +158,7 @@ def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise Unreadable(f"{key} is of the wrong kind: {shown(value)}, expected {kind.__name__}")
+        raise UnusableDocument(f"{key} is of the wrong kind: {shown(value)}, expected {kind.__name__}")
     return value
 
 
@@ -179,7 +180,7 @@ def _refuse_depth(value: Any) -> None:
         if not below:
             return
         level = [inner for one in below for inner in (one.values() if type(one) is dict else one)]
-    raise Unreadable(f"it is nested deeper than {DEPTH} levels")
+    raise UnusableDocument(f"it is nested deeper than {DEPTH} levels")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,12 +188,12 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Unreadable(f"{shown(twice)} is given twice")
+        raise UnusableDocument(f"{shown(twice)} is given twice")
     return found
 
 
 def _constant(word: str) -> Any:
-    raise Unreadable(f"{word} is no number")
+    raise UnusableDocument(f"{word} is no number")
 
 
 def _null(word: str) -> Any:
@@ -201,7 +202,7 @@ def _null(word: str) -> Any:
 
 def _float(word: str) -> float:
     if not math.isfinite(number := float(word)):
-        raise Unreadable(f"{shown(word)} is no finite number")
+        raise UnusableDocument(f"{shown(word)} is no finite number")
     return number
 
 
@@ -211,11 +212,11 @@ def clamped(word: str) -> int:
     Raise Unreadable for an integer with more than HUGE_DIGITS digits.
     """
     if len(word) > HUGE_DIGITS:
-        raise Unreadable(f"{shown(word)} has more than {HUGE_DIGITS} digits")
+        raise UnusableDocument(f"{shown(word)} has more than {HUGE_DIGITS} digits")
     return max(-(2**63), min(int(word), 2**63 - 1))
 
 
 def _integer(word: str) -> int:
     if len(word) > INTEGER_DIGITS + 1 or not -(2**63) <= (number := int(word)) < 2**64:
-        raise Unreadable(f"{shown(word)} does not fit 64 bits")
+        raise UnusableDocument(f"{shown(word)} does not fit 64 bits")
     return number

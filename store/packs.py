@@ -86,8 +86,8 @@ class Pack:
     shard_engines: Mapping[str, str] = field(default_factory=dict)
     """Functions `(spec, folder, how, world, options) -> summary` that write the shards of `inv shard --engine NAME`.
 
-    spec: `data.config.TextSpec`; how: `data.shards.pipeline.How`; world: number of ranks; options: the settings of the
-    pack by name, as text.
+    spec: `data.config.TextSpec`; how: `data.shards.pipeline.RunOptions`; world: number of ranks; options: the settings
+    of the pack by name, as text.
     """
     run_groups: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that commands show and end together."""

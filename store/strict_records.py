@@ -1,7 +1,7 @@
 """The strict reader of records (frozen dataclasses) from plain values: unknown keys raise, types are never coerced.
 
-The input is a parsed JSON or YAML value and the record class; the result is the record, or `Misfit` with the location
-and the error. The caller adds the file name and the wording of the final message.
+The input is a parsed JSON or YAML value and the record class; the result is the record, or `RecordMismatch` with the
+location and the error. The caller adds the file name and the wording of the final message.
 """
 
 import difflib
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # format of msgspec error messages
 
 
-class Misfit(ValueError):
+class RecordMismatch(ValueError):
     """An error at a location of a document that does not fit the record class.
 
     `place` is the path of keys to the error, with 1-based numbers for list items. `key` is the unknown key, or "" for
@@ -50,20 +50,20 @@ def convert(kind: type[T], raw: Any) -> T:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:  # includes errors of the record's own checks
         found = _AT.fullmatch(str(error))
-        raise Misfit([found["place"]] if found else [], found["what"] if found else str(error)) from None
+        raise RecordMismatch([found["place"]] if found else [], found["what"] if found else str(error)) from None
 
 
 def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = (), place: Sequence[str] = ()) -> None:
     """Raise Misfit if `raw` or a nested record has a key that the record class does not define."""
     if not isinstance(raw, Mapping):
-        raise Misfit(place, f"expected a mapping, got {type(raw).__name__}")
+        raise RecordMismatch(place, f"expected a mapping, got {type(raw).__name__}")
     hints = typing.get_type_hints(kind)
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for key, value in raw.items():
         if key not in known:
             if key in spared:
                 continue
-            raise Misfit(place, f"unknown key {key!r}", str(key), known)
+            raise RecordMismatch(place, f"unknown key {key!r}", str(key), known)
         for inner in _kinds(hints[key]):
             for where, part in _parts(key, hints[key], value):
                 if isinstance(part, Mapping):

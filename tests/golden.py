@@ -19,7 +19,7 @@ from data.chat import imported as talk
 from data.chat import persona, questions
 from data.config import IdentitySpec, Persona, ProblemsSpec, QuestionsSpec, TalkSpec, TextSpec, TokenizerSpec
 from data.problems import make as problems
-from data.shards.pipeline import How, shard
+from data.shards.pipeline import RunOptions, shard
 from data.shards.shards import Writer
 from data.tokens import bpe, token_file, tokenize
 from tests.trainer import curves
@@ -41,7 +41,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     who = Persona(name="Bosun", maker="the yard", purpose="to answer questions")
     text = TextSpec(source=str(folder / "corpus.txt"), val_ratio=0.1, lines_per_shard=200)
     steps: dict[str, Callable[[Path], Any]] = {
-        "text": lambda out: shard(text, out, True, How(workers=1)),
+        "text": lambda out: shard(text, out, True, RunOptions(workers=1)),
         "tokenizer": lambda out: bpe.make(TokenizerSpec(vocab_size=320), folder / "text", out),
         "tokens": lambda out: tokenize.make(folder / "text", folder / "tokenizer", out),
         "identity": lambda out: persona.make(IdentitySpec(persona=who), out),

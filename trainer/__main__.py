@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from data.config import ConfigError, Making, load
+from data.config import ConfigError, StepContext, load
 from data.errors import DataError
 from data.single_writer import PARENT, die_with
 from store import extensions, outside, packs
 from store.manifest import StoreError
-from trainer.config import EvalSpec, ImportSpec, Keeping, load_phase
+from trainer.config import CheckpointOptions, EvalSpec, ImportSpec, load_phase
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError
 from trainer.parallel.allocator import let_segments_grow
@@ -128,9 +128,9 @@ def train(flags: argparse.Namespace) -> None:
         if own is None:
             raise Refused(f"{flags.config}: the extension that defines the phase is missing from the file")
         adopt(own)
-    making = load(Making, raw.get("making", {}), "making")
+    making = load(StepContext, raw.get("making", {}), "making")
     config = load_phase(raw.get("spec", {}), "spec")
-    keeping = load(Keeping, raw.get("keeping", {}), "keeping")
+    keeping = load(CheckpointOptions, raw.get("keeping", {}), "keeping")
     if config.phase != flags.command and not config.extension:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(PHASES[config.phase].module)
@@ -153,7 +153,7 @@ def adopt_model(flags: argparse.Namespace) -> None:
     from trainer.run import once
 
     raw = read_config(flags.config, {"making", "spec"})
-    making = load(Making, raw.get("making", {}), "making")
+    making = load(StepContext, raw.get("making", {}), "making")
     spec = load(ImportSpec, raw.get("spec", {}), "spec")
     with sigterm_raises():
         once(making, Ranks(), lambda: import_model.run(spec, making))

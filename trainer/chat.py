@@ -7,7 +7,7 @@ import torch
 
 from data.tokens import tokenizer
 from trainer import device
-from trainer.engines.conversation import Talk
+from trainer.engines.conversation import ChatSession
 from trainer.model import export, generate, hooks
 
 
@@ -28,8 +28,8 @@ class Torch:
         return generate.stream(self.model, prompt, stop, max_new, self.temperature, self.top_k, self.generator)
 
 
-def open_talk(folder: Path, name: str, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:
+def open_talk(folder: Path, name: str, temperature: float, top_k: int, max_new: int, seed: int) -> ChatSession:
     """Return a conversation with the model of a folder; `name` is the displayed name. Raises Refused, DataError."""
     hf = export.folder_of_model(folder)
     export.check_tokenizer(hf)
-    return Talk(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new, name)
+    return ChatSession(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new, name)

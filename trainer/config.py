@@ -305,7 +305,7 @@ def as_phase(kind: type[P], before: PhaseConfig, **changes: Any) -> P:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class CheckpointOptions:
     """Checkpoint and reporting settings of a run; they do not change the result."""
 
     save_every: int = 50
@@ -349,7 +349,7 @@ class Profile:
     name: str
     vocab_size: int
     phases: dict[str, PhaseConfig]
-    keeping: Keeping = Keeping()
+    keeping: CheckpointOptions = CheckpointOptions()
     machine: RecipeMachine = RecipeMachine()
 
 

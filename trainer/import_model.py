@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.config import Making
+from data.config import StepContext
 from data.errors import InputError
 from data.events import emit
 from data.tokens import bpe
@@ -55,7 +55,7 @@ TALK = [
 ROWS = 64  # a grown embedding has a multiple of this many rows, for fast products
 
 
-def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
+def run(spec: ImportSpec, making: StepContext) -> dict[str, Any]:
     """Fetch the model, add chat tokens if needed, publish, and return the facts about the artifact.
 
     Raises Refused, ConfigError, DataError, StoreError.
@@ -150,7 +150,7 @@ def own_words(source: Path, folder: Path) -> Path:
                 shutil.copyfile(model_files.held(source, name), folder / name)
         chat_template.copy_template_files(source, folder)
         sentencepiece_file.write(folder)
-    except (outside.Unreadable, InputError) as error:
+    except (outside.UnusableDocument, InputError) as error:
         raise Refused(f"{source / sentencepiece.FILE}: {error}") from None
     return folder
 
@@ -167,11 +167,11 @@ def keep_words(source: Path, folder: Path) -> None:
         try:
             if (source / name).is_file():
                 shutil.copyfile(model_files.held(source, name), folder / name)
-        except outside.Unreadable as error:
+        except outside.UnusableDocument as error:
             raise Refused(f"{source / name}: {error}") from None
     try:
         chat_template.copy_template_files(source, folder)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise Refused(str(error)) from None
     path = folder / "tokenizer.json"
     _refuse(path.read_bytes(), source / path.name, keeps_ids=True)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data.events import emit
-from data.prefetch import Ahead
+from data.prefetch import PrefetchIterator
 from trainer.checkpoints import save_request
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
 from trainer.checkpoints.saving import PULSE_S, Saver
@@ -33,7 +33,7 @@ from trainer.objectives import Batch, CrossEntropy, Objective
 from trainer.objectives.passes import evenly, passes, seen_len
 from trainer.objectives.source import Source, SynchronousBatches
 from trainer.optim import Optimizer, learning_rate_scale
-from trainer.parallel.fsdp import WHOLE, FsdpCut
+from trainer.parallel.fsdp import WHOLE, FsdpSharding
 from trainer.parallel.process_group import Ranks, passing
 from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # manifest entries checked on resume
 MAX_SKIPPED = 3  # consecutive non-finite steps before a rollback
 MAX_FAILED_SAVES = 3
-Batches = Ahead[Batch] | SynchronousBatches
+Batches = PrefetchIterator[Batch] | SynchronousBatches
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Training:
     facts: Mapping[str, Any]  # manifest entries: run, phase, tokenizer_sha256, vocab, inputs_hash
     folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: FsdpCut = WHOLE  # sharding of the model
+    cut: FsdpSharding = WHOLE  # sharding of the model
     objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # peak FLOPs of one device, if known
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
@@ -127,7 +127,7 @@ class Training:
     def _batches(self) -> Batches:
         if self.source.sees_model:
             return SynchronousBatches(self.source, self.model, self.step)
-        return Ahead(self.source.batch, self.step, self.config.steps)
+        return PrefetchIterator(self.source.batch, self.step, self.config.steps)
 
     def _resume(self, newest: Checkpoint | None) -> None:
         """Create the optimizer and load `newest` on all processes, or seed and broadcast the initial weights.

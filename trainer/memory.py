@@ -24,7 +24,7 @@ TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # communication buffers, such a
 MUON_AT_ONCE = 1 << 26  # elements per orthogonalization on a GPU: trainer.optim
 
 
-class Shares(TypedDict, total=False):
+class ModelLayout(TypedDict, total=False):
     """The layout of a model over several GPUs, as keyword arguments of `estimate`."""
 
     parts: int
@@ -187,10 +187,10 @@ def host_bytes(config: PhaseConfig, share: int = 1) -> int:
     return (4 * config.model.num_params + state) // share
 
 
-def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
+def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, ModelLayout]:
     """Return the layouts of a model over `per_node * nodes` GPUs, fastest first, as arguments of `estimate`."""
     gpus = per_node * nodes
-    found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
+    found: dict[str, ModelLayout] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
         found["hybrid"] = {"parts": per_node}
     if gpus > 1:

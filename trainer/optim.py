@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainer.config import OptimizerConfig, ScheduleConfig
 from trainer.memory import MUON_AT_ONCE
 from trainer.model.decoder import Decoder
-from trainer.parallel.fsdp import WHOLE, FsdpCut
+from trainer.parallel.fsdp import WHOLE, FsdpSharding
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -68,11 +68,11 @@ class Group:
 class Optimizer:
     """The optimizer of a model: AdamW, and Muon for the matrices inside blocks if `muon_lr` is above 0.
 
-    State tensors cover the rows of this process only: see `FsdpCut`.
+    State tensors cover the rows of this process only: see `FsdpSharding`.
     Not a torch.optim.Optimizer: creating one imports PyTorch's compiler, which doubles the start time of the program.
     """
 
-    def __init__(self, model: Decoder, config: OptimizerConfig, cut: FsdpCut = WHOLE) -> None:
+    def __init__(self, model: Decoder, config: OptimizerConfig, cut: FsdpSharding = WHOLE) -> None:
         self.config, self.dtype, self.cut = config, model.compute_dtype, cut
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.updates = 0

@@ -14,7 +14,7 @@ from typing import Any
 from data.config import ConfigError, load
 from store import packs, strict_records
 from trainer.config import (
-    Keeping,
+    CheckpointOptions,
     OptimizerConfig,
     PhaseConfig,
     Profile,
@@ -93,7 +93,7 @@ def smoke() -> Profile:
         rl=RlConfig(max_new=14, shown=0.1, side_by_side=264, eval_every=22),
     )
     phases = {"base": base, "mid": mid, "sft": sft, "rl": rl}
-    return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
+    return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=CheckpointOptions(save_every=40))
 
 
 def tiny() -> Profile:
@@ -120,7 +120,7 @@ def tiny() -> Profile:
     phases |= {name: replace(phases[name], optimizer=brisk, mixture=own) for name in ("mid", "sft")}
     few = RlConfig(group=4, max_new=12, shown=0.1, eval_every=4, eval_problems=4, test_problems=16, samples_each=4)
     phases["rl"] = replace(phases["rl"], rl=few)
-    return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4, samples=2))
+    return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=CheckpointOptions(save_every=4, samples=2))
 
 
 def m3_medium() -> Profile:
@@ -292,7 +292,7 @@ def with_shape(
     for name, values in _shaped(asdict(profile)["phases"], shape).items():
         try:
             phases[name] = strict_records.read(config_of(name), changed(values, fields.get(name, {})))
-        except strict_records.Misfit as error:
+        except strict_records.RecordMismatch as error:
             of = "" if str(error).startswith(f"{name}: ") else f"{name}: "
             raise ConfigError(f"{where}: {of}{error}") from None
     return replace(profile, vocab_size=phases["base"].model.vocab_size, phases=phases)

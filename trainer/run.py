@@ -3,7 +3,7 @@
 During training, checkpoints go to `<work>/checkpoints/<phase>-<spec>-<inputs>/` and `metrics.jsonl` to
 `<work>/runs/<phase>/`. The published artifact holds `step-<9 digits>/`, `hf/`, `metrics.jsonl` and `samples.jsonl`.
 
-`Making` and `PhaseConfig` -> `phase_run` -> `PhaseRun.train` -> `PhaseRun.publish` -> artifact in the store
+`StepContext` and `PhaseConfig` -> `phase_run` -> `PhaseRun.train` -> `PhaseRun.publish` -> artifact in the store
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.config import Making
+from data.config import StepContext
 from data.events import emit
 from data.tokens import tokenizer as tokenizers
 from store.artifacts import vocabulary
@@ -26,7 +26,7 @@ from store.artifacts.artifacts import Store
 from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.checkpoints.first_day import first_day
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
@@ -34,7 +34,7 @@ from trainer.model import export
 from trainer.model.decoder import Decoder, initialise, unfilled
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
-from trainer.parallel.fsdp import WHOLE, FsdpCut, cut, parts_of
+from trainer.parallel.fsdp import WHOLE, FsdpSharding, cut, parts_of
 from trainer.parallel.placement import fitted, how, is_held, memory_told
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
@@ -53,7 +53,7 @@ class PhaseRun:
     """A running phase. `phase_run` creates the instance and holds the lock of the run folder."""
 
     config: PhaseConfig
-    making: Making
+    making: StepContext
     machine: Machine
     checkpoints: Checkpoints
     tokenizer_folder: Path
@@ -61,7 +61,7 @@ class PhaseRun:
     ranks: Ranks
     parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # input role of the initial model; "" = initialize from the seed
-    cut: FsdpCut = WHOLE  # sharding of the trained model
+    cut: FsdpSharding = WHOLE  # sharding of the trained model
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -100,7 +100,7 @@ class PhaseRun:
 
     def _model(
         self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
-    ) -> tuple[Decoder, FsdpCut]:
+    ) -> tuple[Decoder, FsdpSharding]:
         """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
 
         Only the first process calls `fill`. The other processes receive the weights from the first process: at once for
@@ -272,7 +272,7 @@ class PhaseRun:
 
 
 @contextmanager
-def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
+def phase_run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> Iterator[PhaseRun]:
     """Yield a `PhaseRun` with the run folder locked and the inputs checked.
 
     Compare the vocabulary of the tokenizer with the model, and the data digests with the other nodes. Raises Refused,
@@ -307,7 +307,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
             yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
-def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
+def checkpoint_folder(phase: str, making: StepContext, keeping: CheckpointOptions) -> Path:
     """Return the checkpoint folder of a run, `[<prefix>-]<phase>-<spec>-<inputs>` from the fingerprint.
 
     A different configuration or different inputs give a different folder. The code version is not part of the name, so
@@ -329,7 +329,9 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
     return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
 
 
-def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
+def once(
+    making: StepContext, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = ""
+) -> dict[str, Any]:
     """Return the facts about the artifact, calling `make` only when the store has no whole copy.
 
     Point the artifact's name and `second_name` (if given) at the fingerprint, because a previous process may have been
@@ -347,14 +349,14 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], secon
     return about
 
 
-def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
+def place_of_stage(making: StepContext, config: PhaseConfig, keeping: CheckpointOptions) -> str:
     """Return the second store name of a phase with an alias, as recipes refer to the stage, or "" for other phases."""
     phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
     is_stage = phase.alias and model and folder == phase.folder
     return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""
 
 
-def open_input(making: Making, role: str) -> Path:
+def open_input(making: StepContext, role: str) -> Path:
     """Return the verified folder of an input. Raises Refused for an unknown role, StoreError."""
     if role not in making.inputs:
         raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
@@ -362,7 +364,7 @@ def open_input(making: Making, role: str) -> Path:
     return Store(making.store).path(one.name, one.fingerprint)
 
 
-def data_digests(making: Making) -> dict[str, str]:
+def data_digests(making: StepContext) -> dict[str, str]:
     """Return a 12-digit digest by artifact name for the data inputs, which every node prepares locally.
 
     Models of earlier phases are excluded: only the first process reads them.
@@ -374,7 +376,7 @@ def data_digests(making: Making) -> dict[str, str]:
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
 
 
-def inputs_digest(making: Making) -> str:
+def inputs_digest(making: StepContext) -> str:
     """Return the sha256 over all inputs of a phase: data by content, models by fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()

@@ -65,7 +65,7 @@ class Partner(Protocol):
 
 
 @dataclass(frozen=True)
-class TalkPlace:
+class ConversationFiles:
     """The files of a conversation: history and saved conversations."""
 
     history: str = ""
@@ -74,10 +74,10 @@ class TalkPlace:
     """Folder in which /save resolves a relative path; "" for the current folder."""
 
 
-NOWHERE = TalkPlace()
+NOWHERE = ConversationFiles()
 
 
-def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE) -> None:
+def hold(partner: Partner, prompt: str | None = None, place: ConversationFiles = NOWHERE) -> None:
     """Ask a single `prompt`, or read questions and commands until the end of the input.
 
     With `prompt`, errors of `partner.say` propagate.
@@ -137,7 +137,7 @@ def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
     return ", ".join([*said, *([] if first_s is None else [f"the first after {first_s:.2f} s"])])
 
 
-def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
+def obey(partner: Partner, command: str, rest: str, place: ConversationFiles) -> None:
     """Run a slash command and report the outcome on stderr."""
     if command == "/help":
         tell(HELP)

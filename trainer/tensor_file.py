@@ -26,7 +26,7 @@ BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A written file: name, size in bytes and sha256."""
 
     path: str
@@ -34,7 +34,7 @@ class Written:
     sha256: str
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None) -> Written:
+def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None) -> WrittenFile:
     """Write tensors to the new file `path` and sync. `rest` is called after every block. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -54,7 +54,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = 
         for _, tensor in ordered:
             _write_all(file.fileno(), digest, _bytes_of(tensor), rest)
         os.fsync(file.fileno())
-    return Written(path.name, 8 + len(words) + offset, digest.hexdigest())
+    return WrittenFile(path.name, 8 + len(words) + offset, digest.hexdigest())
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def read(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-class Joined(Mapping[str, Tensor]):
+class JoinedTensors(Mapping[str, Tensor]):
     """A lazy mapping of the tensors of several files, concatenating same-named tensors along the first dimension.
 
     Files are memory-mapped and tensors are read on access, so a large model need not fit into memory.

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.gpu.setup import Bench, best_s, talk_of, text_of
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Keeping, as_phase
+from trainer.config import CheckpointOptions, as_phase
 from trainer.errors import Preempted
 from trainer.loop import Training, accumulate
 from trainer.model import float8
@@ -111,7 +111,7 @@ def saving(bench: Bench) -> Seen:
 
         for source in [stopping, make] if name == "stopped" else [make]:
             model, part = bench.model(config)
-            saved = Checkpoints(folder, Keeping(save_every=10**6, reserve_bytes=0, samples=0))
+            saved = Checkpoints(folder, CheckpointOptions(save_every=10**6, reserve_bytes=0, samples=0))
             run = Training(model, config, StepSource(source), saved, {}, folder / "metrics", bench.ranks, part)
             began = time.perf_counter()
             with equipped(model, config, bench.machine), suppress(Preempted):

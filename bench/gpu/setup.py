@@ -14,7 +14,7 @@ import torch
 from data.chat.packing import packed
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import IGNORED, Decoder, unfilled
@@ -84,7 +84,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         model, part = self.model(config)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            saved = Checkpoints(Path(folder) / "saved", Keeping(save_every=10**6, reserve_bytes=0, samples=0))
+            saved = Checkpoints(Path(folder) / "saved", CheckpointOptions(save_every=10**6, reserve_bytes=0, samples=0))
             one = Training(
                 model,
                 config,

@@ -41,7 +41,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             try:
                 row = outside.row(line)
-            except outside.Unreadable as error:
+            except outside.UnusableDocument as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
             row = row if isinstance(row, dict) else {"messages": row}
             messages = row.get("messages")

@@ -89,7 +89,7 @@ def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
     is_whole = re.fullmatch(references.NAME, reference.split)
     try:
         commit, uris = fineweb.files(*asked(reference)) if is_whole else ("", [])
-    except fineweb.Unlisted as error:
+    except fineweb.NoReadableFiles as error:
         commit, uris = error.commit, []
     except InputError as error:
         raise InputError(str(error).replace("source fineweb: ", f"{HUB}{reference.place}: ")) from None
@@ -132,7 +132,7 @@ def rows(uri: str) -> Iterator[Any]:
             continue
         try:
             yield outside.row(line)
-        except outside.Unreadable as error:
+        except outside.UnusableDocument as error:
             raise InputError(f"{uri}:{number}: not JSON: {error}") from None
 
 

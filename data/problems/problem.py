@@ -51,7 +51,7 @@ def read(path: Path) -> list[Problem]:
         if line.strip():
             try:
                 found.append(of_row(outside.row(line)))
-            except (outside.Unreadable, ValueError) as error:
+            except (outside.UnusableDocument, ValueError) as error:
                 raise InputError(f"{path}:{number}: {error}") from None
     if not found:
         raise InputError(f"{path}: the file holds no problems")

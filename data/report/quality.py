@@ -34,7 +34,7 @@ BINS = 50
 
 
 @dataclass
-class Frequent:
+class FrequencyCounter:
     """Counter of the most frequent items among very many; counts are at most `lost` too low."""
 
     limit: int
@@ -54,7 +54,7 @@ class Frequent:
 
 
 @dataclass
-class Repeated:
+class DuplicateCounter:
     """Counter of repeated documents: all documents, or those with a hash divisible by 2**shift."""
 
     limit: int
@@ -104,9 +104,9 @@ class Quality:
     scores: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of documents by column and bin."""
     languages: Counter[str] = field(default_factory=Counter)
-    repeated: Repeated = field(default_factory=lambda: Repeated(MOST_HASHES))
-    lines: Frequent = field(default_factory=lambda: Frequent(MOST_LINES))
-    sites: Frequent = field(default_factory=lambda: Frequent(MOST_SITES))
+    repeated: DuplicateCounter = field(default_factory=lambda: DuplicateCounter(MOST_HASHES))
+    lines: FrequencyCounter = field(default_factory=lambda: FrequencyCounter(MOST_LINES))
+    sites: FrequencyCounter = field(default_factory=lambda: FrequencyCounter(MOST_SITES))
     samples: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Samples with the lowest hashes, by hash: the beginning of a document, and its number of characters."""
 

@@ -17,7 +17,7 @@ from typing import Any
 from data.errors import DataError, InputError
 from data.manifest import sync
 from data.text.batches import lines_between
-from data.text.document_batch import Listed
+from data.text.document_batch import TextList
 from data.text.documents import COLUMNS
 from data.text.long_documents import mapped, take_text
 from store import outside
@@ -109,7 +109,7 @@ def _values(values: list[Any], field: Any) -> Any:
         raise InputError(f"column {field.name} is {field.type} in parquet: {why}; choose --format jsonl") from None
 
 
-def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
+def _groups(batches: Iterator[TextList]) -> Iterator[list[bytes | bytearray]]:
     """Yield the lines of each row group: at most ROWS lines and ROW_BYTES bytes, or a single longer line."""
     group: list[bytes | bytearray] = []
     size = 0

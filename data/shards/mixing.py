@@ -18,7 +18,7 @@ from data.errors import InputError
 from data.shards.workers import Position, Task, in_turn
 from data.text.inputs import Inputs
 from data.text.invalid_lines import SkippedLine
-from data.text.lines import Part, Prepared
+from data.text.lines import Part, PreparedBatch
 
 Line = tuple[str, bytes, bytes]  # part, line and digest of a document
 NO_LINE: Line = ("", b"", b"")
@@ -39,7 +39,7 @@ class SourcePlace:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixturePosition:
     """Position in a mixture: after `drawn` draws of a generator in state `generator`."""
 
     places: tuple[SourcePlace, ...]
@@ -48,12 +48,12 @@ class Mixed:
     drawn: int = 0
 
 
-def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
+def position_of(raw: Mapping[str, Any]) -> Position | MixturePosition:
     """Return the position restored from the output of `asdict`."""
     if "places" not in raw:
         return Position(**raw)
     places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
-    return Mixed(places, raw["generator"], raw["drawn"])
+    return MixturePosition(places, raw["generator"], raw["drawn"])
 
 
 class SourceLines:
@@ -101,7 +101,7 @@ class SourceLines:
         self.lines, self.place = [], SourcePlace(is_exhausted=True)
 
 
-def documents(made: Prepared) -> list[Line]:
+def documents(made: PreparedBatch) -> list[Line]:
     """Return part, line and digest of each document of a batch in order."""
     names = [part.name for part in made.parts]
     split = [iter(b"".join(map(bytes, part.blocks)).split(b"\n")) for part in made.parts]
@@ -110,10 +110,10 @@ def documents(made: Prepared) -> list[Line]:
     return [(names[one], next(split[one]) + b"\n", digest) for one, digest in zip(order, digests, strict=True)]
 
 
-class Draws:
+class SourceSampler:
     """Draw source numbers by weight, with the generator of `datasets`, a thousand at a time."""
 
-    def __init__(self, seed: int, weights: Sequence[float], start: Mixed):
+    def __init__(self, seed: int, weights: Sequence[float], start: MixturePosition):
         import numpy
 
         self.generator = numpy.random.default_rng(seed)
@@ -136,14 +136,14 @@ class Draws:
 
 
 def mixed(
-    spec: TextSpec, inputs: Inputs, start: Mixed | None, workers: int
-) -> Generator[tuple[Mixed, Prepared], None, None]:
+    spec: TextSpec, inputs: Inputs, start: MixturePosition | None, workers: int
+) -> Generator[tuple[MixturePosition, PreparedBatch], None, None]:
     """Yield batches of the mixture with the position after each, until the first source (or all) is exhausted.
 
     Raises InputError for a source without a document.
     """
-    start = start or Mixed((SourcePlace(),) * len(inputs.mixture))
-    draws = Draws(spec.seed, [weight for _, weight in inputs.mixture], start)
+    start = start or MixturePosition((SourcePlace(),) * len(inputs.mixture))
+    draws = SourceSampler(spec.seed, [weight for _, weight in inputs.mixture], start)
     is_over = all if spec.exhausted == "all" else any
     each = max(1, workers // len(inputs.mixture))
     with ExitStack() as stack:
@@ -162,11 +162,11 @@ def mixed(
                 number = draws.next()
                 batch.append((number, sources[number].take()))
                 size += len(batch[-1][1][1])
-            where = Mixed(tuple(one.place for one in sources), draws.state, draws.at)
+            where = MixturePosition(tuple(one.place for one in sources), draws.state, draws.at)
             yield where, _made(spec, batch, sources)
 
 
-def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> Prepared:
+def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> PreparedBatch:
     """Return drawn documents as a batch, with the counts added since the last batch."""
     names = ("train", "val") if spec.val_ratio else ("train",)
     skipped: list[SkippedLine] = []
@@ -182,4 +182,4 @@ def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[Sourc
         parts.append(Part(name, [b"".join(mine)], len(mine)))
     order = bytes(names.index(part) for part, _, _ in lines) if len(names) > 1 else b""
     digests = tuple(digest for _, _, digest in lines) if spec.dedup else ()
-    return Prepared(len(batch), tuple(parts), order, digests, dict(counts), tuple(skipped))
+    return PreparedBatch(len(batch), tuple(parts), order, digests, dict(counts), tuple(skipped))

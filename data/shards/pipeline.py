@@ -27,14 +27,14 @@ from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
 from data.references import parse, parse_mixture
 from data.shards.asked import options_of, stamps, weights, workers_for
-from data.shards.mixing import Mixed, mixed, position_of
-from data.shards.seen_documents import Seen
-from data.shards.shards import DRAFT, Form, ShardPosition, Writer, remove_shards
+from data.shards.mixing import MixturePosition, mixed, position_of
+from data.shards.seen_documents import SeenHashes
+from data.shards.shards import DRAFT, ShardFormat, ShardPosition, Writer, remove_shards
 from data.shards.workers import Position, Task, in_turn
 from data.single_writer import alone_in
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.text.invalid_lines import MOST_LISTED
-from data.text.lines import Prepared, keep
+from data.text.lines import PreparedBatch, keep
 from store import extensions, outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
@@ -44,7 +44,7 @@ SILENCE_S = 3.0
 MOST_WAITING = 4
 
 
-class Stopped(DataError):
+class StoppedBySignal(DataError):
     """A signal stopped the run; all progress up to the signal is saved."""
 
     def __init__(self, signal_number: int, words: str):
@@ -55,7 +55,7 @@ class Stopped(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class RunOptions:
     """Options that do not change the result."""
 
     workers: int = 0
@@ -72,7 +72,9 @@ class How:
             raise ConfigError(f"--workers must be at least 0 (0 = one per CPU core), got {self.workers}")
 
 
-def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
+def shard(
+    spec: TextSpec, folder: Path, split: bool = True, how: RunOptions = RunOptions(), share: Share = ALONE
+) -> dict[str, Any]:
     """Write the shards of `spec` into `folder`; return a summary of all parts.
 
     split: write into `train/` and `val/` (no `val/` if no documents are held out), otherwise directly into `folder`. In
@@ -100,7 +102,7 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
             with _stoppable() as stop:
                 run.read_all(stop)
                 made = run.finish()  # quick, so a signal does not interrupt it
-        except Stopped as stopped:
+        except StoppedBySignal as stopped:
             stopped.goes_on = spec.source not in STDIN  # stdin cannot be read again
             raise
         finally:
@@ -133,16 +135,18 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
 class Run:
     """A run over a source: the position in the source, and the writers of `train` and `val`."""
 
-    def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
+    def __init__(
+        self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: RunOptions, share: Share
+    ):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
         self.workers = workers_for(spec, inputs, how.workers)
         self.draft, self.share = draft, share
-        self.position: Position | Mixed = Position()
+        self.position: Position | MixturePosition = Position()
         self.documents = self.kept = 0
         self.counts: Counter[str] = Counter()
         self.skipped: list[str] = []
         self.raw_bytes = 0
-        self.seen: Seen | None = None
+        self.seen: SeenHashes | None = None
         options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
         identity += [one.uri for one in inputs.files if one.stream]  # positions count streams
@@ -160,7 +164,7 @@ class Run:
             self.counts.update(state["counts"])
             self.skipped = state.get("skipped", [])
         if spec.dedup:
-            self.seen = Seen(self.draft / SEEN)
+            self.seen = SeenHashes(self.draft / SEEN)
         self.disk = ThreadPoolExecutor(1, "disk")
         self.keeping: Future[None] | None = None
         self.kept_at = self.told_at = self.began = time.monotonic()
@@ -185,7 +189,7 @@ class Run:
                 if stop():
                     self.keep()
                     self.settle()
-                    raise Stopped(stop(), self._so_far())
+                    raise StoppedBySignal(stop(), self._so_far())
                 if self._is_due(now):
                     self.keep()
                 if now - self.told_at > 1:
@@ -195,10 +199,10 @@ class Run:
         finally:
             batches.close()
 
-    def _batches(self) -> Generator[tuple[Position | Mixed, Prepared], None, None]:
+    def _batches(self) -> Generator[tuple[Position | MixturePosition, PreparedBatch], None, None]:
         at = self.position
         if self.inputs.mixture:
-            return mixed(self.spec, self.inputs, at if isinstance(at, Mixed) else None, self.workers)
+            return mixed(self.spec, self.inputs, at if isinstance(at, MixturePosition) else None, self.workers)
         start = at if isinstance(at, Position) else Position()
         return in_turn(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
@@ -280,7 +284,7 @@ class Run:
         whose = asdict(self.share) if self.share.world > 1 else {}
         return {**whose, **({"fallback": True} if self.spec.fallback else {})}
 
-    def _take(self, made: Prepared, is_val: bool) -> None:
+    def _take(self, made: PreparedBatch, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
         self.counts.update(made.counts)
         for one in made.skipped[: MOST_LISTED - len(self.skipped)]:
@@ -326,14 +330,14 @@ class Run:
 
     def _read_share(self, file_done: float) -> float:
         """Return the share of the source before the piece at `position`, from 0 to 1."""
-        if isinstance(self.position, Mixed):
+        if isinstance(self.position, MixturePosition):
             return 0.0  # the source that ends first is unknown
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
 
     def _writers(self, folders: dict[str, Path], state: dict[str, Any] | None) -> dict[str, Writer]:
-        form = Form(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
+        form = ShardFormat(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
         marks = state["parts"] if state else {}
         return {
             name: Writer(path, self.spec.lines_per_shard, form, self.draft / name, marks.get(name))
@@ -397,7 +401,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
         signal.setitimer(signal.ITIMER_REAL, SILENCE_S)
 
     def late(number: int, frame: Any) -> None:
-        raise Stopped(asked[0], f"no progress for {SILENCE_S:.0f} s; saved shards stay")
+        raise StoppedBySignal(asked[0], f"no progress for {SILENCE_S:.0f} s; saved shards stay")
 
     def stop() -> int:
         if asked[0]:

@@ -10,7 +10,7 @@ from data.errors import DataError
 CACHE_KIB = 64 << 10
 
 
-class Seen:
+class SeenHashes:
     """A set of document hashes, each with the number of the first document.
 
     The number makes repeated queries safe: a run resumed from an older mark finds its own entries.

@@ -16,7 +16,7 @@ from typing import Any
 
 from data.errors import DataError, InputError
 from data.manifest import DRAFT, MANIFEST, listed, read_manifest, sync_path, write_manifest
-from data.text.document_batch import Listed
+from data.text.document_batch import TextList
 from data.text.escapes import escape_all
 from data.text.inputs import STDIN
 from data.text.long_documents import Text
@@ -24,7 +24,7 @@ from store import outside
 
 
 @dataclass(frozen=True)
-class Form:
+class ShardFormat:
     """File format of a shard: `txt`, `jsonl` or `parquet`; compression `gzip`, `zstd` or none; number of threads."""
 
     format: str = "txt"
@@ -63,7 +63,7 @@ class Writer:
         self,
         folder: Path,
         lines_per_shard: int,
-        form: Form = Form(),
+        form: ShardFormat = ShardFormat(),
         draft: Path | None = None,
         mark: Mapping[str, Any] | None = None,
     ):
@@ -149,7 +149,9 @@ class Writer:
         return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
-        self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # an unpaired surrogate has no UTF-8 form
+        self.write(
+            escape_all(TextList([text.encode("utf-8", "replace")])), 1
+        )  # an unpaired surrogate has no UTF-8 form
 
     def write(self, blocks: Iterable[Text], lines: int) -> int:
         """Write `lines` whole lines, given as blocks with arbitrary borders; return the number of bytes written."""
@@ -313,7 +315,7 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
     try:
         for shard in shards:
             outside.within(folder, shard["name"])
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise DataError(str(error)) from None
     return [(folder / shard["name"], shard) for shard in shards]
 

@@ -26,7 +26,7 @@ from data.config import TextSpec
 from data.errors import DataError
 from data.text.batches import open_pieces
 from data.text.documents import InputFile
-from data.text.lines import Prepared, prepare, required_columns, wanted_columns
+from data.text.lines import PreparedBatch, prepare, required_columns, wanted_columns
 
 SLOT_BYTES = 3 << 19
 RING_BYTES = 48 << 20
@@ -66,7 +66,7 @@ class Task:
         return shares[(file + piece) % len(shares)] if self.workers > 1 else 0
 
 
-def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
+def in_turn(task: Task) -> Generator[tuple[Position, PreparedBatch], None, None]:
     """Yield each batch with the position after the batch; errors of a process are raised here in order.
 
     The blocks of a batch are valid until the next iteration. Raises DataError if a process is killed.
@@ -99,7 +99,7 @@ def _may_fork(task: Task) -> bool:
     return True
 
 
-def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Position, Prepared], None, bool]:
+def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Position, PreparedBatch], None, bool]:
     """Yield the batches of a piece; return True if the file has more pieces."""
     while True:
         position, made = tell()
@@ -109,7 +109,7 @@ def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Posi
         del made  # free a large document before the next read
 
 
-def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]:
+def _made(task: Task, number: int) -> Iterator[tuple[Position, PreparedBatch | bool]]:
     """Yield the results of worker `number` in order: batches, and after each piece True if the file has more pieces."""
     spec, start = task.spec, task.start
     for at, file in enumerate(task.files[start.file :], start.file):
@@ -162,7 +162,7 @@ class Worker:
             pass
         self._give_back()
         position, made = self._receive()
-        if isinstance(made, Prepared):
+        if isinstance(made, PreparedBatch):
             self.views = self._views()
             groups = groupby(self.views, key=itemgetter(0))
             parts = (replace(part, blocks=_group(groups, number)) for number, part in enumerate(made.parts))
@@ -237,7 +237,7 @@ def _work(task: Task, number: int, ring: str, slots: int, connection: Connection
     with contextlib.suppress(ConnectionError, EOFError):  # the reading process exited
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
-                Sender(shared, slots, connection).send_all(_made(task, number))
+                BatchSender(shared, slots, connection).send_all(_made(task, number))
         except Exception as error:  # send the error to the reading process, which raises it
             _send_error(error, connection)
         while True:
@@ -253,7 +253,7 @@ def _send_error(error: Exception, connection: Connection) -> None:
     connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None, [], False))
 
 
-class Sender:
+class BatchSender:
     """Worker side of the ring: writes batches into slots; a large batch fills several slots in sequence."""
 
     def __init__(self, shared: mmap.mmap, slots: int, connection: Connection):
@@ -264,12 +264,12 @@ class Sender:
 
     def send_all(self, made: Iterator[tuple[Position, Any]]) -> None:
         for position, one in made:
-            if isinstance(one, Prepared):
+            if isinstance(one, PreparedBatch):
                 self._send(position, one)
             else:
                 self.connection.send((position, one, None, [], False))
 
-    def _send(self, position: Position, prepared: Prepared) -> None:
+    def _send(self, position: Position, prepared: PreparedBatch) -> None:
         self._begin((position, replace(prepared, parts=tuple(replace(part, blocks=()) for part in prepared.parts))))
         for number, part in enumerate(prepared.parts):
             start = self.at
@@ -286,7 +286,7 @@ class Sender:
             self.stored.append(StoredPart(number, start, self.at))
         self._hand_over()
 
-    def _begin(self, said: tuple[Position, Prepared | None]) -> None:
+    def _begin(self, said: tuple[Position, PreparedBatch | None]) -> None:
         """Take the free slot with the lowest index, and keep `said` as the message for the slot."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 from data.config import TextSpec, form_of
 from data.errors import InputError
 from data.manifest import MANIFEST, is_shard
-from data.text.document_batch import Listed, is_blank, mend
+from data.text.document_batch import TextList, is_blank, mend
 from data.text.documents import COLUMNS, Batch, Document, InputFile
 from data.text.escapes import unescape, unescape_giant
 from data.text.inputs import STDIN, list_inputs
@@ -62,7 +62,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     except DamagedFile as error:
         if not file.skips_invalid:
             raise
-        return Unread(file.uri, error.why)
+        return SkippedFile(file.uri, error.why)
 
 
 def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) -> Pieces:
@@ -78,7 +78,7 @@ def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) ->
         elif suffix == ".txt" and required:
             raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
         else:
-            pieces = Lines(file.uri, suffix, packed, *named, file.theirs("text"), file.skips_invalid)
+            pieces = LineFile(file.uri, suffix, packed, *named, file.theirs("text"), file.skips_invalid)
     return Renamed(pieces, file) if file.names else pieces
 
 
@@ -90,7 +90,7 @@ class DamagedFile(InputError):
         self.why = why
 
 
-class Unread:
+class SkippedFile:
     """A damaged file that is skipped: yields a single row, marked as left out."""
 
     count = 1
@@ -106,7 +106,7 @@ def left_out(uri: str, start: int, line: int, why: str) -> Batch:
     """Return a batch with a single row, marked as left out."""
     skips = Skips(uri, start)
     skips.add(line, why)
-    return Batch(1, Listed(), {}, skips=skips)
+    return Batch(1, TextList(), {}, skips=skips)
 
 
 class Renamed:
@@ -135,7 +135,7 @@ class YieldedDocuments:
         documents = iter(self.documents)
         while some := list(islice(documents, 512)):
             columns = {name: [getattr(one, name) for one in some] for name in self.columns}
-            texts = Listed(one.text.encode("utf-8", "replace") for one in some)
+            texts = TextList(one.text.encode("utf-8", "replace") for one in some)
             yield Batch(len(some), texts, columns, available=("text", *COLUMNS))
 
 
@@ -227,7 +227,7 @@ class Ranged:
                 return
 
 
-class Lines:
+class LineFile:
     """A file of text lines or JSON objects; pieces are byte ranges of an uncompressed local file."""
 
     def __init__(
@@ -289,7 +289,7 @@ class Lines:
             return io.BufferedReader(pyarrow.CompressedInputStream(io.BufferedReader(raw, 1 << 18), "zstd"))
         return io.BufferedReader(raw, BATCH_BYTES if self.local else BLOCK)
 
-    def _batch(self, lines: Listed, start: int, number: int, after_noise: bool) -> Batch:
+    def _batch(self, lines: TextList, start: int, number: int, after_noise: bool) -> Batch:
         if self.is_json:
             return self._objects(lines, start, number)
         for at, line in enumerate(() if self.ours else lines):
@@ -318,7 +318,7 @@ class Lines:
             del lines[at]
         return Batch(rows, lines, {}, max(0, invalid - mended), skips=skips)
 
-    def _no_texts(self, lines: Listed, number: int, skips: Skips, after_noise: bool) -> set[int]:
+    def _no_texts(self, lines: TextList, number: int, skips: Skips, after_noise: bool) -> set[int]:
         """Return the indices of the lines to leave out.
 
         Raises InputError if most of a batch is not text, unless invalid lines are skipped.
@@ -336,8 +336,8 @@ class Lines:
             raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
         skips.add(line, why.removesuffix(f"; {HOW}"))
 
-    def _objects(self, lines: Listed, start: int, number: int) -> Batch:
-        rows, invalid, texts, skips = len(lines), mend(lines), Listed(), Skips(self.uri, start)
+    def _objects(self, lines: TextList, start: int, number: int) -> Batch:
+        rows, invalid, texts, skips = len(lines), mend(lines), TextList(), Skips(self.uri, start)
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         there = dict[str, None]()
         for at, line in enumerate(lines):
@@ -373,7 +373,7 @@ class Lines:
         return row, text, ""
 
 
-def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
+def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[TextList]:
     """Yield the lines that begin between `at` and `stop`, without newlines, in batches of about BATCH_BYTES.
 
     A line longer than GIANT is a bytearray, to hold the line in memory only once.
@@ -385,7 +385,7 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
         if end < 0:
             tail += block
             continue
-        lines = Listed(block[:end].split(b"\n"))
+        lines = TextList(block[:end].split(b"\n"))
         if tail:
             tail += lines[0]
             lines[0] = tail if len(tail) > GIANT else bytes(tail)
@@ -393,7 +393,7 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
         yield lines
         del lines  # free a large document before the next read
     if tail:
-        yield Listed([tail if len(tail) > GIANT else bytes(tail)])
+        yield TextList([tail if len(tail) > GIANT else bytes(tail)])
 
 
 def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:

@@ -14,12 +14,12 @@ BETWEEN = b"\xff"  # never part of UTF-8
 BLOCK = 64 << 10
 
 
-class Listed(list[Any]):
+class TextList(list[Any]):
     """Texts as separate objects."""
 
-    def pick(self, rows: Sequence[int]) -> "Listed":
+    def pick(self, rows: Sequence[int]) -> "TextList":
         """Return the texts at the given rows."""
-        return Listed(self[at] for at in rows)
+        return TextList(self[at] for at in rows)
 
     def blank(self) -> list[int]:
         """Return the rows with only white space, as defined by `str.strip`."""
@@ -61,7 +61,7 @@ class Column(Sequence[bytes]):
         return _joined(self, sum(end - start for start, end in self.places))
 
 
-Texts = Listed | Column
+Texts = TextList | Column
 
 
 def of_arrow(column: Any) -> tuple[Texts, int]:
@@ -80,7 +80,7 @@ def of_arrow(column: Any) -> tuple[Texts, int]:
         column.view(pyarrow.large_string() if is_large else pyarrow.string()).validate(full=True)
         return texts, 0
     except pyarrow.ArrowInvalid:
-        listed = Listed(texts)
+        listed = TextList(texts)
         return listed, mend(listed)
 
 

@@ -16,7 +16,7 @@ from data.errors import DataError, HubSilent, InputError, NotThere
 from data.text.remote import ReadPatience, RetryableRead, hub, token_headers
 
 
-class Unlisted(InputError):
+class NoReadableFiles(InputError):
     """The data set card lists no file in a format that Slipway reads; `datasets` may find files."""
 
     def __init__(self, commit: str, words: str):
@@ -39,7 +39,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     configs = {one["config_name"]: one for one in _configs(info)}
     if configs:
         if config == "default" and config not in configs and len(configs) == 1:
-            raise Unlisted(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
+            raise NoReadableFiles(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
         known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
     else:  # without a description, all files form a single split
@@ -47,7 +47,9 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     if not names:
-        raise Unlisted(info.sha, f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}")
+        raise NoReadableFiles(
+            info.sha, f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}"
+        )
     return info.sha, [f"{hub()}/datasets/{dataset}/resolve/{info.sha}/{quote(name)}" for name in names]
 
 

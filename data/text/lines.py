@@ -31,7 +31,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBatch:
     """The lines and counts of a batch."""
 
     rows: int
@@ -65,7 +65,7 @@ def required_columns(spec: TextSpec) -> tuple[str, ...]:
     return ("language",) if spec.language else ()
 
 
-def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
+def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> PreparedBatch:
     """Return the lines of `batch`: all for `part` if set, otherwise split by hash and seed between `main` and `val`."""
     chosen, filtered = _choose(batch, spec)
     blank = set(batch.texts.blank())
@@ -78,16 +78,16 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
     digests = tuple(map(_digest, texts[:])) if spec.dedup else ()
     if part or not spec.val_ratio:
         parts = (Part(part or main, _lines(batch, spec, kept, texts), len(kept)),) if kept else ()
-        return Prepared(batch.rows, parts, b"", digests, counts, skipped)
+        return PreparedBatch(batch.rows, parts, b"", digests, counts, skipped)
     order = held_out(texts, spec.val_ratio, spec.seed)
     both = []
     for which, name in enumerate((main, "val")):
         mine = [at for at, one in enumerate(order) if one == which]
         both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.pick(mine)), len(mine)))
-    return Prepared(batch.rows, tuple(both), order, digests, counts, skipped)
+    return PreparedBatch(batch.rows, tuple(both), order, digests, counts, skipped)
 
 
-def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
+def keep(prepared: PreparedBatch, wanted: list[bool]) -> PreparedBatch:
     """Return the lines with a true flag in `wanted`, which is in document order."""
     order = prepared.order or bytes(len(wanted))
     parts = []
@@ -95,7 +95,9 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
         parts.append(Part(part.name, _chosen(part.blocks, mine), mine.count(True)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
-    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts, prepared.skipped)
+    return PreparedBatch(
+        prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts, prepared.skipped
+    )
 
 
 def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from data.errors import InputError
-from data.text.document_batch import Listed
+from data.text.document_batch import TextList
 from data.text.documents import Batch, InputFile
 from data.text.sets import in_words, opened
 from data.text.text_column import flat, texts_of, value_at
@@ -75,5 +75,5 @@ class Streamed:
             raise InputError(
                 f"column {self.text!r} does not hold text in every row; name a different column with --text-column"
             )
-        encoded = Listed(text.encode("utf-8", "replace") for text in texts)
+        encoded = TextList(text.encode("utf-8", "replace") for text in texts)
         return Batch(len(encoded), encoded, {name: rows[name] for name in self.columns if name in rows})

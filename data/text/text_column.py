@@ -6,7 +6,7 @@ list, such as the passages of a page between pictures, is joined to a single tex
 
 from typing import Any
 
-from data.text.document_batch import Listed, Texts, of_arrow
+from data.text.document_batch import TextList, Texts, of_arrow
 
 KINDS = ("string", "large_string", "string_view", "binary", "large_binary")
 BETWEEN = "\n\n"  # separator of the passages of a list
@@ -36,7 +36,7 @@ def texts_of(table: Any, name: str) -> tuple[Texts, int]:
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
-        return Listed(joined(row).encode("utf-8", "replace") for row in column.to_pylist()), 0
+        return TextList(joined(row).encode("utf-8", "replace") for row in column.to_pylist()), 0
     return of_arrow(column)
 
 

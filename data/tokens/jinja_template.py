@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from data.errors import InputError
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 from store.untrusted import templates
 from store.untrusted.templates import BEGIN, Beginning
 from store.untrusted.templates import END as END
@@ -46,7 +46,7 @@ class JinjaTemplate:
         """
         try:
             texts = self._template.render_beginnings(variables, beginnings, self.date)
-        except Unreadable as error:
+        except UnusableDocument as error:
             raise InputError(str(error)) from None
         return [_without_marks(one) if self.is_marked else (one, []) for one in texts]
 

@@ -100,7 +100,7 @@ class Windows(Loader):
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPosition:
     """Position of the next row: row `row` of group `group` in epoch `epoch`."""
 
     epoch: int = 0
@@ -109,7 +109,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedGroup:
     """The packed rows of a group, in shuffled order."""
 
     starts: np.ndarray
@@ -137,7 +137,7 @@ class BestFit(Loader):
         self.num_groups = max(1, round(self.stream.num_documents / GROUP))
         self._epoch = lru_cache(maxsize=2)(self._order)
         self._group = lru_cache(maxsize=4)(self._packed)
-        self._places = {0: Place()}
+        self._places = {0: RowPosition()}
         # Guards `_places`: a thread may read the cursor while a second thread builds batches.
         self._lock = Lock()
 
@@ -165,9 +165,9 @@ class BestFit(Loader):
         if len(numbers) < len(names):
             raise DataError(f"the checkpoint has the invalid data position {cursor}; remove this run's checkpoints")
         with self._lock:
-            self._places[numbers[0]] = Place(*numbers[1:])
+            self._places[numbers[0]] = RowPosition(*numbers[1:])
 
-    def _place(self, step: int) -> Place:
+    def _place(self, step: int) -> RowPosition:
         """Return the place at the start of a step, computed from the nearest earlier step with a known place."""
         with self._lock:
             known = max(one for one in self._places if one <= step)
@@ -179,7 +179,7 @@ class BestFit(Loader):
                     del self._places[old]
             return place
 
-    def _after(self, place: Place, rows: int) -> Place:
+    def _after(self, place: RowPosition, rows: int) -> RowPosition:
         epoch, group, row = place.epoch, place.group, place.row + rows
         empty = 0
         while row >= (size := len(self._group(epoch, group))):
@@ -188,9 +188,9 @@ class BestFit(Loader):
             empty = 0 if size else empty + 1
             if empty > self.num_groups:
                 raise InputError(f"no {GROUP} documents fill a row of {self.row_len} ids; use packing windows")
-        return Place(epoch, group, row)
+        return RowPosition(epoch, group, row)
 
-    def _packed(self, epoch: int, group: int) -> Packed:
+    def _packed(self, epoch: int, group: int) -> PackedGroup:
         first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
         starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
         rows = fill_rows(lengths, self.row_len)
@@ -200,7 +200,7 @@ class BestFit(Loader):
         ends = np.cumsum(counts[order])
         moved = begins[:-1][order] - (ends - counts[order])  # shift of the pieces of each row
         pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
-        return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
+        return PackedGroup(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
 
     def _order(self, epoch: int) -> Shuffle:
         return Shuffle(self.stream.num_documents, np.random.default_rng([self.seed, epoch]))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from store.artifacts.sentencepiece import LEADS, NOTHING, SPACE, WRITES, Spaces, crosses
+from store.artifacts.sentencepiece import LEADS, NOTHING, SPACE, WRITES, SpaceRule, crosses
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PieceEncoder:
     """A tokenizer on characters with byte fallback."""
 
-    def __init__(self, said: Mapping[str, Any], spaces: Spaces) -> None:
+    def __init__(self, said: Mapping[str, Any], spaces: SpaceRule) -> None:
         """Open the tokenizer with the tokenizer.json `said`. Raises the errors of the libraries."""
         import fastokens
         import tokenizers

@@ -111,7 +111,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
         magic, version, *shape, tokenizer, source = FIELDS.unpack_from(raw, at)
     except FileNotFoundError:
         raise DataError(f"{path}: no such token shard") from None
-    except (OSError, struct.error, outside.Unreadable) as error:
+    except (OSError, struct.error, outside.UnusableDocument) as error:
         raise DataError(f"{path}: not a token shard: {error}") from None
     if magic != MAGIC:
         raise DataError(f"{path}: not a token shard")

@@ -103,7 +103,7 @@ class Tokenizer:
             if not (sources := templates_of(folder)):
                 raise DataError(f"{path}: the last {len(SPECIALS)} ids are not the chat tokens")
             self._take_over(folder, sources)
-        except outside.Unreadable as error:
+        except outside.UnusableDocument as error:
             raise DataError(str(error)) from None
 
     def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:

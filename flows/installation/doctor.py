@@ -25,7 +25,7 @@ from store.manifest import StoreError
 
 if TYPE_CHECKING:
     from infra.machines.survey import HostSurvey
-    from infra.transport.large_files import Way
+    from infra.transport.large_files import TransferMethod
 
 DASHBOARDS = {
     "runpod": "https://console.runpod.io/pods",
@@ -147,8 +147,8 @@ def of_inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLin
         return DoctorLine(name, "off", f"disabled: {error}")
 
 
-def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
-    from infra.transport.large_files import Way
+def _node(look: "HostSurvey", way: "TransferMethod | SlipwayError | None") -> str:
+    from infra.transport.large_files import TransferMethod
 
     if not look.facts:
         return look.problem
@@ -160,7 +160,9 @@ def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
         f"{memory / 1e9:.0f} GB memory" if memory else "memory unknown",
         f"{look.facts['free_bytes'] / 1e9:.0f} GB disk free",
         f"Python {look.facts['python']}",
-        f"large files {'by rsync' if way.program else 'in pieces'} ({way.why})" if isinstance(way, Way) else f"{way}",
+        f"large files {'by rsync' if way.program else 'in pieces'} ({way.why})"
+        if isinstance(way, TransferMethod)
+        else f"{way}",
     ]
     has += [f"the shell prints: {look.shell_says}"] if look.shell_says else []
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"

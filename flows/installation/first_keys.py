@@ -38,7 +38,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Found:
+class KeyCheck:
     """The finding of a check."""
 
     verdict: Verdict
@@ -58,7 +58,7 @@ def saved(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def ask_vendor(name: str, key: str, settings: Settings) -> Found:
+def ask_vendor(name: str, key: str, settings: Settings) -> KeyCheck:
     """Ask a vendor for the owner of the key, without renting or changing anything."""
     variable = VENDORS[name]
     try:
@@ -66,22 +66,22 @@ def ask_vendor(name: str, key: str, settings: Settings) -> Found:
         changed: dict[str, Any] = {variable: key}
         mine = open_market(name, replace(settings, **changed)).account()
     except (AuthError, UsageError) as error:
-        return Found(Verdict.REFUSED, _without([key], str(error)))
+        return KeyCheck(Verdict.REFUSED, _without([key], str(error)))
     except SlipwayError as error:
-        return Found(Verdict.UNKNOWN, _without([key], str(error)))
+        return KeyCheck(Verdict.UNKNOWN, _without([key], str(error)))
     left = "" if mine.balance_micro_usd is None else f", a balance of {in_usd(mine.balance_micro_usd)}"
-    return Found(Verdict.GOOD, _without([key], f"{mine.whose}{left}"))
+    return KeyCheck(Verdict.GOOD, _without([key], f"{mine.whose}{left}"))
 
 
-def ask_store(uri: str, keys: Mapping[str, str]) -> Found:
+def ask_store(uri: str, keys: Mapping[str, str]) -> KeyCheck:
     """Test with these keys if a store is writable; delete the test data afterwards."""
     credentials.lend(keys)
     try:
         env_file.check("SLIPWAY_STORE", uri)
         Store(uri).check_writable()
     except (StoreError, SlipwayError) as error:
-        return Found(Verdict.REFUSED, _without(keys.values(), " ".join(str(error).split())))
-    return Found(Verdict.GOOD, "the store is writable")
+        return KeyCheck(Verdict.REFUSED, _without(keys.values(), " ".join(str(error).split())))
+    return KeyCheck(Verdict.GOOD, "the store is writable")
 
 
 def _without(keys: Iterable[str], text: str) -> str:

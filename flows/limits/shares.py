@@ -20,7 +20,7 @@ from infra.ledger import budgets, turns
 from infra.ledger.budgets import SharedBudget
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.ledger.turns import Turn
+from infra.ledger.turns import QueueTicket
 from infra.names import run_name
 from infra.providers import Provider, clock_scale
 from infra.records import Offer, Request
@@ -162,7 +162,7 @@ class MachineLine:
     settings: Settings
     tell: Say
     nodes: int = 1
-    turn: Turn | None = None
+    turn: QueueTicket | None = None
     may_wait: bool = False
     told: str = ""
 
@@ -219,10 +219,10 @@ def in_line(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offered(ChosenMachine):
+class LaunchOffers(ChosenMachine):
     """The offers for a launch. `turn`: the turn of a waiting launch, to be left after renting."""
 
-    turn: Turn | None = None
+    turn: QueueTicket | None = None
 
 
 def offered(
@@ -234,12 +234,12 @@ def offered(
     settings: Settings,
     tell: Say,
     narrow: choose.Narrow = choose.as_found,
-) -> Offered:
+) -> LaunchOffers:
     """Return the chosen request and offers, as `choose.among` does with `narrow`.
 
     `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or Withdrawn.
     """
-    turn: Turn | None = None
+    turn: QueueTicket | None = None
     told = set[str]()
 
     def tell_new(said: str) -> None:
@@ -258,7 +258,7 @@ def offered(
             else:
                 if turn is not None:
                     turns.note(journal, turn, "")
-                return Offered(request=found.request, offers=found.offers, reason=found.reason, turn=turn)
+                return LaunchOffers(request=found.request, offers=found.offers, reason=found.reason, turn=turn)
             pause_s = LOOK_S / clock_scale(candidates[0])
             if turn is None:
                 run = name()

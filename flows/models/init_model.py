@@ -71,7 +71,7 @@ def in_folder(init: str) -> ImportSpec:
     try:
         model = model_config(model_files.load(folder))
         odd = differences(model, map(model_files.header, model_files.weight_files(folder)))
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     if odd:
         raise UsageError(f"--init {init}: the .safetensors files do not match config.json: {'; '.join(odd[:3])}")
@@ -84,13 +84,13 @@ def in_folder(init: str) -> ImportSpec:
     file, has_pieces = file_of_tokenizer(init, names), False
     try:
         templates = templates_of(folder) if file else {}
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(usual(templates))
     if file:
         try:
             raw = outside.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
-        except (OSError, outside.Unreadable) as error:
+        except (OSError, outside.UnusableDocument) as error:
             raise UsageError(f"--init {init}: {file}: {error}") from None
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
         content.update(b"" if file == vocabulary.TOKENIZER else raw)
@@ -229,5 +229,5 @@ def content_of(path: str, init: str, settings: Settings) -> bytes:
 def read_json(text: str, init: str) -> dict[str, Any]:
     try:
         return outside.mapping(text, integer=outside.clamped)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise UsageError(f"--init {init}: the answer of the hub is invalid: {error}") from None

@@ -29,7 +29,7 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
     device, what = ("cuda", "each GPU of this machine has") if gpus else ("cpu", "this machine has")
     for phase in phases:
         training = needs_of(phase).training_gpus(phase, num_gpus)
-        ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.Shares()}
+        ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.ModelLayout()}
         least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
         if least > there:
             takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"

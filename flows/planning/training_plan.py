@@ -38,7 +38,7 @@ from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_si
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class PlannedWork:
     """The requested work, with the facts and decisions found for the plan."""
 
     spec: WorkSpec
@@ -54,7 +54,7 @@ class Work:
     """True if the tag comes from a job file, which may name a new tag; an unknown typed tag may be a typo."""
 
     @staticmethod
-    def of(spec: WorkSpec, settings: Settings) -> "Work":
+    def of(spec: WorkSpec, settings: Settings) -> "PlannedWork":
         """Return the work for the flags of a training. Raise UsageError for an impossible combination."""
         init = None
         if named := init_named(spec, settings):
@@ -62,7 +62,7 @@ class Work:
             from flows.models import init_model
 
             init = init_model.look(named, settings)
-        return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
+        return PlannedWork(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def draft(self, request: Request, settings: Settings) -> Request:
         """Return the request with the smallest possible number of GPUs for the work if the number is open.
@@ -83,14 +83,14 @@ class Work:
         """Return the result of `plan_for` for this work."""
         return plan_for(self, settings, request, vendor, limits, offer)
 
-    def wanted(self, settings: Settings) -> planning.Wanted:
+    def wanted(self, settings: Settings) -> planning.TrainingRequest:
         """Return the work in the format of the planner. Raise UsageError for invalid values."""
         spec = self.spec
         use_phases(spec.phase, settings)
         use_source(settings.source, settings)
         phases = planning.parse_phases(spec.phase)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
-        return planning.Wanted(
+        return planning.TrainingRequest(
             phases=phases,
             profile=settings.profile,
             tag=check_name(spec.tag) if spec.tag else "",
@@ -147,7 +147,7 @@ def of_machine(devices: str, flag: str) -> str:
 
 
 def plan_for(
-    work: Work,
+    work: PlannedWork,
     settings: Settings,
     request: Request,
     vendor: Provider,
@@ -270,7 +270,9 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     """Return the name of the text artifact in the store, and the steps to make a missing text artifact."""
     persona = planning.load_persona(ROOT / "data" / "persona.yaml")
     use_source(settings.source, settings)
-    wanted = planning.Wanted(phases=("text",), profile=settings.profile, source=settings.source, persona=persona)
+    wanted = planning.TrainingRequest(
+        phases=("text",), profile=settings.profile, source=settings.source, persona=persona
+    )
     name = planning.recipe(wanted)["text"].artifact
     found = Store(settings.store).check(name)
     if not found.problem:

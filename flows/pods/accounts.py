@@ -8,7 +8,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import reap as reaping
 from infra.ledger.audit import FOREIGN, ORPHANED, Finding
 from infra.ledger.journal import Journal
-from infra.ledger.reconcile import Action, Claim, Delete, reconcile
+from infra.ledger.reconcile import Action, AdoptedRow, Delete, reconcile
 from infra.machines.host_memory import at_once
 from infra.money import dollars
 from infra.notices import hooks
@@ -34,7 +34,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Done:
+class MachineAction:
     """An action on a machine, as display text."""
 
     provider: str
@@ -47,7 +47,7 @@ class Accounts:
     """The machines in the accounts, the actions taken, and the problems met."""
 
     found: list[Finding]
-    done: list[Done]
+    done: list[MachineAction]
     problems: list[str]
     is_alone: bool = False
     """True if no account is configured."""
@@ -58,7 +58,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
     markets, problems = known_accounts(settings, journal, provider)
     is_alone = not markets and not problems
     found: list[Finding] = []
-    done: list[Done] = []
+    done: list[MachineAction] = []
     if isinstance(kill, str):
         done = [end_named(kill, markets, journal, problems)]
     elif kill:
@@ -106,7 +106,7 @@ def clear(
     found: list[Finding],
     problems: list[str],
     orphans_only: bool = False,
-) -> list[Done]:
+) -> list[MachineAction]:
     """Reap an account, and return the actions; add the present machines and the problems to `found` and `problems`."""
     try:
         rented = market(account)
@@ -118,13 +118,13 @@ def clear(
         return []
     found += reaped.findings
     problems += reaped.problems
-    ended = [Done(op.vendor, op.run, f"it is to end: {reason}") for op, reason in reaped.due]
+    ended = [MachineAction(op.vendor, op.run, f"it is to end: {reason}") for op, reason in reaped.due]
     return [*ended, *(_done(action, account, journal) for action in reaped.actions)]
 
 
-def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[Done]:
+def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[MachineAction]:
     """End an engine's pods with our mark but without a row. The pods are free, so no money limit applies."""
-    done: list[Done] = []
+    done: list[MachineAction] = []
     for _ in range(2):  # The first pass requests the ends, the second pass observes the ends.
         seen = reconcile(engine, journal)
         done += [_done(action, engine, journal) for action in seen.actions]
@@ -143,7 +143,7 @@ def known_elsewhere(one: Finding, journal: Journal) -> Finding:
     )
 
 
-def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems: list[str]) -> Done:
+def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems: list[str]) -> MachineAction:
     """End the only machine with this id, token, run or name, even without a row. Raises UsageError otherwise."""
     seen = list[tuple[Provider, Finding]]()
     for account in markets:
@@ -178,7 +178,7 @@ def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems
         if not op.is_live:
             op = journal.advance(op, "resurfaced", remote_id=pod.pod_id, reason=why)
         pods.end(account, op, journal)
-    return Done(account.name, one.run or one.name or one.pod_id, f"{one.pod_id} is gone")
+    return MachineAction(account.name, one.run or one.name or one.pod_id, f"{one.pod_id} is gone")
 
 
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Provider], list[str]]:
@@ -220,10 +220,10 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
     return markets, problems
 
 
-def _done(action: Action, account: Provider, journal: Journal) -> Done:
+def _done(action: Action, account: Provider, journal: Journal) -> MachineAction:
     """Return a display record of a reconciliation action on a machine."""
-    token = action.pod.token if isinstance(action, Claim) else action.token
-    what = "an orphan, due to end" if isinstance(action, Claim) else "asked the vendor to delete the pod"
-    if not isinstance(action, (Claim, Delete)):
+    token = action.pod.token if isinstance(action, AdoptedRow) else action.token
+    what = "an orphan, due to end" if isinstance(action, AdoptedRow) else "asked the vendor to delete the pod"
+    if not isinstance(action, (AdoptedRow, Delete)):
         what = WORDS.get(action.event, "not seen; looked for again")
-    return Done(account.name, journal.op(token).run, what)
+    return MachineAction(account.name, journal.op(token).run, what)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.limits import shares
-from flows.limits.shares import Offered
+from flows.limits.shares import LaunchOffers
 from flows.pods import held_pods, stop
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
@@ -18,7 +18,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
@@ -28,7 +28,7 @@ from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.lookup import scale_of
-from infra.runs.sight import Asks, Observation, look
+from infra.runs.sight import AskedParties, Observation, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.selection.default_limit import MOST_USD
@@ -41,7 +41,7 @@ LOOK_S = 60.0  # Timeout of a look at all pods of the set; a silent pod is kept.
 
 
 @dataclass(frozen=True)
-class Change:
+class PodChange:
     """An action with display text and price."""
 
     step: PodAction
@@ -97,7 +97,7 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the lease on the set inside the block. Raises UsageError if a different process holds the lease."""
     try:
         lease = journal.leases.take(pod_set.set_lease(set_name))
-    except Held as error:
+    except LeaseHeld as error:
         raise UsageError(
             f"a second process is changing the set {set_name} ({error}); wait until the process has finished"
         ) from None
@@ -114,14 +114,14 @@ def changes(
     settings: Settings,
     tell: Say,
     limit: SetLimit | None = None,
-) -> list[Change]:
+) -> list[PodChange]:
     """Return the actions that turn the live pods into `specs`, in order, including pods to keep.
 
     Raises SlipwayError with the name of a pod without an offer.
     """
     rows = journal.ops()
     ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.is_head]
-    looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), Asks.PROVIDER), ours, LOOK_S)
+    looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), AskedParties.PROVIDER), ours, LOOK_S)
     sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Observation)}
     steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
     return [_change(step, specs, journal, settings, tell, limit) for step in steps]
@@ -143,7 +143,7 @@ def carry_out(
     spec = specs[step.name]
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    had = Offered(request=request, offers=tuple(offers))
+    had = LaunchOffers(request=request, offers=tuple(offers))
     return held_pods.make(
         had, limits, journal, settings, tell, pod_set=set_name, spec_hash=spec.digest, budget=paid_from
     )
@@ -197,7 +197,7 @@ def wanted(
     return candidates, request, preflight.limits_for(settings, is_rented, limits)
 
 
-def rate_then(found: Sequence[Change]) -> int:
+def rate_then(found: Sequence[PodChange]) -> int:
     """Return the micro-USD per hour after all changes."""
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
@@ -223,7 +223,7 @@ def _change(
     settings: Settings,
     tell: Say,
     limit: SetLimit | None,
-) -> Change:
+) -> PodChange:
     if step.action == "create":
         _, limits, offers = find(specs[step.name], settings, tell, limit)
         offer = offers[0]
@@ -233,7 +233,7 @@ def _change(
         ends += [] if limits.spend_micro_usd is None else [f"at {in_usd(limits.spend_micro_usd)}"]
         said = f"{place}, ends {' or '.join(ends)}" if ends else place
         rented = (offer, limits) if offer.micro_usd_per_hour else None
-        return Change(step, offer.provider, offer.micro_usd_per_hour, said, rented)
+        return PodChange(step, offer.provider, offer.micro_usd_per_hour, said, rented)
     op = journal.op(step.token)
     age_s = round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1)
-    return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {held_pods.purpose(op)}")
+    return PodChange(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {held_pods.purpose(op)}")

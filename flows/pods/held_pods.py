@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from flows.limits import shares
-from flows.limits.shares import Offered
-from flows.planning.training_plan import Work, environments_of, plan_for
+from flows.limits.shares import LaunchOffers
+from flows.planning.training_plan import PlannedWork, environments_of, plan_for
 from flows.runs import run_leases
 from infra import job_environment
 from infra.agent.job import Job, Limits
@@ -26,7 +26,7 @@ from infra.settings import Settings, is_secret
 
 
 def make(
-    had: Offered,
+    had: LaunchOffers,
     limits: Limits,
     journal: Journal,
     settings: Settings,
@@ -86,7 +86,7 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     return runs_launch.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
 
 
-def plan(op: Op, work: Work, settings: Settings) -> Plan:
+def plan(op: Op, work: PlannedWork, settings: Settings) -> Plan:
     """Return the plan of the work on the pod. Raises UsageError."""
     vendor, request, offer = registry.provider(settings, op.vendor), request_of(op), None
     if vendor.is_rented:

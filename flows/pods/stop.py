@@ -17,28 +17,28 @@ from infra.runs.settle import bring_home
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
-from infra.transport.protocol import Lost
+from infra.transport.protocol import ConnectionLost
 from serve.processes import controller_client
 from store.manifest import StoreError
 
 
 @dataclass(frozen=True)
-class Ended:
+class StopResult:
     """The end of one pod or service. `problem`: the reason why the end is not proven, or None."""
 
     name: str
     problem: SlipwayError | None = None
 
 
-def services(names: list[str], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
+def services(names: list[str], journal: Journal, settings: Settings, tell: Say) -> Iterator[StopResult]:
     """End services in order, and yield each result; continue after an error."""
     for name in names:
         try:
             controller_client.finish(name, settings, journal, tell)
             tell(f"{name}: ended, nothing of it runs")
-            yield Ended(name)
+            yield StopResult(name)
         except Exception as error:  # An error of a service must not stop the others.
-            yield Ended(name, as_told(error, name))
+            yield StopResult(name, as_told(error, name))
     supervisor_client.leave_if_done(settings)
 
 
@@ -56,14 +56,14 @@ def all_rows(journal: Journal) -> list[Op]:
     return [*journal.ops(live=True), *between_pods(journal)]
 
 
-def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
+def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[StopResult]:
     """End pods in order, and yield each result; continue after an error."""
     for op in dict.fromkeys(ops):
         try:
             end(op, journal, settings, tell)
-            yield Ended(op.run)
+            yield StopResult(op.run)
         except Exception as error:  # An error of a pod must not stop the others.
-            yield Ended(op.run, as_told(error, op.run))
+            yield StopResult(op.run, as_told(error, op.run))
     if due.pods_to_end(journal, settings):
         supervisor_client.ensure(settings, waits=False)  # The supervisor repeats the requests until the pods are gone.
     supervisor_client.leave_if_done(settings)
@@ -96,7 +96,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, t
     try:
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)
-    except Lost:  # For example, the pod has saved and ended itself.
+    except ConnectionLost:  # For example, the pod has saved and ended itself.
         tell(f"{op.run}: the connection closed before the pod answered; asking {op.vendor} whether the pod is gone")
     except (SlipwayError, StoreError) as error:
         tell(f"{op.run}: {error}")

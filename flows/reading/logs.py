@@ -12,7 +12,7 @@ from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
-from infra.transport.protocol import Lost, TimedOut, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Unreachable
 from store.manifest import StoreError
 
 
@@ -46,7 +46,7 @@ def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
         is_nowhere = isinstance(error, UsageError)  # removed from the inventory, or unusable
         if is_nowhere and not op.is_live:
             return True
-        if not (is_nowhere or isinstance(error, (Lost, TimedOut, Unreachable))):
+        if not (is_nowhere or isinstance(error, (ConnectionLost, TimedOut, Unreachable))):
             raise
         tell(f"{op.run}: {error}")
         return True

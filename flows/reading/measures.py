@@ -26,7 +26,7 @@ def kept(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
     try:
         whole = outside.mapping(outside.content(path), nan_is_null=True)
         outside.typed(whole, "measures", dict, {})
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise UsageError(f"{path}: {error}; measure again: ./inv eval") from None
     return whole
 

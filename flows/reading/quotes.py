@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flows.planning import estimates
-from flows.planning.training_plan import Work, init_named
+from flows.planning.training_plan import PlannedWork, init_named
 from flows.runs import work_kinds
 from flows.specs import variables
 from flows.specs.launch import LaunchSpec
@@ -86,7 +86,7 @@ def work_named(
     settings = replace(settings, profile=spec.profile or settings.profile)
     if _is_of_its_shape(init_named(spec, settings), settings.profile):
         spec = replace(spec, init="")
-    wanted = Work.of(spec, settings).wanted(settings)
+    wanted = PlannedWork.of(spec, settings).wanted(settings)
     if tokens and any("tokens" in PHASES[one].sizes for one in wanted.phases):
         wanted, tokens = replace(wanted, sizes={**wanted.sizes, "tokens": round(tokens)}), 0.0
     nodes = planning.recipe(wanted)
@@ -163,7 +163,7 @@ def quote(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenOffers:
+class CurrentOffers:
     """The current offers, or the price catalogue without an account."""
 
     offers: tuple[Offer, ...]
@@ -175,7 +175,7 @@ class SeenOffers:
 
 def offers_of(
     kinds: Sequence[tuple[str, int]], settings: Settings, provider: str = "", spot: bool = False
-) -> SeenOffers:
+) -> CurrentOffers:
     """Return the offers of all vendors with a key for these GPU kinds and counts, else the catalogue."""
     wanted = Request(run="new", gpu=",".join(f"{kind}:{count}" for kind, count in kinds), spot=spot)
     try:
@@ -186,9 +186,9 @@ def offers_of(
         listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
         fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
         dates = " or ".join(sorted({one.mark for one in fitting}))
-        return SeenOffers(
+        return CurrentOffers(
             offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices without a current offer: {error}",)
         )
     seen = market.survey(asked, wanted)
     silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.silent)
-    return SeenOffers(offers=tuple(seen.considered), silent=silent)
+    return CurrentOffers(offers=tuple(seen.considered), silent=silent)

@@ -155,14 +155,14 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     Return {} for other folders and for a damaged manifest, so that metrics are still shown.
     """
     found = sorted(folder.glob("step-*/MANIFEST.json"))
-    with contextlib.suppress(OSError, outside.Unreadable):
+    with contextlib.suppress(OSError, outside.UnusableDocument):
         return outside.load(found[-1]) if found else {}
     return {}
 
 
 def about_of(folder: Path) -> dict[str, Any]:
     """Return the facts recorded in the manifest of an artifact; {} for a damaged manifest."""
-    with contextlib.suppress(OSError, outside.Unreadable):
+    with contextlib.suppress(OSError, outside.UnusableDocument):
         return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
     return {}
 

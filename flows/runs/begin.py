@@ -18,7 +18,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
 from infra.ledger.journal import Journal
-from infra.ledger.op import Op, Taken
+from infra.ledger.op import AlreadyLive, Op
 from infra.runs import launch as runs_launch
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.engine import RunStart, engine_of
@@ -96,7 +96,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         )
         with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
             return line.begin(rent)
-    except Taken as taken_by:
+    except AlreadyLive as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
             shares.hand_back(paid_from, name, journal)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from flows.limits import shares
 from flows.limits.run_limits import run_limits
 from flows.planning import learned, machine_choice, memory_check
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
@@ -24,7 +24,7 @@ from infra.errors import UsageError
 from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.ledger.turns import Turn
+from infra.ledger.turns import QueueTicket
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market
@@ -100,7 +100,7 @@ class Launch:
     """Offers of rented machines, in the order to try."""
     warnings: tuple[str, ...] = ()
     """Warnings to be accepted by the user before renting."""
-    turn: Turn | None = None
+    turn: QueueTicket | None = None
     """The wait-queue turn of a launch after a wait for offers."""
     may_send: bool = False
     """True if the user agreed to send files from hidden folders of the home folder."""
@@ -127,7 +127,7 @@ def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
-    work = Work.of(spec, settings)
+    work = PlannedWork.of(spec, settings)
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
@@ -232,7 +232,7 @@ def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
     A user's own job names the machine, so all offers remain.
     """
     candidates = registry.candidates(settings)
-    if not candidates[0].is_rented or not isinstance(resolved.work, Work):
+    if not candidates[0].is_rented or not isinstance(resolved.work, PlannedWork):
         return choose.as_found
     first = resolved.work.draft(resolved.request, settings)
     plan = resolved.work.plan(settings, first, candidates[0], resolved.limits)

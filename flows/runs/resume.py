@@ -14,7 +14,7 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
-from infra.ledger.op import Op, Taken
+from infra.ledger.op import AlreadyLive, Op
 from infra.money import in_usd
 from infra.records import Offer, Plan
 from infra.runs import hand_over, run_rows, sight
@@ -126,7 +126,7 @@ def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         return op
     try:
         return (attach if op.is_live else again)(op, journal, settings, tell)
-    except Taken as taken_by:
+    except AlreadyLive as taken_by:
         return attach(taken_by.op, journal, settings, tell)
 
 

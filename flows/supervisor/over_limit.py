@@ -17,7 +17,7 @@ from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.ledger.spend import Excess
+from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import at_once
 from infra.money import per_hour
 from infra.runs import sight
@@ -36,7 +36,7 @@ class OverLimit:
 
     op: Op
     """Last read journal row."""
-    excess: Excess
+    excess: LimitOverrun
     """Time and money beyond the limit, when the pod was found."""
     heard_s: float | None = None
     """Age of the guard's last report, by the vendor's clock; None = no report."""

@@ -40,12 +40,12 @@ from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
 from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
-from infra.interrupts import Replaced
+from infra.interrupts import WorkTakenOver
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
 from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
-from infra.ledger.leases import SILENT_S, SUPERVISOR, Held, keeper_lease
+from infra.ledger.leases import SILENT_S, SUPERVISOR, LeaseHeld, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
@@ -181,7 +181,7 @@ class Supervisor:
         """Run `work` and log an error; the next look starts the work again."""
         try:
             work()
-        except Replaced:  # The next look logs the replacement and is the last.
+        except WorkTakenOver:  # The next look logs the replacement and is the last.
             return
         except Exception as error:
             self._fail("supervisor", error)
@@ -247,7 +247,7 @@ class Supervisor:
         why, row = "", None
         try:
             row = work(name)
-        except Replaced:
+        except WorkTakenOver:
             return
         except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # The user has to act.
             why = str(error)
@@ -375,7 +375,7 @@ def serve(tell: Say, renews: bool = False) -> None:
         while True:
             try:
                 lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, own_code.stamp()), tell)
-            except Held as error:
+            except LeaseHeld as error:
                 tell(str(error))
                 return
             supervisor = Supervisor(settings, journal, time.time(), tell)
@@ -385,7 +385,7 @@ def serve(tell: Say, renews: bool = False) -> None:
             tell(f"process {os.getpid()} looks after {settings.state_file}")
             try:
                 supervisor.run()
-            except Replaced as error:
+            except WorkTakenOver as error:
                 tell(f"process {os.getpid()} exits: {error}")
                 return
             for number in SIGNALS:

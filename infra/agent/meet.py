@@ -53,7 +53,7 @@ def free_ports(count: int) -> List[int]:
     return found
 
 
-class Meeting:
+class ReachabilityTest:
     """A mutual reachability test: each node sends `KEY RANK` to all nodes, and "goodbye" after a successful call."""
 
     def __init__(self, plan: Dict[str, Any]) -> None:
@@ -117,4 +117,4 @@ class Meeting:
 
 
 if __name__ == "__main__":
-    print(json.dumps(look(sys.argv[2]) if sys.argv[1] == "look" else Meeting(json.loads(sys.argv[2])).hold()))
+    print(json.dumps(look(sys.argv[2]) if sys.argv[1] == "look" else ReachabilityTest(json.loads(sys.argv[2])).hold()))

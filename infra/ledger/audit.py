@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from infra.ledger import accounts
 from infra.ledger.life_cycle import CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
-from infra.ledger.reconcile import Look
+from infra.ledger.reconcile import AccountSnapshot
 from infra.providers.pod_keys import is_token
 from infra.records import Pod
 
@@ -55,7 +55,7 @@ class Finding:
         return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 
-def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Finding]:
+def findings(seen: AccountSnapshot, *, provider: str, prefix: str, now: float) -> list[Finding]:
     """Return a finding for each listed machine, then for each live row without a machine, except PLANNED rows.
 
     `now`: UTC epoch seconds by the vendor's clock.
@@ -85,7 +85,7 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
     return [*found, *_without(missing, seen, provider)]
 
 
-def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
+def _whose(pod: Pod, row: Op | None, prefix: str, seen: AccountSnapshot, taken: set[str]) -> tuple[str, str]:
     """Return the kind of finding for a listed machine, and the reason."""
     if not pod.is_legible:
         return UNKNOWN_MARK, "may belong to this installation"
@@ -106,7 +106,7 @@ def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -
     return CLAIMED, "not adopted yet" if row.state in (CREATING, UNKNOWN) else ""
 
 
-def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]:
+def _without(rows: Sequence[Op], seen: AccountSnapshot, provider: str) -> Iterator[Finding]:
     """Yield findings for live rows without a listed machine; an incomplete listing yields none."""
     for row in rows if seen.listing.is_complete else ():
         if row.token in seen.elsewhere:

@@ -26,7 +26,7 @@ from infra.agent.process import boot_id
 from infra.journal_file import Fenced, JournalError
 from infra.ledger.leases import Leases, keeper_lease
 from infra.ledger.life_cycle import ENDED, TERMINATING, after
-from infra.ledger.op import JournalEvent, Leased, Op, Taken
+from infra.ledger.op import AlreadyLive, JournalEvent, Leased, Op
 from infra.records import Pod
 
 _STAMPS = {
@@ -107,7 +107,7 @@ class Journal:
             same = "(run = ? AND rank = ?) OR (target = ? AND store = ? AND target != '')"
             live = self._ops(f"WHERE {_LIVE} AND NOT detached AND ({same})", op.run, op.rank, op.target, op.store)
             if live:
-                raise Taken(live[0])
+                raise AlreadyLive(live[0])
             there = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
             if leased := next((one for one in there if not may_share(one.devices, op.devices)), None):
                 raise Leased(leased)

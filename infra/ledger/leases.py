@@ -22,7 +22,7 @@ from typing import Protocol
 from infra.agent.limits import awake_s
 from infra.agent.process import Identity, is_alive, myself
 from infra.errors import SlipwayError, UsageError
-from infra.interrupts import Replaced
+from infra.interrupts import WorkTakenOver
 from infra.journal_file import Fenced
 
 SUPERVISOR = "supervisor"  # lease of the supervisor of an installation
@@ -57,11 +57,11 @@ def keeper_lease(run: str) -> str:
     return f"keep:{run}"
 
 
-class Held(UsageError):
+class LeaseHeld(UsageError):
     """A living process holds the requested lease."""
 
 
-class Beating(Protocol):
+class HeartbeatJournal(Protocol):
     """An open journal, as used by the heartbeat thread."""
 
     @property
@@ -70,11 +70,11 @@ class Beating(Protocol):
 
 
 File = tuple[Path, tuple[int, int] | None]
-Open = Callable[[], AbstractContextManager[Beating]]
+Open = Callable[[], AbstractContextManager[HeartbeatJournal]]
 
 
 @dataclass
-class _Pulse:
+class _Heartbeat:
     """The leases of a journal held by this process, and the heartbeat thread."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,12 +110,12 @@ class _Pulse:
                     self.is_beating = False
                     return
             if self.is_well():
-                errors = (SlipwayError, OSError, sqlite3.Error, Replaced)
+                errors = (SlipwayError, OSError, sqlite3.Error, WorkTakenOver)
                 with contextlib.suppress(*errors), _WRITING, open_again() as journal:
                     journal.leases.beat()
 
 
-_PULSES: dict[File, _Pulse] = {}
+_PULSES: dict[File, _Heartbeat] = {}
 # A fork must not copy the open files and locks of a running heartbeat.
 _WRITING = threading.Lock()
 
@@ -142,8 +142,8 @@ class Leases:
         self._db, self._writing, self._file, self._open_again = db, writing, file, open_again
 
     @property
-    def _pulse(self) -> _Pulse:
-        return _PULSES.setdefault(self._file, _Pulse())
+    def _pulse(self) -> _Heartbeat:
+        return _PULSES.setdefault(self._file, _Heartbeat())
 
     def take(self, name: str, code: str = "") -> Lease:
         """Acquire a lease. Raise Held while the current holder lives and sends heartbeats.
@@ -153,7 +153,7 @@ class Leases:
         with self._writing():
             epoch, holder = self._lease(name)
             if holder:
-                raise Held(f"{name} is held by process {holder.pid}")
+                raise LeaseHeld(f"{name} is held by process {holder.pid}")
             me = myself()
             values = (name, epoch + 1, me.boot_id, me.pid, me.started, awake_s())
             self._db.execute(_PUT, values)
@@ -198,7 +198,7 @@ class Leases:
             if not self.is_ours(lease):
                 holder = self.holder(lease.name)
                 who = f"process {holder.pid}" if holder else "another process"
-                raise Replaced(
+                raise WorkTakenOver(
                     f"{lease.name}: {who} has taken over, because this process was silent for {SILENT_S:g} s or "
                     "longer; this process stops. Run: inv status"
                 )

@@ -133,7 +133,7 @@ class JournalEvent:
     at: int  # UTC epoch seconds
 
 
-class Taken(UsageError):
+class AlreadyLive(UsageError):
     """The same run or target is already live; `op` is the live row."""
 
     def __init__(self, op: Op) -> None:

@@ -12,10 +12,10 @@ from infra.errors import in_words
 from infra.journal_file import Fenced
 from infra.ledger import audit, reconcile, spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import BOOTING, CUT_OFF, TERMINATING
 from infra.ledger.op import Op
-from infra.ledger.reconcile import Action, Clock, Look
+from infra.ledger.reconcile import AccountSnapshot, Action, Clock
 from infra.providers import Market, Provider, market
 
 PATIENCE_S = 180.0  # seconds by the vendor's clock, for the vendor to release a machine
@@ -25,7 +25,7 @@ LEAST_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Reaped:
+class ReapResult:
     """The result of a reap of an account: the actions taken, and the remaining machines."""
 
     actions: tuple[Action, ...]
@@ -47,7 +47,7 @@ def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0)
     return why, "limit" if why else ""
 
 
-def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], Look]:
+def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], AccountSnapshot]:
     """Return the findings and the look at an account: machines, or jobs on clusters. Change nothing."""
     seen = reconcile.look(provider, journal)
     prefix, rented = reconcile.prefix(journal), market(provider)
@@ -62,7 +62,7 @@ def reap(
     orphans_only: bool = False,
     clock: Clock = read_clocks,
     sleep: Callable[[float], None] = time.sleep,
-) -> Reaped:
+) -> ReapResult:
     """Reconcile, end due pods, and wait until the vendor releases the machines.
 
     `findings` of the result contains the machines still held by the vendor. `orphans_only`: leave pods with a live
@@ -82,7 +82,7 @@ def reap(
             swept = reconcile.reconcile_in_turn(market, journal, clock)
             done += [one for one in swept.actions if one not in done]
             problems += swept.problems
-        except Held as error:
+        except LeaseHeld as error:
             problems.append(f"{market.name}: {error}")
         found, seen = inspect(market, journal)
         now = clock()
@@ -93,12 +93,12 @@ def reap(
         is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
         if is_over or now.boot_s >= deadline:
             problems += [one for one in seen.problems if one not in problems]
-            return Reaped(tuple(done), tuple(asked), tuple(found), tuple(problems))
+            return ReapResult(tuple(done), tuple(asked), tuple(found), tuple(problems))
         sleep(max(LEAST_POLL_S, POLL_S / market.clock_scale))
 
 
 def _end_due(
-    seen: Look, journal: Journal, now: spend.Now, clock_scale: float, problems: list[str]
+    seen: AccountSnapshot, journal: Journal, now: spend.Now, clock_scale: float, problems: list[str]
 ) -> list[tuple[Op, str]]:
     ended = []
     for row in seen.rows.values():

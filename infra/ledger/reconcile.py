@@ -18,7 +18,7 @@ from infra.errors import in_words
 from infra.journal_file import Fenced
 from infra.ledger import accounts, spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.money import per_hour
@@ -49,7 +49,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Move:
+class RowEvent:
     """An event of a row; "note" writes facts without changing the state."""
 
     token: str
@@ -58,7 +58,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Claim:
+class AdoptedRow:
     """A new row for a pod with our mark and without a row, so that the journal records the pod's end."""
 
     pod: Pod
@@ -71,7 +71,7 @@ class Delete:
     pod_id: str
 
 
-Action = Move | Claim | Delete
+Action = RowEvent | AdoptedRow | Delete
 
 
 def decide(
@@ -110,9 +110,9 @@ def decide(
         for pods in found.values():
             age_s = listing.began.wall_s - pods[0].created_at
             if replaced_ago_s is not None and age_s >= replaced_ago_s - settle_s:
-                actions.append(Claim(pods[0], is_kept=True))
+                actions.append(AdoptedRow(pods[0], is_kept=True))
             else:
-                actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
+                actions += [AdoptedRow(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
     return actions
 
 
@@ -124,22 +124,22 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         if ours is None or not listing.is_complete:
             return []
         pod_id = ours.pod_id or row.remote_id
-        again = Move(
+        again = RowEvent(
             row.token, "resurfaced", {"remote_id": pod_id, "reason": "the machine appeared after the recorded end"}
         )
         return [again, Delete(row.token, pod_id or ""), *extras]
     if row.state == PLANNED:
-        return [Move(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
+        return [RowEvent(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
     if row.state in (CREATING, UNKNOWN):
-        doubt = [Move(row.token, "unclear", {"reason": "its launch was cut off"})] if row.state == CREATING else []
+        doubt = [RowEvent(row.token, "unclear", {"reason": "its launch was cut off"})] if row.state == CREATING else []
         if ours is None:
             return [*doubt, *_absence(row, listing, settle_s, needed, "absent")]
         facts = {"remote_id": ours.pod_id or None, "address": ours.address, "absent_n": 0, "first_absent_at": None}
         rate = max(row.rate, ours.micro_usd_per_hour)
-        adopted = [*doubt, Move(row.token, "found", {**facts, "rate": rate})]
+        adopted = [*doubt, RowEvent(row.token, "found", {**facts, "rate": rate})]
         if ours.micro_usd_per_hour > row.rate * OVERPRICED:
             reason = f"the machine costs {per_hour(ours.micro_usd_per_hour)}; the agreed price was {per_hour(row.rate)}"
-            return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
+            return [*adopted, RowEvent(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
     is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
     is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
@@ -148,18 +148,18 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         known = (ours.pod_id if is_denied else row.remote_id or ours.pod_id) or row.remote_id
         facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": known}
         is_news = row.last_seen_at is None or row.remote_id != known
-        shown = [Move(row.token, "note", facts)] if is_news else []
+        shown = [RowEvent(row.token, "note", facts)] if is_news else []
         ending = [Delete(row.token, ours.pod_id or known or "")] if row.state == TERMINATING else []
         return [*shown, *ending, *extras]
     if row.remote_id is None and row.sent_at is None:
-        return [Move(row.token, "gone")]  # the end was requested before anything was sent
+        return [RowEvent(row.token, "gone")]  # the end was requested before anything was sent
     if row.remote_id is None:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
     if is_denied:
         ended = f"{limit}; {row.vendor} ended the pod" if limit else f"{row.vendor} ended the pod"
         why = {} if row.state == TERMINATING else {"reason": ended, "outcome": "limit" if limit else ""}
-        return [Move(row.token, "gone", why)]
+        return [RowEvent(row.token, "gone", why)]
     return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
 
 
@@ -175,16 +175,16 @@ def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str
         return []
     at = int(since_s) + (row.intent_at if row.sent_at is None else row.sent_at)
     if row.first_absent_at is None or at < row.first_absent_at:
-        return [Move(row.token, "note", {"absent_n": 1, "first_absent_at": at})]
+        return [RowEvent(row.token, "note", {"absent_n": 1, "first_absent_at": at})]
     if at < row.first_absent_at + APART_S * row.absent_n:
         return []
     if row.absent_n + 1 >= needed:
-        return [Move(row.token, event)]
-    return [Move(row.token, "note", {"absent_n": row.absent_n + 1})]
+        return [RowEvent(row.token, event)]
+    return [RowEvent(row.token, "note", {"absent_n": row.absent_n + 1})]
 
 
 @dataclass(frozen=True)
-class Look:
+class AccountSnapshot:
     """The state of an account: the vendor's listing, then the rows of the journal."""
 
     listing: Listing
@@ -195,7 +195,7 @@ class Look:
     elsewhere: frozenset[str] = frozenset()
 
 
-def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
+def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> AccountSnapshot:
     """Look at an account without changing anything.
 
     If the vendor does not answer, the listing is incomplete and `problems` has the error.
@@ -221,7 +221,7 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     shown = {pod.token for pod in listing.pods}
     open_spot = [row for row in here if row.is_live and row.is_spot and row.token not in shown]
     problems += [f"{row.run}: the row stays open: {listing.spot_silence}" for row in open_spot if listing.spot_silence]
-    return Look(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
+    return AccountSnapshot(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
 
 
 def _elsewhere(
@@ -258,14 +258,14 @@ def prefix(journal: Journal) -> str:
 
 
 @dataclass(frozen=True)
-class Reconciled:
+class ReconcileResult:
     """The result of a reconciliation, for display."""
 
     actions: tuple[Action, ...]
     problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
 
 
-def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Reconcile a vendor once. Raise Held while a second process reconciles the vendor; JournalError."""
     lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
@@ -287,12 +287,12 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         # Tokens of rows changed and now handled by a second process, or with a failed record: skip their actions.
         lost: set[str] = set()
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
-        return Reconciled(tuple(done), tuple(problems))
+        return ReconcileResult(tuple(done), tuple(problems))
     finally:
         journal.leases.release(lease)
 
 
-def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Reconcile a vendor once, after waiting for a second process reconciling the same vendor.
 
     Raise Held after `TURN_S` seconds: the second process then hangs or was suspended. Raise JournalError.
@@ -301,13 +301,13 @@ def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_
     while True:
         try:
             return reconcile(provider, journal, clock)
-        except Held:
+        except LeaseHeld:
             if time.monotonic() < deadline:
                 time.sleep(TURN_POLL_S)
                 continue
             holder = journal.leases.holder(f"reconcile:{provider.name}")
             by = f"process {holder.pid}" if holder else "another process"
-            raise Held(
+            raise LeaseHeld(
                 f"not checked: {by}, another inv command, has been reading this account for {TURN_S:g} s. If that "
                 "command hangs or is suspended, end the command, then check again: inv status"
             ) from None
@@ -366,14 +366,14 @@ def _with_limits(pod: Pod, provider: Provider) -> Pod:
 def _carry_out(
     action: Action, provider: Provider, journal: Journal, rows: dict[str, Op], lost: set[str], problems: list[str]
 ) -> bool:
-    token = action.pod.token if isinstance(action, Claim) else action.token
+    token = action.pod.token if isinstance(action, AdoptedRow) else action.token
     if token in lost:
         return False
     try:
         if isinstance(action, Delete):
             journal.leases.check_held()
             provider.delete(action.pod_id)
-        elif isinstance(action, Claim):
+        elif isinstance(action, AdoptedRow):
             reason, state = (
                 (FOUND, LOST)
                 if action.is_kept
@@ -393,7 +393,13 @@ def _carry_out(
     except Exception as error:  # an error with a pod must not block the other pods
         if not isinstance(action, Delete):  # an action must be recorded before the effect
             lost.add(token)
-        rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
+        rate = (
+            rows[token].rate
+            if token in rows
+            else action.pod.micro_usd_per_hour
+            if isinstance(action, AdoptedRow)
+            else 0
+        )
         cost = f"; the machine may still cost {per_hour(rate)}" if rate else ""
         problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
     return False

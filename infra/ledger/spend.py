@@ -136,7 +136,7 @@ def due(op: Op, now: Now, scale: float = 1.0) -> str:
 
 
 @dataclass(frozen=True)
-class Excess:
+class LimitOverrun:
     """The possible use of a live pod beyond the limits: micro-USD, and seconds by the vendor's clock."""
 
     micro_usd: int = 0
@@ -149,13 +149,13 @@ class Excess:
         return " and ".join([*parts, *([duration(self.time_s)] if self.time_s else [])])
 
 
-def excess(op: Op, now: Now, scale: float = 1.0) -> Excess:
+def excess(op: Op, now: Now, scale: float = 1.0) -> LimitOverrun:
     """Return the possible excess of a pod over the limits; zero within the limits and for an ended pod."""
     if not op.is_live:
-        return Excess()
+        return LimitOverrun()
     over_s = 0.0 if op.ttl_s is None else since_request_s(op, now, scale) - op.ttl_s
     over = 0 if op.cap is None or not op.rate else spent(op, now, scale) - op.cap
-    return Excess(max(0, over), max(0.0, over_s))
+    return LimitOverrun(max(0, over), max(0.0, over_s))
 
 
 def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:

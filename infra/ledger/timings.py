@@ -131,7 +131,7 @@ def _read(path: Path) -> RunTimes:
         )
     try:
         found = strict_records.read(RunTimes, said)
-    except strict_records.Misfit as error:
+    except strict_records.RecordMismatch as error:
         raise ValueError(f"{'.'.join(error.place)}: {error}".lstrip(": ")) from None
     if found.token != path.stem:
         raise ValueError(f"the record belongs to {outside.shown(found.token)}")

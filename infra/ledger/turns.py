@@ -24,7 +24,7 @@ THIS_MACHINE = "this machine"
 
 
 @dataclass(frozen=True)
-class Turn:
+class QueueTicket:
     """A place in the queue for a machine."""
 
     number: int
@@ -39,11 +39,11 @@ class Turn:
     """Last reason for waiting given to the process, unless the journal already shows the reason."""
 
 
-class InLine(Busy):
+class QueuedBehind(Busy):
     """An earlier launch waits for the machine."""
 
 
-class Withdrawn(SlipwayError):
+class EndedInQueue(SlipwayError):
     """Another command ended the run during the wait."""
 
 
@@ -68,7 +68,9 @@ def named(devices: str) -> str:
     return f"device{'s' if ',' in devices else ''} {devices}"
 
 
-def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = "") -> Turn:
+def stand_in_line(
+    journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = ""
+) -> QueueTicket:
     """Join the end of the queue, for the lifetime of this process. `why`: as for `note`."""
     me, now = myself(), int(time.time())
     with journal.writing():
@@ -76,41 +78,41 @@ def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str]
             if not is_alive(Identity(*holder)):
                 journal.execute("DELETE FROM turns WHERE number = ?", number)
         (last,) = journal.read("SELECT coalesce(max(number), 0) FROM turns")[0]
-        found = Turn(last + 1, run, vendor, tuple(places), devices, now, why)
+        found = QueueTicket(last + 1, run, vendor, tuple(places), devices, now, why)
         values = (found.number, run, vendor, "\n".join(found.places), devices, now, why, me.boot_id, me.pid, me.started)
         journal.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", *values)
     return found
 
 
-def note(journal: Journal, turn: Turn, why: str) -> None:
+def note(journal: Journal, turn: QueueTicket, why: str) -> None:
     """Record a reason for waiting not shown by any row."""
     with journal.writing():
         journal.execute("UPDATE turns SET why = ? WHERE number = ?", why, turn.number)
 
 
-def leave(journal: Journal, turn: Turn) -> None:
+def leave(journal: Journal, turn: QueueTicket) -> None:
     """Leave the queue."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
 
 
-def withdraw(journal: Journal, turn: Turn) -> None:
+def withdraw(journal: Journal, turn: QueueTicket) -> None:
     """Remove the waiting run of a process from every queue, so that the process does not start the run."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE run = ?", turn.run)
 
 
-def check_in_line(journal: Journal, turn: Turn) -> None:
+def check_in_line(journal: Journal, turn: QueueTicket) -> None:
     """Raise Withdrawn when a command removed this turn from the queue."""
     if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
-        raise Withdrawn(f"{turn.run}: inv down ended the run during the wait; no work was started")
+        raise EndedInQueue(f"{turn.run}: inv down ended the run during the wait; no work was started")
 
 
-def waiting(journal: Journal) -> list[Turn]:
+def waiting(journal: Journal) -> list[QueueTicket]:
     """Return the turns of living processes, in order; only the last of several turns of a run."""
     columns = "number, run, vendor, places, devices, since, why, boot_id, pid, pid_starttime"
     return [
-        Turn(number, run, vendor, tuple(places.split("\n")), devices, since, why)
+        QueueTicket(number, run, vendor, tuple(places.split("\n")), devices, since, why)
         for number, run, vendor, places, devices, since, why, *holder in journal.read(
             f"SELECT {columns} FROM turns WHERE number IN"
             " (SELECT max(number) FROM turns GROUP BY run, boot_id, pid, pid_starttime) ORDER BY number"
@@ -119,7 +121,9 @@ def waiting(journal: Journal) -> list[Turn]:
     ]
 
 
-def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str) -> "Op | Turn | None":
+def in_the_way(
+    rows: Iterable[Op], turns: Iterable[QueueTicket], turn: QueueTicket, place: str
+) -> "Op | QueueTicket | None":
     """Return the row or the earlier turn blocking a waiting turn at `place`, or None."""
     for op in rows:
         is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.rank > 0 and not op.detached
@@ -129,21 +133,21 @@ def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str
     return next((one for one in turns if one.number < turn.number and _both_want(one, turn, place)), None)
 
 
-def obstacles(journal: Journal, turn: Turn) -> dict[str, "Op | Turn | None"]:
+def obstacles(journal: Journal, turn: QueueTicket) -> dict[str, "Op | QueueTicket | None"]:
     """Return by place the row or the earlier turn blocking a waiting turn, or None."""
     rows, turns = journal.ops(live=True), waiting(journal)
     return {place: in_the_way(rows, turns, turn, place) for place in turn.places}
 
 
-def in_words(found: "Op | Turn", place: str) -> str:
+def in_words(found: "Op | QueueTicket", place: str) -> str:
     """Return the blocker in words: `box1: jolly-elk-1 has devices 0,1 until it ends`."""
     where = place or THIS_MACHINE
-    if isinstance(found, Turn):
+    if isinstance(found, QueueTicket):
         return f"{where}: {found.run} came before"
     return f"{where}: {found.run} has {named(found.devices)} until the end of the run"
 
 
-def why_waiting(journal: Journal, turn: Turn) -> str:
+def why_waiting(journal: Journal, turn: QueueTicket) -> str:
     """Return the reason for waiting, in words."""
     found = obstacles(journal, turn)
     said = [in_words(one, place) for place, one in found.items() if one is not None]
@@ -155,7 +159,7 @@ def why_waiting(journal: Journal, turn: Turn) -> str:
     return f"waits for {'; '.join(said[:3])}{more}"
 
 
-def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None) -> None:
+def admit(journal: Journal, rows: Iterable[Op], new: Op, own: QueueTicket | None = None) -> None:
     """Check that a new row may have the machine now, within the transaction that writes the row.
 
     `own`: the turn of the caller. A run with an earlier row does not queue again. Raise Leased, InLine or Withdrawn.
@@ -165,16 +169,16 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None
         check_in_line(journal, own)
     if not new.place and new.vendor != HERE:
         return
-    claim = own or Turn(1 << 62, new.run, new.vendor, (new.place,), new.devices, 0)
+    claim = own or QueueTicket(1 << 62, new.run, new.vendor, (new.place,), new.devices, 0)
     is_shared = new.vendor == HERE and own is None and not new.devices
     rivals = [op for op in rows if op.devices] if is_shared else rows
     if isinstance(found := in_the_way(rivals, (), claim, new.place), Op):
         raise Leased(found)
     if new.rank == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
         found = in_the_way((), waiting(journal), claim, new.place)
-        if isinstance(found, Turn):
-            raise InLine(f"{in_words(found, new.place)}, and is waiting; wait in line: --wait; see: inv status")
+        if isinstance(found, QueueTicket):
+            raise QueuedBehind(f"{in_words(found, new.place)}, and is waiting; wait in line: --wait; see: inv status")
 
 
-def _both_want(one: Turn, other: Turn, place: str) -> bool:
+def _both_want(one: QueueTicket, other: QueueTicket, place: str) -> bool:
     return one.vendor == other.vendor and place in one.places and not may_share(one.devices, other.devices)

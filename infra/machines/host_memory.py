@@ -15,7 +15,7 @@ from infra import journal_file
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
 from infra.records import Offer
-from infra.transport.protocol import Lost, Transport
+from infra.transport.protocol import ConnectionLost, Transport
 from store import outside
 
 AGENT = Path(__file__).parents[1] / "agent"
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Known:
+class HostFacts:
     """Remembered facts about a machine; times are UTC epoch seconds."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # the answer of `infra/agent/host.py facts`
@@ -46,18 +46,18 @@ class HostMemory:
     def beside(journal: Path) -> "HostMemory":
         return HostMemory(journal.with_name(f"{journal.stem}-hosts.json"))
 
-    def all(self) -> dict[str, Known]:
+    def all(self) -> dict[str, HostFacts]:
         """Return the facts of all machines, by machine. Raises SlipwayError for a damaged file."""
         try:
             read = outside.load(self.path)
-            return {machine: Known(**known) for machine, known in read.items()}
+            return {machine: HostFacts(**known) for machine, known in read.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             raise SlipwayError(f"{self.path} is damaged ({error}); remove the file, then run: inv pool.up") from None
 
-    def of(self, machine: str) -> Known:
-        return self.all().get(machine, Known())
+    def of(self, machine: str) -> HostFacts:
+        return self.all().get(machine, HostFacts())
 
     def see(self, machine: str, facts: Mapping[str, Any]) -> None:
         """Store the facts of a machine with the current time."""
@@ -67,7 +67,7 @@ class HostMemory:
         """Store the failure of a returned machine; `forgive` removes the entry."""
         self._change(machine, failure=failure, failed_at=time.time())
 
-    def blamed(self, within_s: float) -> dict[str, Known]:
+    def blamed(self, within_s: float) -> dict[str, HostFacts]:
         """Return the machines with a failure within the last `within_s` seconds, by name."""
         since = time.time() - within_s
         return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
@@ -79,7 +79,7 @@ class HostMemory:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with journal_file.locked(self.path):
             known = {name: asdict(one) for name, one in self.all().items()}
-            known[machine] = {**known.get(machine, asdict(Known())), **what}
+            known[machine] = {**known.get(machine, asdict(HostFacts())), **what}
             write_durably(self.path, json.dumps(known, indent=1, sort_keys=True) + "\n", 0o600)
 
 
@@ -112,7 +112,7 @@ def run_script(
     try:  # a start-up file of the shell may have printed earlier lines
         return outside.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
-        raise Lost(f"{python} sent an unexpected answer: {said}") from None
+        raise ConnectionLost(f"{python} sent an unexpected answer: {said}") from None
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":

@@ -69,7 +69,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Unusable:
+class InvalidEntry:
     """An inventory entry with an error."""
 
     pool: str
@@ -91,7 +91,7 @@ class OwnMachines:
     """The machines of an inventory file, in file order, and the entries with errors."""
 
     hosts: tuple[Host, ...] = ()
-    unusable: tuple[Unusable, ...] = ()
+    unusable: tuple[InvalidEntry, ...] = ()
 
     def find(self, word: str) -> Host:
         """Return the machine called `pool/host`, or `host` if unambiguous. Raises UsageError."""
@@ -116,19 +116,19 @@ class OwnMachines:
         except UsageError as error:
             raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
 
-    def unusable_in(self, word: str) -> tuple[Unusable, ...]:
+    def unusable_in(self, word: str) -> tuple[InvalidEntry, ...]:
         """Return the entries with errors in the pool or with the name `word`; all such entries for ""."""
         return tuple(one for one in self.unusable if word in ("", one.pool, one.place, one.name))
 
 
-def refuse_unusable(unusable: Sequence[Unusable], word: str) -> None:
+def refuse_unusable(unusable: Sequence[InvalidEntry], word: str) -> None:
     """Raise UsageError with the reason if `word` names an entry with an error."""
     for one in unusable:
         if one.is_meant(word) or word == one.pool:
             raise UsageError(one.why)
 
 
-def tell_unusable(unusable: Sequence[Unusable]) -> None:
+def tell_unusable(unusable: Sequence[InvalidEntry]) -> None:
     """Log a warning for each entry with an error, once per process."""
     for one in unusable:
         if one.why not in _told:
@@ -154,18 +154,18 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
     ssh = (home or Path.home()) / ".ssh"
     known = set(ssh_config.aliases(ssh / "config"))
     hosts: list[Host] = []
-    unusable: list[Unusable] = []
+    unusable: list[InvalidEntry] = []
     for pool, body in document.items():
         try:
             entries = _entries(path, pool, body)
         except UsageError as error:
-            unusable.append(Unusable(str(pool), "", str(error)))
+            unusable.append(InvalidEntry(str(pool), "", str(error)))
             continue
         for entry in entries:
             try:
                 hosts.append(_host(f"{path}: pool {pool}", pool, body, entry, ssh, known, hosts))
             except UsageError as error:
-                unusable.append(Unusable(pool, _name_of(entry), str(error)))
+                unusable.append(InvalidEntry(pool, _name_of(entry), str(error)))
     return OwnMachines(tuple(hosts), tuple(unusable))
 
 

@@ -12,7 +12,7 @@ from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
 from infra.machines.inventory import Host
 from infra.market import gpus
 from infra.records import Request
-from infra.transport.host_keys import StrangeHost
+from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.protocol import Transport, Unreachable
 from infra.transport.streams.framing import shown
 
@@ -39,7 +39,7 @@ class HostSurvey:
 
 
 @dataclass(frozen=True)
-class Has:
+class HostHardware:
     """The hardware of a machine: from the inventory, else as observed. None: unknown."""
 
     gpu: str = ""
@@ -77,7 +77,7 @@ def contact(host: Host, connect: Connect) -> Transport:
     try:
         transport = connect(host)
         done = transport.run(["true"], timeout_s=CONNECT_S)
-    except StrangeHost:
+    except HostKeyMismatch:
         raise
     except SlipwayError as error:  # every error is harmless here: `true` has no effect
         raise Unreachable(_unreachable(host, error)) from None
@@ -87,11 +87,11 @@ def contact(host: Host, connect: Connect) -> Transport:
     return transport
 
 
-def has(host: Host, facts: Mapping[str, Any]) -> Has:
+def has(host: Host, facts: Mapping[str, Any]) -> HostHardware:
     gpus = facts.get("gpus") or ()
     sizes = [gpu["memory_bytes"] for gpu in gpus]
     seen = min(sizes) if sizes and None not in sizes else None
-    return Has(
+    return HostHardware(
         gpu=host.gpu or (gpus[0]["name"] if gpus else ""),
         num_gpus=host.num_gpus if host.num_gpus is not None else len(gpus) if "gpus" in facts else None,
         gpu_memory_bytes=host.gpu_memory_bytes or seen,
@@ -119,7 +119,7 @@ def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def misfit(request: Request, what: Has) -> str:
+def misfit(request: Request, what: HostHardware) -> str:
     """Return why a machine does not satisfy the request; "" = the machine satisfies the request."""
     if request.num_gpus > (what.num_gpus or 0):
         return f"the machine has {what.num_gpus or 'no'} GPUs"

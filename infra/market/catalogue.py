@@ -43,7 +43,7 @@ class CatalogueRow:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedOffer:
     """An offer with a recorded price, which no vendor currently guarantees."""
 
     offer: Offer
@@ -61,7 +61,7 @@ def file_beside(journal: Path) -> Path:
     return journal.with_name(f"{journal.stem}-prices.json")
 
 
-def read(own: Path, only: str = "") -> list[Priced]:
+def read(own: Path, only: str = "") -> list[PricedOffer]:
     """Return the prices of all vendors, or of the vendor `only`; rows of `own` replace a vendor's bundled rows.
 
     Raises UsageError for a damaged file.
@@ -71,7 +71,7 @@ def read(own: Path, only: str = "") -> list[Priced]:
     came = [row for row in _rows(BUNDLED) if row.provider not in known]
     found = [(row, False) for row in saved] + [(row, True) for row in came]
     return [
-        Priced(offer, row.as_of, is_ours)
+        PricedOffer(offer, row.as_of, is_ours)
         for row, is_ours in found
         if only in ("", row.provider)
         for offer in _offers(row)

@@ -99,7 +99,7 @@ class Exchange:
     reply: Reply
 
 
-class Unsent(SlipwayError):
+class RequestNotSent(SlipwayError):
     """The connection failed: no request was sent."""
 
 
@@ -111,7 +111,7 @@ class VendorRefused(SlipwayError):
         super().__init__(said)
 
 
-class Unclear(Ambiguous):
+class UnclearOutcome(Ambiguous):
     """The request may have had an effect. `reply`: the answer, if any."""
 
     def __init__(self, said: str, reply: Reply | None = None) -> None:
@@ -213,25 +213,27 @@ class JsonApi:
         try:
             reply = self._once(method, path, self.attempt_s, content=content, headers=headers or {})
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
-            raise Unsent(f"{what}: no connection: {_name(error)}; nothing was sent") from None
+            raise RequestNotSent(f"{what}: no connection: {_name(error)}; nothing was sent") from None
         except SlipwayError:
             raise
         except Exception as error:  # the request was sent, even if the answer is unusable
-            raise Unclear(f"{what}: {self._lost(error)}; the request may have been carried out") from error
+            raise UnclearOutcome(f"{what}: {self._lost(error)}; the request may have been carried out") from error
         if reply.status < 300:
             return reply
         if reply.status == 401:
             raise AuthError(f"{what}: the vendor refused the key: {reply.said}")
         if reply.status in DEFINITE:
             raise VendorRefused(f"{what}: {reply.said}", reply)
-        raise Unclear(f"{what}: {reply.said}; the request may have been carried out", reply)
+        raise UnclearOutcome(f"{what}: {reply.said}; the request may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
         """Return the body of an `act` reply. Raise Unclear for a malformed body: the change may have been made."""
         try:
             return _decode(reply.body, kind)
         except ValueError as error:
-            raise Unclear(f"{self.name}: status {reply.status} with an unreadable body: {error}", reply) from None
+            raise UnclearOutcome(
+                f"{self.name}: status {reply.status} with an unreadable body: {error}", reply
+            ) from None
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         what = f"{self.name}: {method} {path}"

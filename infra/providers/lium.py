@@ -27,7 +27,16 @@ from infra.market import gpus
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import USER_AGENT, JsonApi, Unclear, Unsent, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.json_api import (
+    USER_AGENT,
+    JsonApi,
+    RequestNotSent,
+    UnclearOutcome,
+    VendorRefused,
+    endpoint,
+    epoch,
+    rfc3339,
+)
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.promises.drill_record import DrillRecord
@@ -334,12 +343,12 @@ class Lium(ByHttp):
         host = offer.offer_id.partition("/")[0]
         try:
             reply = self.api.act("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
-        except (VendorRefused, Unclear) as error:
+        except (VendorRefused, UnclearOutcome) as error:
             raise REFUSALS.error(error) from None
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
-            raise Unclear(f"lium: rent: {reply.said}; the request may have been carried out", reply)
+            raise UnclearOutcome(f"lium: rent: {reply.said}; the request may have been carried out", reply)
         if limit_s is not None:
             # The pod is rented: a failure here must not lose the id. The boot arms the end again and reads it back.
             with contextlib.suppress(SlipwayError):
@@ -362,7 +371,7 @@ class Lium(ByHttp):
             try:
                 self.api.act("POST", path, body)
                 return
-            except (Unclear, Unsent):
+            except (UnclearOutcome, RequestNotSent):
                 if attempt == ARM_TRIES - 1:
                     raise
 

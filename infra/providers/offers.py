@@ -19,7 +19,7 @@ ASK_S = 45.0
 
 
 @dataclass(frozen=True)
-class Silence:
+class ProviderFailure:
     """A provider that failed to answer with offers, and the error."""
 
     provider: str
@@ -32,7 +32,7 @@ class Survey:
 
     offers: tuple[Offer, ...]
     considered: tuple[Offer, ...]
-    silent: tuple[Silence, ...]
+    silent: tuple[ProviderFailure, ...]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = A
     silent, found = [], []
     for source, answer in zip(asked, answers, strict=True):
         if isinstance(answer, SlipwayError):
-            silent.append(Silence(source.name, answer))
+            silent.append(ProviderFailure(source.name, answer))
         else:
             found += answer
     return Survey(tuple(satisfying(request, found)), tuple(found), tuple(silent))

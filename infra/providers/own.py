@@ -46,7 +46,7 @@ class OwnProvider(Market):
         self.drills = DrillRecord.of(extension.name, settings)
         try:
             self.theirs, can = self._in_time("provider", lambda: _made(extension, settings), ask_s)
-        except _Theirs as error:
+        except _UserCodeError as error:
             raise UsageError(str(error)) from error
         tells_bills = callable(getattr(self.theirs, "billed", None))
         self.documented = replace(self._checked("can", can, Abilities), tells_bills=tells_bills)
@@ -60,10 +60,10 @@ class OwnProvider(Market):
         if made:
             return made[0]
         if error is None:
-            raise _Theirs(f"{self.name}: {verb} has not answered in {limit_s:g} s ({self.extension.where})")
+            raise _UserCodeError(f"{self.name}: {verb} has not answered in {limit_s:g} s ({self.extension.where})")
         if isinstance(error, SlipwayError):
             raise error
-        raise _Theirs(f"{self.name}: {verb}: {blame(self.extension, error)}") from error
+        raise _UserCodeError(f"{self.name}: {verb}: {blame(self.extension, error)}") from error
 
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -117,7 +117,7 @@ class OwnProvider(Market):
             pod = self._in_time(
                 "create", lambda: self.theirs.create(request, offer, token, limits), max(CREATE_S, self.ask_s)
             )
-        except _Theirs as error:
+        except _UserCodeError as error:
             raise Ambiguous(f"{error}; a machine may have been rented") from error
         try:
             found = replace(self._checked("create", pod, Pod), provider=self.name)
@@ -168,7 +168,7 @@ class OwnProvider(Market):
         return None if found is None else self._checked("billed", found, int)
 
 
-class _Theirs(SlipwayError):
+class _UserCodeError(SlipwayError):
     """The user's code raised an error other than a SlipwayError, or did not return."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
-from infra.providers.json_api import BLOCKED, Reply, Unclear, VendorRefused, is_blocked
+from infra.providers.json_api import BLOCKED, Reply, UnclearOutcome, VendorRefused, is_blocked
 
 
 class RefusalKind(Enum):
@@ -62,7 +62,7 @@ class RefusalTable:
 
         Return an error without an answer unchanged.
         """
-        reply = error.reply if isinstance(error, (VendorRefused, Unclear)) else None
+        reply = error.reply if isinstance(error, (VendorRefused, UnclearOutcome)) else None
         return error if reply is None else self.error_of(reply, str(error))
 
     def error_of(self, reply: Reply, words: str) -> SlipwayError:
@@ -80,4 +80,4 @@ class RefusalTable:
             words += f"; {BLOCKED}" if is_blocked(reply) else ""
             return VendorRefused(f"{words}; nothing was rented; other offers would get the same answer", reply)
         carried_out = "the request may have been carried out"
-        return Unclear(words if carried_out in words else f"{words}; {carried_out}", reply)
+        return UnclearOutcome(words if carried_out in words else f"{words}; {carried_out}", reply)

@@ -19,14 +19,14 @@ from infra.agent.host import may_share
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
-from infra.machines.inventory import Host, OwnMachines, Unusable, load, tell_unusable
+from infra.machines.inventory import Host, InvalidEntry, OwnMachines, load, tell_unusable
 from infra.machines.survey import LOOK_S, Connect, contact, has, misfit, shortfall
 from infra.market.gpus import lacks
 from infra.names import check_name
 from infra.providers import PartialListing, Provider
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
-from infra.transport.protocol import Lost, TimedOut, Transport
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport
 from infra.units import count
 
 STOP_S = 300.0  # seconds for the agent to end the work, and for a concurrent start or stop to finish
@@ -47,7 +47,7 @@ class SshPools(Provider):
     memory: HostMemory
     end_s: float = 60.0  # seconds; a killed process alive for longer makes the machine DIRTY
     name: str = "ssh"
-    unusable: tuple[Unusable, ...] = ()  # unusable entries of the inventory
+    unusable: tuple[InvalidEntry, ...] = ()  # unusable entries of the inventory
 
     is_here, is_rented = False, False
     settle_s = 0.0
@@ -109,7 +109,7 @@ class SshPools(Provider):
                 request.devices,
                 host.token,
             )
-        except (TimedOut, Lost) as error:
+        except (TimedOut, ConnectionLost) as error:
             raise Ambiguous(f"{self.name}: marking {host.place}: {error}") from error
         if "holder" in said:
             raise Busy(f"{self.name}: {host.place} is not free: {_in_words(said['holder'])}")

@@ -34,7 +34,7 @@ import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.rehearsal.records import Fate
+from infra.rehearsal.records import MachineFault
 
 Vendor = Literal["runpod", "lium", "shadeform", ""]
 Kind = Literal[
@@ -178,12 +178,12 @@ class Faults:
         hits = [rule for rule in about if self._hits("requests", self.plan.requests.index(rule), rule)]
         return hits[0] if hits else None
 
-    def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
+    def for_order(self, vendor: str, offer_id: str) -> tuple[MachineFault, ...]:
         """Return the faults of the machine for this order."""
         fates = []
         for index, rule in enumerate(self.plan.machines):
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
-                fates.append(Fate(rule.trait, rule.after_s, rule.factor))
+                fates.append(MachineFault(rule.trait, rule.after_s, rule.factor))
         return tuple(fates)
 
     def told(self, vendor: str, body: Any, is_first: bool) -> Any:

@@ -10,7 +10,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, Refused, Segment, Terms, rate
+from infra.rehearsal.records import (
+    TERMS,
+    Machine,
+    MachineFault,
+    Offer,
+    Order,
+    PriceSegment,
+    Refused,
+    RunnerInstruction,
+    Terms,
+    rate,
+)
 
 ENDED = ("deleting", "gone")
 LONG_AGO = 0.0
@@ -26,7 +37,7 @@ class Market:
         self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; no entry means unlimited
         self.budget_micro_usd: dict[str, int] = {}  # budget of the API key by vendor; no entry means unlimited
         self.machines: dict[str, Machine] = {}
-        self.effects: list[Effect] = []
+        self.effects: list[RunnerInstruction] = []
         self.now = now
         self._replays: dict[tuple[str, str], str] = {}
         self._random = random.Random(seed)
@@ -37,7 +48,7 @@ class Market:
 
     # -- requests of clients
 
-    def create(self, order: Order, fates: tuple[Fate, ...] = ()) -> Machine:
+    def create(self, order: Order, fates: tuple[MachineFault, ...] = ()) -> Machine:
         """Rent a machine. Raises Refused."""
         if any(fate.trait == "twice" for fate in fates):
             fates = tuple(fate for fate in fates if fate.trait != "twice")
@@ -46,7 +57,7 @@ class Market:
         offer = self.offers.get(order.offer_id)
         if offer is None:
             raise Refused("unknown", f"there is no offer {order.offer_id}")
-        fates += tuple(Fate(trait) for trait in offer.traits)
+        fates += tuple(MachineFault(trait) for trait in offer.traits)
         if any(fate.trait == "ghost" for fate in fates) or self.free(order.offer_id) < order.quantity:
             raise Refused("stock", f"{order.offer_id} is taken")
         price = order.quantity * (offer.spot_micro_usd_per_hour if order.spot else offer.micro_usd_per_hour)
@@ -149,7 +160,7 @@ class Market:
         of_disk = [replace(one, micro_usd_per_hour=one.disk_micro_usd_per_hour) for one in machine.segments]
         return self._told(machine, of_disk)
 
-    def _told(self, machine: Machine, segments: Sequence[Segment]) -> int:
+    def _told(self, machine: Machine, segments: Sequence[PriceSegment]) -> int:
         grain_s = max(
             [
                 TERMS[machine.offer.vendor].grain_s,
@@ -252,7 +263,7 @@ class Market:
             if not TERMS[machine.offer.vendor].bills_boot:
                 self._bill_running(machine)
             machine.has_processes = True
-            self.effects.append(Effect("start", machine.machine_id, machine.boot))
+            self.effects.append(RunnerInstruction("start", machine.machine_id, machine.boot))
         elif action == "failed":
             self._fail(machine, "failed")
         elif action == "gone":
@@ -310,7 +321,7 @@ class Market:
             self.stock[machine.offer.offer_id] += machine.order.quantity
         if machine.has_processes:
             grace_s = PREEMPT_GRACE_S if by == "preempted" else 0
-            self.effects.append(Effect("end", machine.machine_id, machine.boot, grace_s))
+            self.effects.append(RunnerInstruction("end", machine.machine_id, machine.boot, grace_s))
         machine.state, machine.address = state, None
         machine.history.append((self.now, f"{state}: {by}"))
         machine.ended_at, machine.ended_by = self.now, by
@@ -325,7 +336,7 @@ class Market:
         if machine.segments and machine.segments[-1].until is None:
             machine.segments[-1].until = self.now
         if micro_usd_per_hour:
-            machine.segments.append(Segment(self.now, None, micro_usd_per_hour, of_disk))
+            machine.segments.append(PriceSegment(self.now, None, micro_usd_per_hour, of_disk))
 
     def _check_funds(self, vendor: str, price: int) -> None:
         """Raise Refused unless the balance covers the new and all billed machines for the vendor's `credit_s`."""
@@ -352,14 +363,14 @@ def _uuid(digits: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
-def _armed(expires_at: float | None, fates: tuple[Fate, ...]) -> float | None:
+def _armed(expires_at: float | None, fates: tuple[MachineFault, ...]) -> float | None:
     """Return the real end of a machine with the time limit `expires_at`, given timer faults; None without an end."""
     if expires_at is None or any(fate.trait == "no timer" for fate in fates):
         return None
     return expires_at + sum(fate.after_s for fate in fates if fate.trait == "late timer")
 
 
-def _cost(segment: Segment, grain_s: int, now: float) -> int:
+def _cost(segment: PriceSegment, grain_s: int, now: float) -> int:
     """Return the cost of all started billing units in micro-dollars, rounded up."""
     until = now if segment.until is None else segment.until
     grains = math.ceil(max(0.0, until - segment.since) / grain_s - 1e-9)

@@ -100,7 +100,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Fate:
+class MachineFault:
     """A fault of a machine with its delay or factor."""
 
     trait: str
@@ -109,7 +109,7 @@ class Fate:
 
 
 @dataclass
-class Segment:
+class PriceSegment:
     """A period at a constant price."""
 
     since: float
@@ -125,7 +125,7 @@ class Machine:
     order: Order
     created_at: float
     micro_usd_per_hour: int  # while running, including the disk
-    fates: tuple[Fate, ...]
+    fates: tuple[MachineFault, ...]
     state: str = "booting"  # booting, running, stopped, failed, deleting, gone
     boot: int = 0  # number of starts
     stages: list[tuple[str, float]] = field(default_factory=list)  # (name, end)
@@ -138,7 +138,7 @@ class Machine:
     ended_by: str = ""
     gone_at: float | None = None
     history: list[tuple[float, str]] = field(default_factory=list)  # (time, event)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[PriceSegment] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # notes of the vendor's API
 
     def has(self, trait: str) -> bool:
@@ -167,7 +167,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Effect:
+class RunnerInstruction:
     """An instruction to the runner of the processes."""
 
     action: str  # "start", "end"

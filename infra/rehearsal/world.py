@@ -24,7 +24,7 @@ from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import digest, micro_usd
-from infra.rehearsal.records import Effect, Machine, Offer
+from infra.rehearsal.records import Machine, Offer, RunnerInstruction
 from infra.rehearsal.vendors.lium import Lium
 from infra.rehearsal.vendors.runpod_graphql import BothApis
 from infra.rehearsal.vendors.shadeform import Shadeform
@@ -175,7 +175,7 @@ class World:
         command = "" if machine.has("no timer") else machine.order.command
         return f"sleep {late_s / self.clock.speed}; {command}" if command and late_s else command
 
-    def _start(self, effect: Effect) -> None:
+    def _start(self, effect: RunnerInstruction) -> None:
         pod = self._pods[effect.machine_id, effect.boot]
         try:
             address = pod.start()
@@ -188,7 +188,7 @@ class World:
             with self.hub.lock:
                 self.market.attach(effect.machine_id, effect.boot, *address)
 
-    def _end(self, effect: Effect) -> None:
+    def _end(self, effect: RunnerInstruction) -> None:
         pod = self._pods.get((effect.machine_id, effect.boot))
         if pod is not None:
             pod.end(effect.grace_s / self.clock.speed)

@@ -20,7 +20,7 @@ from infra.names import check_name
 from infra.providers import Market, look_up
 from infra.records import Address, Pod
 from infra.runs import pods, sight
-from infra.transport.protocol import Lost, TimedOut, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Unreachable
 from infra.units import duration
 
 POLL_S, LEAST_POLL_S = 5.0, 0.2
@@ -44,7 +44,7 @@ fi
 printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
 
 
-class Unbooted(NoOffer):
+class BootFailed(NoOffer):
     """The machine is unusable; the next offer may work."""
 
 
@@ -58,7 +58,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
     pod = _armed_again(op, _address(op, provider, deadline, scale), provider)
     problem = _broken_promise(op, pod, provider)
     if problem:
-        raise Unbooted(problem)
+        raise BootFailed(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
     shown = {"last_seen_at": int(time.time())}  # The vendor has listed the pod, so a later absence is proof.
@@ -75,7 +75,7 @@ def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
         provider.arm(pod.pod_id, provider.now() + left_s)
         return provider.find(pod.pod_id) or pod
     except SlipwayError as error:
-        raise Unbooted(f"{provider.name}'s timer could not be set after the boot: {error}") from None
+        raise BootFailed(f"{provider.name}'s timer could not be set after the boot: {error}") from None
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
@@ -107,17 +107,19 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
             if pod and pod.address:
                 return pod
             if pod and pod.state in sight.STOPPED:
-                raise Unbooted(f"{provider.name} says that the pod is {pod.state}{f': {pod.note}' if pod.note else ''}")
+                raise BootFailed(
+                    f"{provider.name} says that the pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
+                )
             is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
             odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
             if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
                 why = _broken_promise(op, pod, provider)
-                raise Unbooted(why or f"{provider.name} reports no usable address: {pod.odd}")
+                raise BootFailed(why or f"{provider.name} reports no usable address: {pod.odd}")
             if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
-                raise Unbooted(f"{provider.name} no longer lists the pod")
+                raise BootFailed(f"{provider.name} no longer lists the pod")
             said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
-    raise Unbooted(f"no address in time; last answer of {provider.name}: {said}")
+    raise BootFailed(f"no address in time; last answer of {provider.name}: {said}")
 
 
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
@@ -141,15 +143,15 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
                 time.sleep(max(LEAST_POLL_S, POLL_S / scale))
                 continue
             said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
-        except (Unreachable, Lost, TimedOut) as error:  # Sshd starts late.
+        except (Unreachable, ConnectionLost, TimedOut) as error:  # Sshd starts late.
             said = str(error)
         except AuthError as error:  # Sshd reads keys even later.
             refused_since = refused_since or time.monotonic()
             if time.monotonic() - refused_since > KEY_LATE_S / scale:
-                raise Unbooted(str(error)) from None
+                raise BootFailed(str(error)) from None
             said = str(error)
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
-    raise Unbooted(f"the pod could not be reached in time; last error: {said}")
+    raise BootFailed(f"the pod could not be reached in time; last error: {said}")
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:

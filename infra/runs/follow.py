@@ -12,7 +12,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.sight import Seen, is_alive, words_of
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from infra.units import duration
 
 POLL_S = 0.25
@@ -35,7 +35,7 @@ def follow(
         try:
             progress, verdict = words_of(op, transport)
             heard_at = time.monotonic()
-        except (Lost, TimedOut, Unreachable) as error:
+        except (ConnectionLost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
             verdict = elsewhere()
             yield {**progress, "unreachable": f"no answer for {duration(silent_s)}: {error}"}, verdict

@@ -19,17 +19,17 @@ from pathlib import Path
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError, UsageError
-from infra.interrupts import ToldToLeave, finishing, why_left
+from infra.interrupts import ExitRequested, finishing, why_left
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.life_cycle import ASKED, BOOTING, CUT_OFF, LOST, READY
-from infra.ledger.op import Op, OwnerKind, Taken
-from infra.ledger.turns import Turn
+from infra.ledger.op import AlreadyLive, Op, OwnerKind
+from infra.ledger.turns import QueueTicket
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
 from infra.runs import pods, run_rows, sight
-from infra.runs.boot import Unbooted, boot
+from infra.runs.boot import BootFailed, boot
 from infra.runs.hand_over import hand_over
 from infra.runs.sync import mirror
 from infra.runs.sync.send_code import send_agent, send_code, use_code_there
@@ -37,7 +37,7 @@ from infra.runs.sync.sync_step import mounts_of, with_courier
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from infra.transport.push import push
 from store.artifacts.artifacts import Store
 
@@ -67,7 +67,7 @@ class Terms:
     spec_hash: str = ""  # Hash of the request, to recognize the same request later.
     budget: int | None = None  # Budget in micro-USD; None = limits of the plan's pods plus cost of earlier pods.
     budget_name: str = ""  # Name of a shared budget in the journal.
-    turn: Turn | None = None  # Turn of a launch after a wait for the machine.
+    turn: QueueTicket | None = None  # Turn of a launch after a wait for the machine.
     asked: str = ""  # JSON of the launch flags; see `Op.asked`.
     sync: bool = True  # True: send the code. False: use the code on the machine.
 
@@ -75,11 +75,11 @@ class Terms:
 PLAIN = Terms()
 
 
-class TakenAway(SlipwayError):
+class PodTakenAway(SlipwayError):
     """A vendor ended a pod before the work began."""
 
 
-class EndedMeanwhile(SlipwayError):
+class EndedDuringStart(SlipwayError):
     """The run was ended on request during the start."""
 
 
@@ -113,7 +113,7 @@ def start(
         with stage("hand-over", say, renting.scale):
             ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
 
-    renting = _Renting(plan, list(offers), vendors, journal, say, terms)
+    renting = _RentalState(plan, list(offers), vendors, journal, say, terms)
     return _had(renting, work)
 
 
@@ -148,7 +148,7 @@ def hold(
             send_agent(ops[0], provider)
             ops[0] = hand_over(ops[0], provider, journal, {})
 
-    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
+    return _had(_RentalState(plan, list(offers), vendors, journal, say, terms), work)
 
 
 def give(
@@ -173,7 +173,7 @@ def give(
         )
     rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
     if plan.target and rivals and rivals[0].token != op.token:
-        raise Taken(rivals[0])
+        raise AlreadyLive(rivals[0])
     limits = op.read_job().limits
     job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
     if provider.is_rented and job.steps:
@@ -193,7 +193,7 @@ def is_idle(op: Op, transport: Transport) -> bool:
 
 
 @dataclass
-class _Renting:
+class _RentalState:
     """The state of one start: the remaining offers in order, and the pods given back after renting."""
 
     plan: Plan
@@ -226,7 +226,7 @@ class _Renting:
     def refuse_ended(self, rows: Sequence[Op]) -> None:
         """Raise EndedMeanwhile if the run was ended on request since this start began."""
         if any(row.token not in self.ended_before for row in self._ended(rows)):
-            raise EndedMeanwhile(f"{self.plan.request.run} was ended by inv down during the start")
+            raise EndedDuringStart(f"{self.plan.request.run} was ended by inv down during the start")
 
     def _ended(self, rows: Sequence[Op]) -> list[Op]:
         names = {run_rows.name_of(self.plan.request.run, rank) for rank in range(self.plan.request.nodes)}
@@ -262,7 +262,7 @@ class _Renting:
         return left
 
 
-def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
+def _had(renting: _RentalState, work: Callable[[list[Op]], None]) -> Op:
     """Rent all pods, run `work` on the pods, and return the row of node 0. Raises as `start`."""
     for starts_left in reversed(range(MOST_STARTS)):
         ops: list[Op] = []
@@ -271,7 +271,7 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
                 _rent_all(renting, ops)
                 work(ops)
             break
-        except TakenAway as error:
+        except PodTakenAway as error:
             if not starts_left:
                 raise
             renting.back += ops
@@ -282,7 +282,7 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
 
 
 @contextlib.contextmanager
-def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
+def _whole(ops: list[Op], renting: _RentalState) -> Iterator[None]:
     """End the pods in `ops` if the block raises: a launch starts all pods or none."""
     vendors, journal, say = renting.vendors, renting.journal, renting.say
     try:
@@ -293,27 +293,27 @@ def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
             left = why_left(error)
             why = left or str(taken or error) or type(error).__name__
             reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
-            with contextlib.suppress(OSError, ToldToLeave):  # The output is closed; the pods must end regardless.
+            with contextlib.suppress(OSError, ExitRequested):  # The output is closed; the pods must end regardless.
                 say(f"{ops[0].run} did not start: {why}; ending the pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(ops, vendors, journal, reason, OUTCOMES.get(type(taken), ""))
         if taken:
             then = THEN.get(type(taken), "")
             raise type(taken)(f"{taken}; no pod of the run is left, and nothing bills{then}") from error
-        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # The unknown state is resolved by now.
+        if ops and isinstance(error, (ConnectionLost, TimedOut, Unreachable)):  # The unknown state is resolved by now.
             words = f"{ops[0].run}: {error}; the run was ended, and no pod is left: launch again"
             raise SlipwayError(words) from error
         raise
 
 
-OUTCOMES: Mapping[type, str] = {LimitHit: "limit", EndedMeanwhile: ASKED}
+OUTCOMES: Mapping[type, str] = {LimitHit: "limit", EndedDuringStart: ASKED}
 THEN: Mapping[type, str] = {
     LimitHit: ": launch again with larger limits: --spend-limit, --ttl",
-    TakenAway: ": launch again",
+    PodTakenAway: ": launch again",
 }
 
 
-def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
+def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
     """Return the error for pods that ended before they were active, or None.
 
     Causes are a request to end the run, a limit, and a vendor's removal of the pod.
@@ -321,17 +321,17 @@ def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
     journal = renting.journal
     try:
         renting.refuse_ended(journal.ops())
-    except EndedMeanwhile as error:
+    except EndedDuringStart as error:
         return error
     for op in map(journal.op, [op.token for op in ops]):
         rented = market(renting.vendors(op.vendor))
         if rented is None or not op.is_live:
             continue
-        seen = sight.look(op, rented, sight.Asks.PROVIDER)
+        seen = sight.look(op, rented, sight.AskedParties.PROVIDER)
         if seen.is_there is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
                 return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
-            return TakenAway(f"{op.run}: the vendor took the pod away before the work began: {seen.why}")
+            return PodTakenAway(f"{op.run}: the vendor took the pod away before the work began: {seen.why}")
     return None
 
 
@@ -342,7 +342,7 @@ def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, out
             stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
 
 
-def _rent_all(renting: _Renting, ops: list[Op]) -> None:
+def _rent_all(renting: _RentalState, ops: list[Op]) -> None:
     """Rent pods into `ops`, by rank.
 
     An inventory machine provides one node; a vendor's offer provides as many as possible.
@@ -390,7 +390,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         raise kind(f"{request.provider}: no machine is left{have}: {'; '.join(dict.fromkeys(passed))}")
 
 
-def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
+def _rent(renting: _RentalState, offer: Offer, provider: Provider, rank: int) -> Op:
     plan, terms = renting.plan, renting.terms
     assert plan.job is not None
     request = replace(plan.request, run=run_rows.name_of(plan.request.run, rank))
@@ -427,7 +427,7 @@ def _try(
         try:
             with stage("boot", say, clock_scale(provider)):
                 ops[-1] = boot(ops[-1], rented, journal, terms.boot_s)
-        except Unbooted as error:
+        except BootFailed as error:
             return str(error)
     beside = [op for op in journal.ops(live=True) if op.place and op.place == offer.place and op.run != request.run]
     if not terms.accept or beside:  # Other pods on the machine would distort a check and be disturbed.

@@ -17,7 +17,7 @@ from infra.ledger import cost, spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
-from infra.ledger.spend import Excess
+from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import at_once
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale
@@ -99,7 +99,7 @@ def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mappi
     uploads = progress.get("uploads") or {}
     ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
-    over = spend.excess(op, now, seen.clock_scale) if op.rate else Excess()
+    over = spend.excess(op, now, seen.clock_scale) if op.rate else LimitOverrun()
     heard_s = sight.report_age_s(seen.guard, now)
     return PodView(
         run=op.run,
@@ -211,7 +211,7 @@ def _ssh(op: Op) -> str:
     return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
 
 
-def _ends(op: Op, seen: Observation, now: Clocks, excess: Excess) -> tuple[str, ...]:
+def _ends(op: Op, seen: Observation, now: Clocks, excess: LimitOverrun) -> tuple[str, ...]:
     """Return the armed ends, each with the time of the last report."""
     return tuple(filter(None, (_guard_end(seen, now, excess), _timer_end(op, seen, now), *_vendor_ends(op, seen.pod))))
 
@@ -240,7 +240,7 @@ def _timer_end(op: Op, seen: Observation, now: Clocks) -> str:
     return f"dead-man timer armed: {moment(timer['ends_at'])}"
 
 
-def _guard_end(seen: Observation, now: Clocks, excess: Excess) -> str:
+def _guard_end(seen: Observation, now: Clocks, excess: LimitOverrun) -> str:
     """Return the state and limits of the guard. A guard counts as alive if the report is younger than a minute."""
     guard = seen.guard
     if not guard:

@@ -19,7 +19,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
     """Return the valid fields of a pod's report; `what` names the report in errors. Raises SlipwayError."""
     try:
         return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise SlipwayError(f"{what} cannot be read: {error}") from None
 
 

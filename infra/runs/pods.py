@@ -21,16 +21,16 @@ from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
 from infra.ledger import accounts, budgets, spend, turns
 from infra.ledger.journal import Admit, Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op, OwnerKind
-from infra.ledger.turns import Turn
+from infra.ledger.turns import QueueTicket
 from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, look_up, market
 from infra.records import Offer, Pod, Request
 from infra.runs import run_rows
-from infra.runs.sight import Asks, Observation, folder_of, is_absent, look, pod_of, unproven_s
+from infra.runs.sight import AskedParties, Observation, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
 
@@ -42,7 +42,7 @@ LONGEST_S = 10 * 365 * 86400.0  # Longest time limit.
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
 STOP_S = 300.0  # Time for a step to save, and for the courier to upload the result.
-LOOK = Asks.PROVIDER | Asks.FILES  # Parties to ask about a pod without a follower.
+LOOK = AskedParties.PROVIDER | AskedParties.FILES  # Parties to ask about a pod without a follower.
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # Vendor clock; for an unanswered create request.
 
 
@@ -72,7 +72,7 @@ class RowDraft:
     budget_name: str = ""
     """Name of the shared budget for the pod."""
     budget_run: str = ""
-    turn: Turn | None = None
+    turn: QueueTicket | None = None
     """Place in the wait queue, for a launch after a wait."""
     asked: str = ""
 
@@ -333,7 +333,7 @@ def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) ->
     """End a pod after the death of the renter; leave a pod still being rented."""
     try:
         journal.leases.take(run_rows.lease(op.token))
-    except Held:
+    except LeaseHeld:
         return op
     return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
 

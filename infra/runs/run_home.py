@@ -89,7 +89,7 @@ def read_record(path: Path) -> dict[str, Any]:
                 f"{path} is a link or a folder instead of a record of Slipway, and is not used. Check: ls -l {path}"
             )
         return outside.load(path)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise SlipwayError(f"{path} cannot be read: {error}") from None
 
 

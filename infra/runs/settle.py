@@ -14,7 +14,7 @@ from infra.journal_file import Fenced
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import ASKED, LOST, READY
 from infra.ledger.op import Op
-from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
+from infra.ledger.reconcile import Action, AdoptedRow, Delete, RowEvent, reconcile_in_turn
 from infra.notices.tell import tell_end
 from infra.providers import Provider
 from infra.providers.extensions import own_providers
@@ -135,9 +135,9 @@ def reconcile_accounts(journal: Journal, settings: Settings, tell: Say, reached:
             continue
         for action in done.actions:
             tell(f"{name}: {told(action)}")
-            if isinstance(action, Move) and action.event == "gone":
+            if isinstance(action, RowEvent) and action.event == "gone":
                 keep_last_words(journal.op(action.token), settings, tell)
-            if isinstance(action, Claim) and not action.is_kept:
+            if isinstance(action, AdoptedRow) and not action.is_kept:
                 tell_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
         for problem in done.problems:
             tell(problem)
@@ -155,7 +155,7 @@ def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
 
 
 def told(action: Action) -> str:
-    if isinstance(action, Claim):
+    if isinstance(action, AdoptedRow):
         if action.is_kept:
             return f"{action.pod.pod_id} is older than the new journal: the pod is kept, and bills; see ./inv status"
         return f"{action.pod.pod_id} has the mark of this installation, but no row in the journal: ending the pod"

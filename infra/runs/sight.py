@@ -1,7 +1,7 @@
 """Observation of one pod at this moment, used by keepers, services, pod sets and `status`. Read-only.
 
-`look` takes a journal row and a provider and returns a `Sight`. Up to three parties are asked, the most expensive last,
-and only as far as the caller needs:
+`look` takes a journal row and a provider and returns an `Observation`. Up to three parties are asked, the most
+expensive last, and only as far as the caller needs:
 
     PROVIDER   has it the pod, in which state?         gone    proven absent, or stopped according to the vendor
     FILES      the pod's progress and verdict          silent  no party with knowledge of the state answers
@@ -29,12 +29,12 @@ from infra.providers import LAG_S, Provider, clock_scale, listed, look_up
 from infra.records import Address, Pod
 from infra.runs import pod_reports
 from infra.settings import HELD
-from infra.transport.host_keys import StrangeHost
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.host_keys import HostKeyMismatch
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 
 GONE = "it was gone"
 STOPPED = ("stopped", "failed", "ending")  # Vendor states of a pod without running work; the pod may still bill.
-SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # StrangeHost: a different machine has the address.
+SILENT = (ConnectionLost, TimedOut, Unreachable, HostKeyMismatch)  # StrangeHost: a different machine has the address.
 PENDING = (PLANNED, CREATING, UNKNOWN)
 ASK_S = 30.0
 ASK_LATER = 75  # Exit code of an agent without an answer from the engine.
@@ -46,7 +46,7 @@ SILENT_S = 60.0  # Pod clock: an older guard report does not prove the guard ali
 LEAST_SILENT_S = 15.0  # Local clock: a guard reports every 5 s, regardless of the clock speed of a rehearsal.
 
 
-class Asks(Flag):
+class AskedParties(Flag):
     """The parties to ask."""
 
     PROVIDER = auto()
@@ -55,7 +55,7 @@ class Asks(Flag):
     ALL = PROVIDER | FILES | AGENT
 
 
-class Kind(Enum):
+class ObservationKind(Enum):
     """The classes of observations."""
 
     GONE = "gone"
@@ -93,32 +93,32 @@ class Observation:
         return f"neither guard nor agent is running{said}"
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ObservationKind:
         if self.is_there is False:
-            return Kind.GONE
+            return ObservationKind.GONE
         if self.verdict:
-            return Kind.LOST if self.verdict.get("state") == NODE_LOST else Kind.OVER
+            return ObservationKind.LOST if self.verdict.get("state") == NODE_LOST else ObservationKind.OVER
         if self.is_there is None or self.is_alive is None:
-            return Kind.SILENT
-        return Kind.READY if self.is_alive else Kind.DEAD
+            return ObservationKind.SILENT
+        return ObservationKind.READY if self.is_alive else ObservationKind.DEAD
 
 
-def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Observation:
+def look(op: Op, provider: Provider, asks: AskedParties = AskedParties.ALL) -> Observation:
     """Look at the pod of a row. An error becomes a silent sight with the reason; no error is raised.
 
     An ended row has no pod: only the files of a local run are read.
     """
     seen = Observation(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
-    if op.is_live and Asks.PROVIDER in asks:
+    if op.is_live and AskedParties.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
     if seen.is_there is False and provider.keeps_runs and op.is_live:
-        asks = Asks.FILES
+        asks = AskedParties.FILES
     elif seen.is_there is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)
     if not op.address:  # The address is not known yet.
         return replace(seen, is_alive=False if seen.is_there else None)
     try:
-        return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else Asks.FILES, seen)
+        return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else AskedParties.FILES, seen)
     except (*SILENT, UsageError) as error:  # No answer, or a machine missing in the inventory.
         return replace(seen, is_there=None, why=str(error))
     except (SlipwayError, OSError, ValueError) as error:  # The machine answers, but the answer is unreadable.
@@ -142,9 +142,9 @@ def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
     return replace(seen, is_there=True, pod=pod)
 
 
-def _as_told(op: Op, transport: Transport, asks: Asks, seen: Observation) -> Observation:
+def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation) -> Observation:
     """Return the sight with the pod's own reports."""
-    if Asks.AGENT in asks:
+    if AskedParties.AGENT in asks:
         said = ask(op, transport)
         return replace(
             seen,
@@ -155,7 +155,7 @@ def _as_told(op: Op, transport: Transport, asks: Asks, seen: Observation) -> Obs
             progress=said["progress"],
             verdict=said["verdict"],
         )
-    if Asks.FILES in asks:
+    if AskedParties.FILES in asks:
         progress, verdict = words_of(op, transport)
         guard = {} if op.is_live else _read(transport, folder_of(op).state / "guard.json", op.token, "the guard")
         is_alive = None if op.is_live else False

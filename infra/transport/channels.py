@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from infra.transport.protocol import SILENT_S, TAIL_BYTES, Lost, Silent
+from infra.transport.protocol import SILENT_S, TAIL_BYTES, ConnectionLost, Silent
 from infra.transport.ssh_connection import Link, hush
 from infra.transport.streams.bounded import CHUNK, KeptStream, StreamEnd
 from infra.transport.streams.framing import Frame, NoFrame, login_line, shown
@@ -34,7 +34,7 @@ done
 """
 
 
-class NoEnd(Exception):
+class NoExitCode(Exception):
     """A command or the connection ended without an exit code."""
 
 
@@ -82,7 +82,7 @@ class Framed:
     def code(self) -> int:
         """Return the exit code of the ended command. Raises NoEnd without an exit code."""
         if self.out.code is None:
-            raise NoEnd
+            raise NoExitCode
         return self.out.code
 
     def why_not(self) -> str:
@@ -113,9 +113,9 @@ def kill(link: Link, process: int | None) -> None:
             channel.status_event.wait(KILL_S)
 
 
-def lost(link: Link, where: str, name: str, why: str) -> Lost:
+def lost(link: Link, where: str, name: str, why: str) -> ConnectionLost:
     """Return the error for a command whose connection broke after sending: Silent or Lost."""
-    return (Silent if link.silent else Lost)(
+    return (Silent if link.silent else ConnectionLost)(
         f"{where}: {name}: {silence(link) or why}; the command was sent and may have run, or may"
         " still run: check before you repeat the command"
     )
@@ -178,7 +178,7 @@ class Duplex:
         return said.value().decode(errors="replace") or self._framed.why_not()
 
 
-class Feeder:
+class StdinWriter:
     """Writer thread for the stdin of a channel, parallel to the reader of the output."""
 
     def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:

@@ -22,14 +22,14 @@ from paramiko.message import Message
 
 from infra.errors import AuthError
 from infra.records import Address, bracketed
-from infra.transport.host_keys import PinFirst, StrangeHost, check_key, pinned
+from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, check_key, pinned
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
 PING_S = 3.0
 TICK_S = 0.5
 
 
-class _Counted(socket.socket):
+class _CountingSocket(socket.socket):
     """A socket with a counter of received data, by which the watcher detects silence."""
 
     heard = 0
@@ -75,7 +75,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         self.name, self.folder, self.address, self.known_hosts = name or address.host, folder, address, known_hosts
         self.client.set_log_channel("slipway.paramiko")
         logging.getLogger("slipway.paramiko").disabled = True  # paramiko logs tracebacks; relevant errors are raised
-        self.client.set_missing_host_key_policy(PinFirst(known_hosts))
+        self.client.set_missing_host_key_policy(PinFirstKey(known_hosts))
 
     def _identity(self) -> tuple[Any, ...]:
         return (*super()._identity(), self.name)  # two pods may share one machine
@@ -118,7 +118,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
         self.client.close()
         if isinstance(error, BadHostKeyException):
-            raise StrangeHost(
+            raise HostKeyMismatch(
                 f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: a"
                 f" different machine answers at this address; no data was sent (the pin is in {self.known_hosts})"
             ) from None
@@ -127,7 +127,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if isinstance(error, (SSHException, EOFError, OSError)):
             raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
 
-    def _ask(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
+    def _ask(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
         """Ping the machine every PING_S, independent of other traffic.
 
         Outgoing traffic postpones paramiko's own keep-alive: a client with only outgoing traffic would never get a
@@ -145,7 +145,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         message.add_boolean(True)
         transport._send_user_message(message)
 
-    def _watch(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
+    def _watch(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
         """Close the connection after SILENT_S without received data.
 
         The loop counts ticks instead of clock time, so a suspended process does not count the suspension as silence.
@@ -217,11 +217,11 @@ class LocalConnection(fabric.Connection):  # type: ignore[misc]
         return Transferred(orig_local=local, orig_remote=remote, local=here, remote=there, connection=self)
 
 
-def _dial(address: Address) -> _Counted:
+def _dial(address: Address) -> _CountingSocket:
     try:
         plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
     except OSError as error:
         raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
-    counted = _Counted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    counted = _CountingSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
     counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko sends small packets without it
     return counted

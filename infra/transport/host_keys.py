@@ -17,7 +17,7 @@ from store import local_files
 ALIAS = "pod"  # host name in every pod's known_hosts: the address may change, the host key may not
 
 
-class StrangeHost(SlipwayError):
+class HostKeyMismatch(SlipwayError):
     """The host key differs from the pinned key; no data was sent."""
 
 
@@ -35,7 +35,7 @@ def check_key(address: Address) -> None:
         )
 
 
-class PinFirst:
+class PinFirstKey:
     """A paramiko policy that pins the first key of a host."""
 
     def __init__(self, known_hosts: Path) -> None:

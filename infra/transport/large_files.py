@@ -17,7 +17,7 @@ from typing import TypeVar
 from infra.errors import SlipwayError
 from infra.transport import rsync
 from infra.transport.meter import Meter
-from infra.transport.protocol import READ_BYTES, Lost, Result, TimedOut, Transport, Unreachable
+from infra.transport.protocol import READ_BYTES, ConnectionLost, Result, TimedOut, Transport, Unreachable
 from infra.transport.ssh import Ssh
 from infra.units import size as in_words
 from store.backoff import Backoff
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Way:
+class TransferMethod:
     """The transfer method for large files to and from a machine."""
 
     program: str = ""
@@ -81,10 +81,10 @@ class Way:
         return "rsync" if self.program else "pieces"
 
 
-_ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
+_ways: "weakref.WeakKeyDictionary[Ssh, TransferMethod]" = weakref.WeakKeyDictionary()
 
 
-def way(transport: Transport) -> Way:
+def way(transport: Transport) -> TransferMethod:
     """Return the transfer method for a machine; the machine is queried once per transport."""
     assert isinstance(transport, Ssh)
     if transport not in _ways:
@@ -92,15 +92,15 @@ def way(transport: Transport) -> Way:
     return _ways[transport]
 
 
-def _choose(transport: Ssh) -> Way:
+def _choose(transport: Ssh) -> TransferMethod:
     ours = rsync.here()
     if ours is None:
-        return Way(why="this machine has no rsync 3.1 or later")
+        return TransferMethod(why="this machine has no rsync 3.1 or later")
     program, theirs = rsync.there(transport)
     if theirs is None:
-        return Way(why="the remote machine has no rsync 3.1 or later")
+        return TransferMethod(why="the remote machine has no rsync 3.1 or later")
     versions = f"{'.'.join(map(str, ours))} here, {'.'.join(map(str, theirs))} there"
-    return Way(program, min(ours, theirs) >= rsync.OLDEST_FAST, versions)
+    return TransferMethod(program, min(ours, theirs) >= rsync.OLDEST_FAST, versions)
 
 
 def applies(transport: Transport, size: int) -> bool:
@@ -158,7 +158,7 @@ def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Call
     while True:
         try:
             return action()
-        except (Lost, Unreachable, TimedOut) as error:
+        except (ConnectionLost, Unreachable, TimedOut) as error:
             if meter.num_bytes > seen:
                 since, seen, failures = time.monotonic(), meter.num_bytes, 0
             if time.monotonic() - since > patience_s:
@@ -169,7 +169,7 @@ def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Call
             time.sleep(BACKOFF.wait_s(failures))
 
 
-def _fetch_by_rsync(transport: Ssh, chosen: Way, source: str, draft: Path, size: int, meter: Meter) -> None:
+def _fetch_by_rsync(transport: Ssh, chosen: TransferMethod, source: str, draft: Path, size: int, meter: Meter) -> None:
     """Fetch with rsync; fetch the first `size` bytes in pieces if the remote file is longer."""
     if draft.exists() and draft.stat().st_size > size:
         os.truncate(draft, size)

@@ -69,11 +69,11 @@ class Unreachable(SlipwayError):
     """The connection could not be opened, so no data was sent."""
 
 
-class Lost(SlipwayError):
+class ConnectionLost(SlipwayError):
     """The connection broke after the command was sent: the command may have run, or may still run."""
 
 
-class Silent(Lost):
+class Silent(ConnectionLost):
     """The connection timed out (no keep-alive replies); do not retry at once."""
 
 
@@ -94,12 +94,12 @@ exit $code"""
 
 
 def twice(action: Callable[[], T]) -> T:
-    """Run an action and retry once after `Lost`, but not after `Silent`; the action must be safe to repeat."""
+    """Run an action; retry once after `ConnectionLost`, not after `Silent`. The action must be safe to repeat."""
     try:
         return action()
     except Silent:
         raise
-    except Lost:
+    except ConnectionLost:
         return action()
 
 
@@ -196,7 +196,7 @@ class ThisMachine:
             code = bounded.gather(child, out, err, timeout_s)
         except TimeoutError:
             raise TimedOut(f"{' '.join(words)}: no end after {timeout_s:g} s") from None
-        except bounded.Exceeded:
+        except bounded.SizeExceeded:
             raise TooLarge(HERE, shlex.join(words), limit_bytes) from None
         finally:
             _end(child)
@@ -210,9 +210,9 @@ class ThisMachine:
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         try:
             return bounded.whole_file(path, limit_bytes)
-        except bounded.Exceeded:
+        except bounded.SizeExceeded:
             raise TooLarge(HERE, f"get {path}", limit_bytes) from None
-        except bounded.NotRegular as error:
+        except bounded.NotRegularFile as error:
             raise SlipwayError(f"{HERE}: get {path}: {error}") from None
 
     def read(self, path: str | Path, offset: int) -> bytes:
@@ -220,7 +220,7 @@ class ThisMachine:
             with bounded.opened(path) as file:
                 file.seek(offset)
                 return file.read(READ_BYTES)
-        except bounded.NotRegular as error:
+        except bounded.NotRegularFile as error:
             raise SlipwayError(f"{HERE}: read {path}: {error}") from None
 
     @contextlib.contextmanager

@@ -39,7 +39,7 @@ BASIS = """[ -e "$2" ] || [ ! -f "$1" ] || [ -L "$1" ] || { mkdir -p "${2%/*}" &
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """The result of a push, in numbers of files."""
 
     sent: int
@@ -56,7 +56,7 @@ def push(
     file: str = "",
     meter: Meter | None = None,
     anyway: Sequence[str] = (),
-) -> Pushed:
+) -> PushResult:
     """Copy the code of `root` into `dest`: all files that git would keep except secrets, which are returned as refused.
 
     `file` limits the push to this file of `root`; `dest` then holds only this file. `anyway` lists apparent secrets to
@@ -75,7 +75,7 @@ def push(
 
 def _push(
     machine: Transport, inspector: FileInspector, dest: str | Path, token: str, only: str, meter: Meter
-) -> Pushed:
+) -> PushResult:
     root = inspector.root
     now = time.time_ns()
     where = {"dest": str(dest), "token": token}
@@ -114,7 +114,7 @@ def _push(
         contents = _contents(root, [(entry[0], entry[4]) for entry in send], level)
         removed = _exchange(machine, where, itertools.chain([request], contents), timeout_s)["removed"]
     num_sent = len(send) + len(large)
-    return Pushed(
+    return PushResult(
         num_sent, len(found) - num_sent - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
     )
 
@@ -156,7 +156,7 @@ def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
         memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
     except FileNotFoundError:
         return {}
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise SlipwayError(f"the list of the last push to {dest} cannot be read: {error}") from None
     known = {path: entry for path, entry in memory.items() if entry is None or type(entry) is list and len(entry) > 2}
     return {path: str(entry[2]) if entry else "" for path, entry in known.items()}

@@ -19,7 +19,7 @@ from typing import Any
 from infra.errors import SlipwayError
 from infra.transport import rsync_shell
 from infra.transport.meter import Meter
-from infra.transport.protocol import Lost
+from infra.transport.protocol import ConnectionLost
 from infra.transport.ssh import Ssh
 
 OLDEST = (3, 1)  # first version with `--secluded-args` and with reuse of existing data by `--inplace`
@@ -117,7 +117,7 @@ def copy(
         if any(one in why for one in TOO_LARGE):
             raise LongerThanPromised(f"rsync: {why}")
         if code:
-            raise (Lost if is_cut else SlipwayError)(f"rsync: {why or f'exit code {code}'}")
+            raise (ConnectionLost if is_cut else SlipwayError)(f"rsync: {why or f'exit code {code}'}")
 
 
 def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]", meter: Meter) -> tuple[bool, str]:

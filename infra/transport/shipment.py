@@ -37,7 +37,7 @@ class Shipment:
 
 
 @dataclass(frozen=True)
-class SendWeight:
+class SendSize:
     """The number and total size of the files to send, and the refused files."""
 
     files: int
@@ -76,7 +76,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
+def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
     """Return the weight of a push of `root`, or of the single `file` in `root`; inspect all files and send none.
 
     Raises UsageError if no file is fit to send, or a file cannot be read. If all files are secrets, the weight counts
@@ -97,7 +97,7 @@ def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
     inspector = FileInspector.of(real, anyway)
     refused = {path: reason for path, seen in found.items() if (reason := inspector.inspect(path, seen)[1])}
     num_bytes = sum(seen.st_size for path, seen in found.items() if path not in refused)
-    return SendWeight(len(found) - len(refused), num_bytes, tuple(FileRefusal(*one) for one in sorted(refused.items())))
+    return SendSize(len(found) - len(refused), num_bytes, tuple(FileRefusal(*one) for one in sorted(refused.items())))
 
 
 def mode(seen: os.stat_result) -> int | str:

@@ -1,7 +1,7 @@
 """`Ssh`, the `Transport` to a machine over one SSH connection shared by all threads.
 
-A command that may have run is never sent again: `Lost` is raised, and the caller checks before a retry. Values of `env`
-travel through the channel's stdin and appear on no command line of either machine.
+A command that may have run is never sent again: `ConnectionLost` is raised, and the caller checks before a retry.
+Values of `env` travel through the channel's stdin and appear on no command line of either machine.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
 from infra.transport import channels
-from infra.transport.channels import Duplex, Feeder, Framed, NoEnd, broken, says, silence
+from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, broken, says, silence
 from infra.transport.host_keys import ALIAS
 from infra.transport.protocol import (
     LIMIT_BYTES,
@@ -30,7 +30,7 @@ from infra.transport.protocol import (
     READ_BYTES,
     SILENT_S,
     TAIL_BYTES,
-    Lost,
+    ConnectionLost,
     Result,
     TimedOut,
     TooLarge,
@@ -38,7 +38,7 @@ from infra.transport.protocol import (
     tied,
 )
 from infra.transport.ssh_connection import Link, connection, hush
-from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, WholeStream
+from infra.transport.streams.bounded import KeptStream, SizeExceeded, StreamEnd, WholeStream
 from infra.transport.streams.framing import Frame, NoFrame, login_line
 from infra.transport.streams.port_forward import relay
 
@@ -92,7 +92,7 @@ class Ssh:
         script, out, err = _script(words, cwd), WholeStream(limit_bytes), WholeStream(limit_bytes)
         try:
             code = self._converse(script, words[0], stdin, timeout_s, out, err, env or {})
-        except Exceeded:
+        except SizeExceeded:
             raise TooLarge(self._where, shlex.join(words), limit_bytes) from None
         return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
@@ -226,7 +226,7 @@ class Ssh:
         out, err = WholeStream(limit_bytes), StreamEnd(TAIL_BYTES)
         try:
             code = self._converse(script, what, stdin, FILE_S, out, err, {})
-        except Exceeded:
+        except SizeExceeded:
             raise TooLarge(self._where, what, limit_bytes) from None
         if code == _ABSENT:
             raise FileNotFoundError(f"{self._where}: {what}: no such file")
@@ -289,11 +289,11 @@ class Ssh:
             pieces = itertools.chain([exports], pieces)
         with self._session(deadline) as (link, channel):
             framed = Framed(channel, frame)
-            feeder = Feeder(channel, channels.begin(link, channel, frame, script, pieces))
+            feeder = StdinWriter(channel, channels.begin(link, channel, frame, script, pieces))
             try:
                 feeder.start()
                 framed.listen(out, err, deadline)
-            except Exceeded:
+            except SizeExceeded:
                 channels.kill(link, framed.out.process)
                 raise
             except TimeoutError:
@@ -314,13 +314,13 @@ class Ssh:
                 raise feeder.error
             try:
                 code = framed.code
-            except NoEnd:
+            except NoExitCode:
                 if why := framed.why_not():
                     raise SlipwayError(f"{self._where}: {name}: {why}") from None
                 raise self._lost(link, name, "the connection was closed") from None
         return 128 - code if 128 < code <= 128 + 64 else code
 
-    def _lost(self, link: Link, name: str, why: str) -> Lost:
+    def _lost(self, link: Link, name: str, why: str) -> ConnectionLost:
         return channels.lost(link, self._where, name, why)
 
 

@@ -23,7 +23,7 @@ PACK = Pack(
         ),
         "control.pull": CommandEntry(
             where="packs.control_host.commands.pull:pull",
-            summary="Copy a file or a folder from the control host to this machine.",
+            summary="Copy files from the control host to this machine.",
         ),
     },
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.specs.work import WorkSpec
 from infra import train_env
 from infra.agent.job import Limits
@@ -60,7 +60,7 @@ def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
 
 def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
     """Run the import step of a plan with `--init FOLDER` into the store of the settings; return the artifact name."""
-    work = Work.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
+    work = PlannedWork.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
     assert work.init is not None, "--init names a model"
     if not work.init.has_tokenizer:
         name = work.init.format

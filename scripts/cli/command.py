@@ -68,7 +68,7 @@ class Command(Task):
         more: list[type] = [*self.added_records]
         more += [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
-        more += [flags.Apart] if self.world else []
+        more += [flags.JournalFlag] if self.world else []
         own = flags_of(self.record) if self.record else ()
         of_line = () if self.is_here else line_runner.flags()
         return (*own, *(one for record in more for one in flags_of(record)), *of_line)

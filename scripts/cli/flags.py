@@ -45,7 +45,7 @@ class Rehearse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class JournalFlag:
     """Journal flag, for commands on the journal."""
 
     state_file: str = flag(

@@ -30,7 +30,7 @@ from data.errors import ConfigError
 from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
-from infra.interrupts import Replaced, ToldToLeave, heed
+from infra.interrupts import ExitRequested, WorkTakenOver, heed
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
 from scripts.cli.json_output import print_json
@@ -52,7 +52,7 @@ def mend() -> None:
         os.umask(os.umask(0o022) | 0o022)  # prevent writes by other users to code and files that we run and read
         open_streams()
         warnings.showwarning = tell_warning
-        running.program.__class__ = Polite
+        running.program.__class__ = SlipwayProgram
 
 
 def tell_warning(
@@ -129,7 +129,7 @@ class LazyParser:
     contexts: Contexts
 
 
-class Polite(Program):
+class SlipwayProgram(Program):
     """invoke's Program with our exit codes: 2 for usage errors, 130 when interrupted, no tracebacks."""
 
     def _make_parser(self) -> Any:
@@ -148,7 +148,7 @@ class Polite(Program):
 
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
-        words = self.words = Words(self.core.unparsed, self.collection)
+        words = self.words = CommandParser(self.core.unparsed, self.collection)
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
         with manners(self.logs, as_json=as_json):
             try:
@@ -232,7 +232,7 @@ def last_words() -> Iterator[None]:
         session = sys.modules.get("scripts.cli.session")  # absent if no command of this line dealt with a pod
         if session and not (isinstance(error, Exit) and error.code == 0):
             session.tell()
-        if session and (isinstance(error, (KeyboardInterrupt, ToldToLeave, OSError))):
+        if session and (isinstance(error, (KeyboardInterrupt, ExitRequested, OSError))):
             session.tell_what_is_left()
         raise
     session = sys.modules.get("scripts.cli.session")
@@ -262,9 +262,9 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
-    except ToldToLeave as told:
+    except ExitRequested as told:
         raise Exit(code=told.exit_code) from None
-    except Replaced as error:
+    except WorkTakenOver as error:
         raise leave(str(error), 1) from None
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
@@ -321,7 +321,7 @@ def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Ex
     return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
 
 
-class Words:
+class CommandParser:
     """Parser of `task --flag value RUN task ...` into invoke's contexts, a context for each named task."""
 
     def __init__(self, words: Sequence[str], collection: Any) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from infra.interrupts import ToldToLeave
+from infra.interrupts import ExitRequested
 from infra.money import cents as cents
 from infra.money import dollars
 from infra.units import count as count
@@ -37,7 +37,7 @@ def say(words: str) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise ToldToLeave(signal.SIGHUP) from error
+        raise ExitRequested(signal.SIGHUP) from error
 
 
 def clean(text: str) -> str:

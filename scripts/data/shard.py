@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.planning.extensions import use_source
-from infra.errors import HubUnreachable, SlipwayError, Unsound, UsageError
+from infra.errors import CheckFailed, HubUnreachable, SlipwayError, UsageError
 from infra.flags import Typed, flag, flags_of
 from infra.job_environment import secrets
 from infra.settings import Settings, pack_settings, table
@@ -346,7 +346,7 @@ def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     if as_json:
         print_json({"folder": str(folder), "problems": problems})
     if problems:
-        raise Unsound("\n".join(problems))
+        raise CheckFailed("\n".join(problems))
     if not as_json:
         print(f"{folder}: every {'whole ' if partial else ''}shard matches the manifest")
 

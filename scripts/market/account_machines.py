@@ -5,7 +5,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.pods.accounts import Done
+from flows.pods.accounts import MachineAction
 from flows.supervisor.over_limit import OverLimit
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from scripts.cli import render
@@ -14,7 +14,7 @@ from scripts.cli.session import past_limit_words
 NOBODY = "no vendor's key is set, and the journal has no rented machine that may still run; no account was asked"
 
 
-def done_words(one: Done) -> str:
+def done_words(one: MachineAction) -> str:
     return render.clean(f"{one.provider}: {one.run}: {one.what}")
 
 

@@ -175,9 +175,9 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     if wanted.gpu or wanted.num_gpus:  # as in a launch, any typed GPU flag discards the whole machine of the job
         machine = MachineSpec()
     kinds = kinds_of(wanted.gpu or machine.gpu, wanted.num_gpus or machine.num_gpus or 1)
-    price, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
+    price, seen = price_of(wanted.price), quotes.CurrentOffers(offers=())
     if price:
-        seen = quotes.SeenOffers(offers=tuple(priced(kind, count, price) for kind, count in kinds))
+        seen = quotes.CurrentOffers(offers=tuple(priced(kind, count, price) for kind, count in kinds))
     else:
         with moving_line.waiting("asking for offers"):
             seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)

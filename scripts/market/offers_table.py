@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.agent.job import Limits
-from infra.market.catalogue import Priced
+from infra.market.catalogue import PricedOffer
 from infra.market.expected import evidence
 from infra.money import dollars
 from infra.providers import market
@@ -152,7 +152,7 @@ def table(found: Sequence[Offer], now: float) -> str:
     return columns(rows)
 
 
-def catalogue_table(found: Sequence[Priced]) -> str:
+def catalogue_table(found: Sequence[PricedOffer]) -> str:
     """Return a table of catalogue prices, with the date of the price in the first column."""
     rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider")]
     for one in found:

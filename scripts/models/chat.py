@@ -15,7 +15,7 @@ from scripts.cli.command import command
 from scripts.models.gguf_files import LLAMA, refuse_gguf
 from trainer.config import phases_for
 from trainer.records.phase_registry import phase_names
-from trainer.talk import TalkPlace
+from trainer.talk import ConversationFiles
 
 ENGINES = ("torch", LLAMA)
 HISTORY = "chat-history"
@@ -91,6 +91,6 @@ def chat(spec: ChatFlags) -> None:
     train_env.exec_interactive(said, root=ROOT, python=python)
 
 
-def place_of(settings: Settings) -> TalkPlace:
+def place_of(settings: Settings) -> ConversationFiles:
     """Return the place of a conversation: history beside the journal, saved files in the current folder."""
-    return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
+    return ConversationFiles(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))

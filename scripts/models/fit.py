@@ -101,7 +101,7 @@ def kinds_of(asked: str) -> list[gpus.Gpu]:
     return sorted(kinds, key=lambda one: one.memory_gb)
 
 
-def offers_of(kinds: list[gpus.Gpu], num_gpus: int, settings: Settings) -> quotes.SeenOffers:
+def offers_of(kinds: list[gpus.Gpu], num_gpus: int, settings: Settings) -> quotes.CurrentOffers:
     """Return offers of machines with `num_gpus` GPUs of each kind, current offers or else the catalogue."""
     return quotes.offers_of([(one.name, num_gpus) for one in kinds], settings)
 

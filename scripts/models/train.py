@@ -8,7 +8,7 @@ from pathlib import Path
 from invoke import Exit
 
 from flows.planning import memory_check
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.runs.run_leases import foreground, move_names
 from flows.specs import variables
 from flows.specs.work import WORK, WorkSpec
@@ -54,7 +54,7 @@ def train(spec: TrainFlags) -> None:
         raise UsageError("--profile and --config mean the same; choose one")
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store)
-    work = Work.of(spec, settings)
+    work = PlannedWork.of(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
     plan = plan_for(work, settings, Request(run="foreground"), here, limits)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pods import apply as use_case
-from flows.pods.apply import Change, SetLimit
+from flows.pods.apply import PodChange, SetLimit
 from flows.supervisor import supervisor_client
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
@@ -139,7 +139,7 @@ def report(step: PodAction, made: Op | None) -> None:
         session.forget(step.name)
 
 
-def show(set_name: str, lines: Sequence[Change]) -> None:
+def show(set_name: str, lines: Sequence[PodChange]) -> None:
     if lines:
         rows = [("", "pod", "provider", "USD/h", "")]
         for line in lines:
@@ -152,6 +152,6 @@ def show(set_name: str, lines: Sequence[Change]) -> None:
     print(f"set {set_name}: {render.usd(now)} USD/h now, {render.usd(use_case.rate_then(lines))} USD/h afterwards")
 
 
-def line_json(line: Change) -> dict[str, Any]:
+def line_json(line: PodChange) -> dict[str, Any]:
     about = {"provider": line.provider, "usd_per_hour": render.usd(line.micro_usd_per_hour), "about": line.about}
     return {**asdict(line.step), "token": line.step.token or None, "why": line.step.why or None, **about}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from flows.pods import held_pods
 from flows.runs import run_leases
 from flows.specs import variables
@@ -36,7 +36,7 @@ def run(spec: RunFlags) -> None:
     """
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings_of(spec)
-    work = Work.of(spec, settings)
+    work = PlannedWork.of(spec, settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)

@@ -8,7 +8,7 @@ from infra.machines import inventory
 from infra.settings import Settings
 
 
-def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.Unusable]]:
+def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.InvalidEntry]]:
     """Return the matching machines, and the unusable inventory entries. Raises UsageError."""
     own = inventory.load(settings.pools)
     unusable = own.unusable_in(word)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.installation import env_file, first_keys
-from flows.installation.first_keys import NAMES, STORE_KEYS, Found, Verdict
+from flows.installation.first_keys import NAMES, STORE_KEYS, KeyCheck, Verdict
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flag
@@ -29,7 +29,7 @@ BY_HAND = """stdin is not a terminal, so init cannot ask for keys without showin
 Without a key, all work runs on this machine: ./inv launch --phase sft"""
 
 
-class Over(Exception):
+class QuestionsEnded(Exception):
     """Raised when the user ends the questions (Ctrl-D)."""
 
 
@@ -55,7 +55,7 @@ def init(spec: InitFlags) -> None:
             ask_key(name)
         if not spec.provider:
             ask_for_store()
-    except Over:
+    except QuestionsEnded:
         render.say("")
     env_file.put(ROOT, {})  # also restrict the permissions of an existing file
     tell_what_next(context.settings())
@@ -126,12 +126,12 @@ def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
     return {name: value for name in names if (value := hidden(f"  {name}: "))}
 
 
-def asked(name: str, key: str, settings: Settings) -> Found:
+def asked(name: str, key: str, settings: Settings) -> KeyCheck:
     with moving_line.waiting(f"checking the key with {NAMES[name]}"):
         return first_keys.ask_vendor(name, key, settings)
 
 
-def in_words(found: Found) -> str:
+def in_words(found: KeyCheck) -> str:
     words = {Verdict.GOOD: "good", Verdict.REFUSED: "refused", Verdict.UNKNOWN: "could not be checked"}
     return f"{words[found.verdict]}: {found.said}"
 
@@ -145,7 +145,7 @@ def hidden(question: str) -> str:
     except getpass.GetPassWarning:
         raise UsageError(BY_HAND.replace("stdin is not a terminal", "this terminal shows typed text")) from None
     except EOFError:
-        raise Over from None
+        raise QuestionsEnded from None
 
 
 def typed(question: str) -> str:
@@ -153,7 +153,7 @@ def typed(question: str) -> str:
     print(question, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:
-        raise Over
+        raise QuestionsEnded
     return line.strip()
 
 

@@ -63,7 +63,7 @@ def down(spec: DownFlags) -> None:
         render.say("no run is live")
 
 
-def raise_worst(done: Sequence[ending.Ended]) -> None:
+def raise_worst(done: Sequence[ending.StopResult]) -> None:
     """Print all problems but the worst, then raise the problem with the highest exit code."""
     problems = [one.problem for one in done if one.problem]
     ordered = sorted(problems, key=lambda one: one.exit_code)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.planning.training_plan import Work, node_commands
+from flows.planning.training_plan import PlannedWork, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
@@ -67,7 +67,7 @@ def launch(spec: LaunchFlags) -> None:
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.is_open:
-            assert isinstance(resolved.work, Work)
+            assert isinstance(resolved.work, PlannedWork)
             resolved = replace(resolved, work=replace(resolved.work, made=prompts.ask_about_made(found.plan, spec.yes)))
             found = use_case.prepare(resolved, journal, settings, render.tell)
         plan, at_work = found.plan, found.at_work

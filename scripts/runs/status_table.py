@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flows.reading.status import current_record
-from infra.ledger.spend import Excess
+from infra.ledger.spend import LimitOverrun
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView
@@ -210,7 +210,7 @@ def money(view: PodView) -> str:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
     rate = per_hour(view.micro_usd_per_hour)
-    excess = Excess(view.over_limit_micro_usd, view.over_limit_s).words
+    excess = LimitOverrun(view.over_limit_micro_usd, view.over_limit_s).words
     until = f"over its limit by {excess}" if excess else f"the limit is reached in {duration(view.limit_in_s)}"
     return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; {until}"
 

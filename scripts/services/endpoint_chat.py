@@ -117,7 +117,7 @@ def hold(
     temperature: float,
     max_tokens: int,
     system: str = "",
-    place: talk.TalkPlace = talk.NOWHERE,
+    place: talk.ConversationFiles = talk.NOWHERE,
 ) -> None:
     """Ask a single question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""

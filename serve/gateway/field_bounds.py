@@ -20,7 +20,7 @@ ELSEWHERE = (
 _encode = msgspec.json.encode
 
 
-class Bad(Exception):
+class OutOfBounds(Exception):
     """A field is out of bounds; carries the reason and the HTTP status of the refusal."""
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -38,7 +38,7 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
         elif value is not None:
             known(name, value, bounds)
     if others > bounds.max_other_bytes:
-        raise Bad(f"fields besides the prompt hold {others} bytes; {bounds.max_other_bytes} are allowed", 413)
+        raise OutOfBounds(f"fields besides the prompt hold {others} bytes; {bounds.max_other_bytes} are allowed", 413)
     if "prompt" in said:
         _check_sequences(said, bounds.max_sequences)
 
@@ -48,19 +48,19 @@ def _check_sequences(said: Mapping[str, Any], most: int) -> None:
     prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if prompts * answers > most:
-        raise Bad(f"{prompts} prompts times {answers} answers; {most} in all are allowed")
+        raise OutOfBounds(f"{prompts} prompts times {answers} answers; {most} in all are allowed")
 
 
 def _check_flag(name: str, value: Any, _: Bounds) -> None:
     if value not in (True, False):  # engines accept 1 and 0 as well
-        raise Bad(f"`{name}` must be true or false")
+        raise OutOfBounds(f"`{name}` must be true or false")
 
 
 def _whole(name: str, value: Any, least: int, most: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Bad(f"`{name}` must be a whole number")
+        raise OutOfBounds(f"`{name}` must be a whole number")
     if value < least or (most is not None and value > most):
-        raise Bad(f"`{name}` is {str(value)[:24]}; allowed is {least} to {most if most is not None else 'any'}")
+        raise OutOfBounds(f"`{name}` is {str(value)[:24]}; allowed is {least} to {most if most is not None else 'any'}")
 
 
 def _check_logprobs(name: str, value: Any, bounds: Bounds) -> None:
@@ -70,13 +70,13 @@ def _check_logprobs(name: str, value: Any, bounds: Bounds) -> None:
 
 def _short(name: str, value: Any, most: int) -> None:
     if len(_encode(value)) > most:
-        raise Bad(f"`{name}` is longer than {most} bytes", 413)
+        raise OutOfBounds(f"`{name}` is longer than {most} bytes", 413)
 
 
 def _few(name: str, value: Any, most: int, most_bytes: int) -> None:
     """Check the number of entries of a list or object, and the encoded size of any value. Raises Bad."""
     if isinstance(value, (list, dict)) and len(value) > most:
-        raise Bad(f"`{name}` has {len(value)} entries; {most} are allowed")
+        raise OutOfBounds(f"`{name}` has {len(value)} entries; {most} are allowed")
     _short(name, value, most_bytes)
 
 
@@ -100,7 +100,7 @@ def _check_grammar(name: str, value: Any, bounds: Bounds) -> None:
 def _check_template(name: str, value: Any, bounds: Bounds) -> None:
     is_one = name == "chat_template" or (isinstance(value, dict) and value.get("chat_template") is not None)
     if is_one and not bounds.allow_chat_template:
-        raise Bad(f"`{name}`: a chat template in a request is not accepted")
+        raise OutOfBounds(f"`{name}`: a chat template in a request is not accepted")
     _short(name, value, bounds.max_other_bytes)
 
 
@@ -118,7 +118,9 @@ def _check_links(name: str, value: Any, bounds: Bounds) -> None:
                 if key[-4:] == "_url":
                     link = inner.get("url") if isinstance(inner, dict) else inner
                     if isinstance(link, str) and not _is_taken(link, bounds):
-                        raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send the data as data:...;base64,...")
+                        raise OutOfBounds(
+                            f"`{name}`: {key} {link[:80]!r} is not fetched; send the data as data:...;base64,..."
+                        )
 
 
 def _is_taken(link: str, bounds: Bounds) -> bool:
@@ -133,7 +135,7 @@ def _is_taken(link: str, bounds: Bounds) -> bool:
 
 def _check_kept(name: str, value: Any, _: Bounds) -> None:
     if value:
-        raise Bad(f"`{name}` is not taken: {ELSEWHERE}")
+        raise OutOfBounds(f"`{name}` is not taken: {ELSEWHERE}")
 
 
 def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
@@ -143,7 +145,7 @@ def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:
     """Check texts to embed or a conversation. Raises Bad."""
     if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
-        raise Bad(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
+        raise OutOfBounds(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
     _check_links(name, value, bounds)
 
 

@@ -19,7 +19,7 @@ from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import ClientRequest
-from serve.gateway.http.wire import MOST_PIECES, Broken
+from serve.gateway.http.wire import MOST_PIECES, MalformedMessage
 from serve.gateway.keys import AuthThrottle, Keys
 from serve.gateway.metrics import GatewayMetrics
 from serve.gateway.request_body import EngineRequest, RequestRefused
@@ -160,7 +160,7 @@ class Proxy:
             deadline.set("body", self.limits.client_idle_s)
             try:
                 part = await request.readany()
-            except Broken:
+            except MalformedMessage:
                 raise RequestRefused(400, "BadRequestError", "the body is malformed") from None
             if not part:
                 break
@@ -253,7 +253,7 @@ class Proxy:
                 deadline.set("idle", limits.idle_s)
                 try:
                     chunk = await rest.readany()
-                except Broken as error:
+                except MalformedMessage as error:
                     why = f"died mid-stream: {error}"
                     break
                 if not chunk:

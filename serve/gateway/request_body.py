@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from serve.gateway.field_bounds import Bad, check
+from serve.gateway.field_bounds import OutOfBounds, check
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.shape import too_much
 
@@ -77,7 +77,7 @@ def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
         raise RequestRefused(400, "BadRequestError", "`messages` must be a list with at least one message")
     try:
         check(said, len(body), limits)
-    except Bad as bad:
+    except OutOfBounds as bad:
         raise RequestRefused(bad.status, "BadRequestError", str(bad)) from None
     chars, affinity = limits.affinity_chars, b""
     if chars:

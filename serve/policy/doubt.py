@@ -26,7 +26,7 @@ NO_FAILURES = Failures()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class ReplicaDoubt:
     """State of the doubt about a replica."""
 
     is_open: bool = False
@@ -37,13 +37,13 @@ class Doubt:
     """Number of failures outweighed by a careful probe."""
 
 
-def raised(doubt: Doubt, errors: int) -> Doubt:
+def raised(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
     """Return the doubt after the gateway has reported `errors` consecutive failed requests."""
     settled = doubt.settled if errors >= doubt.settled else 0  # a new series of failures
-    return Doubt(is_open=doubt.is_open or errors > settled, errors=errors, settled=settled)
+    return ReplicaDoubt(is_open=doubt.is_open or errors > settled, errors=errors, settled=settled)
 
 
-def cleared(doubt: Doubt, errors: int) -> Doubt:
+def cleared(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
     """Return the doubt after a careful probe has passed that began at `errors` consecutive failures."""
     settled = min(errors, doubt.errors)
-    return Doubt(is_open=doubt.errors > errors, errors=doubt.errors, settled=settled)
+    return ReplicaDoubt(is_open=doubt.errors > errors, errors=doubt.errors, settled=settled)

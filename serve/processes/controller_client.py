@@ -9,7 +9,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.service_rows import service_lease
 from infra.names import match
 from infra.runs.timing import Say
@@ -55,7 +55,7 @@ def forget(name: str, settings: Settings, journal: Journal) -> None:
     """
     try:
         lease = journal.leases.take(service_lease(name))
-    except Held:
+    except LeaseHeld:
         return
     gateway_orders.tell_to_end(Places.of(settings, name))
     service_rows.forget(journal, name, lease)

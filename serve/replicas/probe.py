@@ -37,7 +37,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     passed: bool
     why: str = ""
     """Reason for a failure."""
@@ -67,7 +67,7 @@ async def probe(
     asked: Probe,
     before: Counters | None,
     requests: Sequence[ProbeRequest] = (TOKEN,),
-) -> Probed:
+) -> ProbeResult:
     """Probe an engine once.
 
     `before`: counters of the last probe of a replica that was ready then; None = not ready so far.
@@ -77,11 +77,11 @@ async def probe(
     try:
         await _path(session, url, {**headers, **asked.headers}, asked, limit)
     except asyncio.TimeoutError:
-        return Probed(False, f"{asked.path}: no answer in {asked.timeout_seconds:g} s")
+        return ProbeResult(False, f"{asked.path}: no answer in {asked.timeout_seconds:g} s")
     except (aiohttp.ClientError, OSError, _Wrong) as error:
         if is_shortage(error):
             raise
-        return Probed(False, f"{asked.path}: {str(error) or type(error).__name__}")
+        return ProbeResult(False, f"{asked.path}: {str(error) or type(error).__name__}")
     look_s, why = 0.0, ""
     try:
         for request in requests:
@@ -93,13 +93,13 @@ async def probe(
     except (aiohttp.ClientError, OSError, _Wrong) as error:
         if is_shortage(error):
             raise
-        return Probed(False, f"a token: {str(error) or type(error).__name__}")
+        return ProbeResult(False, f"a token: {str(error) or type(error).__name__}")
     found = await _counters_within(session, url, before, look_s)
     if why and before is not None and before.tokens is not None and found.tokens is not None:
         if found.tokens > before.tokens:
-            return Probed(True, counters=found)
+            return ProbeResult(True, counters=found)
         why += ", and makes no tokens for other requests"
-    return Probed(not why, why, found)
+    return ProbeResult(not why, why, found)
 
 
 def careful(chats: bool | None) -> tuple[ProbeRequest, ...]:

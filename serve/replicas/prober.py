@@ -13,8 +13,8 @@ import aiohttp
 
 from serve.gateway.routing import Target
 from serve.loops import timeout
-from serve.policy.doubt import Doubt, cleared, raised
-from serve.replicas.probe import CHAT, TOKEN, Counters, Probed, answers, careful, probe
+from serve.policy.doubt import ReplicaDoubt, cleared, raised
+from serve.replicas.probe import CHAT, TOKEN, Counters, ProbeResult, answers, careful, probe
 from serve.service import Probe
 
 YOUNG_S = 0.5  # interval of probes of a replica that is not ready; the file may shorten the interval
@@ -29,14 +29,14 @@ class Prober:
         self.counters: Counters | None = None
         self.why = ""
         """Reason why the last probe failed."""
-        self.doubt = Doubt()
+        self.doubt = ReplicaDoubt()
         self._is_due = asyncio.Event()
         self._chats: bool | None = None  # True if the engine has answered a chat request; None = not asked yet
         self._told_at = -math.inf
 
     async def probe(
         self, session: aiohttp.ClientSession, target: Target, model: str, asked: Probe, is_ready: bool
-    ) -> Probed:
+    ) -> ProbeResult:
         """Probe the replica once. Raises OSError when this machine lacks the resources to ask."""
         before, doubt = self.counters if is_ready else None, self.doubt
         requests = careful(self._chats) if doubt.is_open else (TOKEN,)
@@ -54,7 +54,7 @@ class Prober:
         if self.doubt.is_open:
             self._is_due.set()
 
-    def verdict(self, before: Doubt) -> str:
+    def verdict(self, before: ReplicaDoubt) -> str:
         """Return a message if the doubt `before` was open and is settled now; "" otherwise or soon after a message."""
         now = time.monotonic()
         if not before.is_open or self.doubt.settled < before.errors or now - self._told_at < TOLD_EVERY_S:

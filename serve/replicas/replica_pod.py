@@ -30,7 +30,7 @@ from infra.records import Plan
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Asks, Observation, look
+from infra.runs.sight import AskedParties, Observation, look
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.settings import Settings
@@ -150,7 +150,7 @@ class ReplicaLauncher:
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(sight.pod_of(op))
 
-    def look(self, op: Op, asks: Asks) -> Observation:
+    def look(self, op: Op, asks: AskedParties) -> Observation:
         """Return the observed state of a replica's pod."""
         return look(op, self.vendor(op.vendor), asks)
 

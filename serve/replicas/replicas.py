@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
-from infra.runs.sight import Asks, Kind, Observation
+from infra.runs.sight import AskedParties, Observation, ObservationKind
 from serve.gateway.routing import Target
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus
@@ -260,7 +260,7 @@ class Replicas:
             op = self._op(one)
             if not found.passed and op and op.is_live and now - gone_asked_at > GONE_EVERY_S:
                 gone_asked_at = now
-                if self._is_lost(one, op, await self._in_thread(self.landing.look, op, Asks.ALL)):
+                if self._is_lost(one, op, await self._in_thread(self.landing.look, op, AskedParties.ALL)):
                     return
             await prober.rest(asked, facts.is_ready and found.passed, doubt.is_open)
 
@@ -268,7 +268,7 @@ class Replicas:
         """Watch the engine and the startup progress, as reported by the pod's agent."""
         while True:
             op = self._op(one)
-            seen = await self._in_thread(self.landing.look, op, Asks.FILES) if op else Observation(False)
+            seen = await self._in_thread(self.landing.look, op, AskedParties.FILES) if op else Observation(False)
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
@@ -281,7 +281,7 @@ class Replicas:
         if decide([seen], REPLICA).do is not RecoveryAction.BEGIN_ANEW:
             return False
         facts = one.member.facts
-        if op is not None and op.is_live and seen.kind is Kind.GONE:
+        if op is not None and op.is_live and seen.kind is ObservationKind.GONE:
             self.end(one, f"the machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False)
             return True
         if op is None:

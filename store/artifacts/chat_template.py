@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from store import outside
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
@@ -41,7 +41,7 @@ def template_files(folder: Path) -> dict[str, str]:
             if path.is_file():
                 found[name] = outside.content(path, MOST_BYTES).decode()
         except (OSError, ValueError) as error:
-            raise Unreadable(f"{path}: {error}") from None
+            raise UnusableDocument(f"{path}: {error}") from None
     return found
 
 
@@ -88,4 +88,4 @@ def config_of(folder: Path, name: str) -> dict[str, Any]:
     try:
         return outside.load(path, MOST_BYTES, integer=outside.clamped) if path.is_file() else {}
     except (OSError, ValueError) as error:
-        raise Unreadable(f"{path}: {error}") from None
+        raise UnusableDocument(f"{path}: {error}") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from store import outside
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CONFIG_BYTES = outside.MIB
@@ -32,7 +32,7 @@ WIDTHS = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorHeader:
     """The description of a tensor in a safetensors header."""
 
     dtype: str
@@ -46,7 +46,7 @@ def held(folder: Path, name: str) -> Path:
     In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
     if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
-        raise Unreadable(f"{outside.shown(name)} is not a valid file name in {folder}")
+        raise UnusableDocument(f"{outside.shown(name)} is not a valid file name in {folder}")
     if folder.parent.name == "snapshots":
         blob = os.path.realpath(folder / name)
         if os.path.dirname(blob) == os.path.realpath(folder.parent.parent / "blobs"):
@@ -61,8 +61,8 @@ def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
         return outside.load(held(folder, name), CONFIG_BYTES, integer=outside.clamped)
     except FileNotFoundError:
         raise
-    except (Unreadable, OSError) as error:
-        raise Unreadable(f"{folder / name}: {error}") from None
+    except (UnusableDocument, OSError) as error:
+        raise UnusableDocument(f"{folder / name}: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -73,42 +73,44 @@ def weight_files(folder: Path) -> list[Path]:
             index = outside.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
             said = outside.typed(index, "weight_map", dict)
             if not said or (odd := [one for one in said.values() if type(one) is not str]):
-                raise Unreadable(f"the weight_map names {outside.shown(odd[0]) if said else 'no file'}")
+                raise UnusableDocument(f"the weight_map names {outside.shown(odd[0]) if said else 'no file'}")
             names = set(said.values())
         files = [held(folder, name) for name in sorted(names)]
-    except (Unreadable, OSError) as error:
-        raise Unreadable(f"{folder / INDEX} is not a valid index of weights: {error}; fetch the file again") from None
+    except (UnusableDocument, OSError) as error:
+        raise UnusableDocument(
+            f"{folder / INDEX} is not a valid index of weights: {error}; fetch the file again"
+        ) from None
     if missing := [file.name for file in files if not file.is_file()]:
-        raise Unreadable(f"{folder} lacks {', '.join(missing[:5])}; weights are read from safetensors files only")
+        raise UnusableDocument(f"{folder} lacks {', '.join(missing[:5])}; weights are read from safetensors files only")
     return files
 
 
-def header(file: Path) -> dict[str, Stored]:
+def header(file: Path) -> dict[str, TensorHeader]:
     """Return the tensor descriptions of a safetensors file by name, without reading tensors. Raise Unreadable."""
     try:
         with outside.opened(file) as opened:
             room = os.fstat(opened.fileno()).st_size - 8
             (length,) = struct.unpack("<Q", opened.read(8))
             if length > min(room, HEADER_BYTES):
-                raise Unreadable(f"the header would have {length} bytes")
+                raise UnusableDocument(f"the header would have {length} bytes")
             said = outside.mapping(opened.read(length), HEADER_BYTES, HEADER_VALUES)
         return {name: _stored(name, one, room - length) for name, one in said.items() if name != "__metadata__"}
-    except (Unreadable, struct.error, OSError) as error:
-        raise Unreadable(f"{file} is damaged or not a safetensors file: {error}; fetch the file again") from None
+    except (UnusableDocument, struct.error, OSError) as error:
+        raise UnusableDocument(f"{file} is damaged or not a safetensors file: {error}; fetch the file again") from None
 
 
-def _stored(name: str, said: Any, room: int) -> Stored:
+def _stored(name: str, said: Any, room: int) -> TensorHeader:
     if type(said) is not dict:
-        raise Unreadable(f"{outside.shown(name)} is {outside.shown(said)}")
+        raise UnusableDocument(f"{outside.shown(name)} is {outside.shown(said)}")
     dtype, shape = outside.typed(said, "dtype", str), outside.typed(said, "shape", list)
     places = outside.typed(said, "data_offsets", list)
     if len(places) != 2 or any(type(one) is not int or one < 0 for one in (*shape, *places)):
-        raise Unreadable(f"{outside.shown(name)} has shape {outside.shown(shape)} at {outside.shown(places)}")
+        raise UnusableDocument(f"{outside.shown(name)} has shape {outside.shown(shape)} at {outside.shown(places)}")
     start, stop = places
     size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
     if not start <= stop <= room or stop - start != size:
-        raise Unreadable(f"{outside.shown(name)} needs {size} bytes, but has {start} to {stop} of {room}")
-    return Stored(dtype, tuple(shape), stop - start)
+        raise UnusableDocument(f"{outside.shown(name)} needs {size} bytes, but has {start} to {stop} of {room}")
+    return TensorHeader(dtype, tuple(shape), stop - start)
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def check(folder: Path) -> dict[str, Any]:
     try:
         config = load(folder)
     except FileNotFoundError:
-        raise Unreadable(f"{folder} has no {CONFIG}") from None
+        raise UnusableDocument(f"{folder} has no {CONFIG}") from None
     check_sizes(config)
     files = sorted(held(folder, one.name) for one in folder.iterdir() if one.name.endswith(".safetensors"))
     if (folder / INDEX).exists():
@@ -131,9 +133,9 @@ def check(folder: Path) -> dict[str, Any]:
         for name, one in header(file).items():
             is_table = name.endswith("embed_tokens.weight") and one.dtype in ("F64", "F32", "BF16", "F16")
             if is_table and len(one.shape) == 2 and words and one.shape[0] < words:
-                raise Unreadable(f"{file.name}: {name} has {one.shape[0]} rows, {CONFIG} says {words}")
+                raise UnusableDocument(f"{file.name}: {name} has {one.shape[0]} rows, {CONFIG} says {words}")
             if is_table and width and one.shape[-1:] != (width,):
-                raise Unreadable(f"{file.name}: {name} is {one.shape}, {CONFIG} says {width} wide")
+                raise UnusableDocument(f"{file.name}: {name} is {one.shape}, {CONFIG} says {width} wide")
     return config
 
 
@@ -142,16 +144,16 @@ def check_sizes(config: dict[str, Any]) -> None:
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
-                raise Unreadable(f"{key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
+                raise UnusableDocument(f"{key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
         for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
             for key in ("rope_theta", "rms_norm_eps", "factor"):
                 value = at.get(key)
                 if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
-                    raise Unreadable(f"{key} is {outside.shown(value)}; it must be a number above 0")
+                    raise UnusableDocument(f"{key} is {outside.shown(value)}; it must be a number above 0")
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     if value is not None and type(value) is not dict:
-        raise Unreadable(f"{key} is {outside.shown(value)}, expected an object")
+        raise UnusableDocument(f"{key} is {outside.shown(value)}, expected an object")
     return value or {}

@@ -53,7 +53,7 @@ class UnknownKind(ValueError):
 
 
 @dataclass(frozen=True)
-class Spaces:
+class SpaceRule:
     """The rule by which a tokenizer adds spaces to a text."""
 
     lead: str
@@ -117,7 +117,7 @@ def is_pieces(tokenizer: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 
 
-def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces:
+def spaces_of(tokenizer: Mapping[str, Any]) -> SpaceRule:
     """Return the rule for spaces of a BPE tokenizer.json with byte fallback. Raise UnknownKind for other tokenizers."""
     model, kind = tokenizer.get("model"), kind_of(tokenizer)
     if not isinstance(model, dict) or not is_pieces(tokenizer):
@@ -135,9 +135,9 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces:
     if list(_parts(tokenizer.get("decoder"), "decoders")) not in (DECODERS, [*DECODERS, STRIPS]):
         raise UnknownKind(f"{kind}, decoded by {shown(tokenizer.get('decoder'))}")
     if not before and normal in ([WRITES], [LEADS, WRITES]):
-        return Spaces(ALWAYS if LEADS in normal else NOTHING, doubles=True)
+        return SpaceRule(ALWAYS if LEADS in normal else NOTHING, doubles=True)
     if not normal and len(before) == 1 and (lead := _metaspace(before[0])):
-        return Spaces(lead, doubles=False)
+        return SpaceRule(lead, doubles=False)
     raise UnknownKind(f"{kind}, with the normalizer {shown(normal)} and the pre-tokenizer {shown(before)}")
 
 

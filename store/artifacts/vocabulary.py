@@ -60,7 +60,7 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
         return f"{CONFIG} cannot be read ({error})"
     try:
         ids = ids_of(outside.mapping(content, MOST_BYTES, MOST_VALUES, integer=outside.clamped))
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         return f"{TOKENIZER} cannot be read ({error})"
     except (ValueError, TypeError, KeyError, AttributeError):
         ids = {}

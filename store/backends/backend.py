@@ -19,7 +19,7 @@ FIRST_BYTES = 1 << 20
 SMALL_BYTES = 16 << 20  # upper bound for our manifests, marks and lists
 
 
-class NotSmall(StoreError, ValueError):
+class FileTooLarge(StoreError, ValueError):
     """A file expected to be a manifest, mark or list exceeds SMALL_BYTES."""
 
 
@@ -118,7 +118,7 @@ class Backend(ABC):
         for piece in self.pieces(name, at):
             content += piece
             if len(content) > SMALL_BYTES:
-                raise NotSmall(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes; a valid {name} is smaller")
+                raise FileTooLarge(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes; a valid {name} is smaller")
         return content
 
     def sha256(self, name: str, at: str = "") -> str:

@@ -31,7 +31,7 @@ class Folder(Backend):
             with outside.opened(outside.within(self.root, name)) as file:
                 file.seek(start)
                 return file.read(min(stop - start, PART_BYTES))
-        except outside.Unreadable as error:
+        except outside.UnusableDocument as error:
             raise StoreError(f"{self.uri}: {error}") from None
 
     def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:

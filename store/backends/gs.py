@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
-from store.manifest import Denied, NoStore, StoreError
+from store.manifest import AccessDenied, NoStore, StoreError
 from store.patience import Conflict, Patience, Retryable, clean
 
 GOOGLE = "https://storage.googleapis.com"
@@ -126,7 +126,7 @@ class GoogleBucket(BucketBackend):
             self._ask("looking for the bucket", "GET", self._objects(), {"maxResults": "1"})
             return False
         except NoStore as error:
-            if isinstance(error, Denied):
+            if isinstance(error, AccessDenied):
                 raise
         account = self._account()
         if account.project is None and not account.is_anonymous:
@@ -192,7 +192,7 @@ class GoogleBucket(BucketBackend):
         except TransportError as error:
             raise Retryable(f"the account of the keys cannot be queried: {error}") from None
         except GoogleAuthError as error:
-            raise Denied(f"{self.uri}: {what}: {clean(error)}; {HINT}") from None
+            raise AccessDenied(f"{self.uri}: {what}: {clean(error)}; {HINT}") from None
         except (HTTPError, ConnectionError, TimeoutError) as error:
             raise Retryable(f"{type(error).__name__}: {error}") from None
         if answer.status < 300 or answer.status in (308, 416):
@@ -213,7 +213,7 @@ class GoogleBucket(BucketBackend):
         if status in (409, 412):
             return self._conflict(words)
         if status in (401, 403):
-            return Denied(f"{words}; {HINT}")
+            return AccessDenied(f"{words}; {HINT}")
         if status == 404 and ("bucket does not exist" in said or "bucket" in what or what.startswith("listing")):
             return self._no_bucket()
         if status in (404, 410) and what.startswith("writing"):

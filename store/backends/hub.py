@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from store import credentials
 from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
-from store.manifest import Denied, NoStore, StoreError
+from store.manifest import AccessDenied, NoStore, StoreError
 from store.patience import Conflict, Patience, Retryable, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
@@ -148,7 +148,7 @@ class Repository(Backend):
                         2 * sum(one.size for one in copied),
                     )
                     return
-                except _Moved:
+                except _BranchMoved:
                     if self._has(ours, gone):  # an earlier attempt committed; the response was lost
                         return
             raise Conflict(f"{self.uri}: other writers commit all the time; gave up after {TRIES} tries")
@@ -255,9 +255,9 @@ class Repository(Backend):
             return StoreError(words)
         status = error.response.status_code
         if status == 412 or (status == 409 and what == "committing"):
-            return _Moved(words)
+            return _BranchMoved(words)
         if status in (401, 403) and not isinstance(error, RepositoryNotFoundError):
-            return Denied(f"{words}; {HINT}")
+            return AccessDenied(f"{words}; {HINT}")
         if isinstance(error, RepositoryNotFoundError):
             seen = "no such repository, or the token has no access"
             return NoStore(
@@ -291,7 +291,7 @@ def _client(answer_s: float) -> Any:
     return Client(event_hooks=hooks, follow_redirects=True, timeout=httpx2.Timeout(answer_s))
 
 
-class _Moved(Exception):
+class _BranchMoved(Exception):
     """The branch has a newer commit than the given parent."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
-from store.manifest import Denied, NoStore, StoreError
+from store.manifest import AccessDenied, NoStore, StoreError
 from store.patience import Conflict, Patience, Retryable, clean
 
 MOST_PARTS = 9_000  # S3 allows 10,000
@@ -207,7 +207,7 @@ class Bucket(BucketBackend):
         except ClientError as error:
             raise self._in_words(what, error) from None
         except NoCredentialsError:
-            raise Denied(f"{self.uri}: no credentials for the store; {HINT}") from None
+            raise AccessDenied(f"{self.uri}: no credentials for the store; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
             raise Retryable(f"{type(error).__name__}: {error}") from None
         except BotoCoreError as error:
@@ -232,7 +232,7 @@ class Bucket(BucketBackend):
         if code in MISSING or status == 404:
             return FileNotFoundError(words)
         if code in DENIED or status in (401, 403):
-            return Denied(f"{words}; {HINT}")
+            return AccessDenied(f"{words}; {HINT}")
         return StoreError(words)
 
 

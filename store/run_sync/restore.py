@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from store import local_files, outside
 from store.artifacts.artifacts import Store
-from store.backends.backend import NotSmall
+from store.backends.backend import FileTooLarge
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
 from store.run_sync.mounts import MountFolder
-from store.run_sync.run_folder import ACKNOWLEDGED, Damaged, ListedCheckpoint, RunFolder, by_folder, step_of
+from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder, by_folder, step_of
 from store.untrusted_names import FIGURES, LOG
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
@@ -112,7 +112,7 @@ class Fetch:
                     lambda name=name: self.folder.get_checkpoint(name, self.root / name, self._progress)  # type: ignore[misc]
                 )
                 return True
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 self.damaged.append(f"{name}: {error}")
                 self._tell(f"passed over {self.damaged[-1]}")
         return bool(here)
@@ -128,7 +128,7 @@ class Fetch:
             return False
         try:
             mark = self._patiently(lambda: self.folder.read(name))
-        except NotSmall:
+        except FileTooLarge:
             mark = b""
         if not _is_mark(mark):
             self._tell(f"{step} runs again, because the mark of the step is damaged")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, ListedFile, NotSmall, Source
+from store.backends.backend import PART_BYTES, FileTooLarge, ListedFile, Source
 from store.backends.by_uri import open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of
 from store.untrusted_names import CHECKPOINT, is_inside
@@ -33,7 +33,7 @@ ENDING = "state/ending.json"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
 
-class Damaged(StoreError):
+class DamagedCheckpoint(StoreError):
     """A checkpoint, on this machine or in the store, that differs from its manifest."""
 
 
@@ -60,12 +60,12 @@ class ListedCheckpoint:
             for key in metrics:
                 outside.typed(metrics, key, float)
         except ValueError as error:
-            raise Damaged(f"the manifest cannot be read ({error})") from None
+            raise DamagedCheckpoint(f"the manifest cannot be read ({error})") from None
         paths = {file.path for file in files}
         if not paths or MANIFEST in paths or len(paths) != len(files):
-            raise Damaged("the manifest lists no file, lists a file twice, or lists itself")
+            raise DamagedCheckpoint("the manifest lists no file, lists a file twice, or lists itself")
         if not _STEP.fullmatch(folder) or step != step_of(folder):
-            raise Damaged(f"the manifest belongs to step {step}")
+            raise DamagedCheckpoint(f"the manifest belongs to step {step}")
         return ListedCheckpoint(raw, phase, step, files)
 
     @staticmethod
@@ -73,8 +73,8 @@ class ListedCheckpoint:
         """Return the checkpoint in a local folder. Raise FileNotFoundError, or Damaged for an invalid manifest."""
         try:
             return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)
-        except outside.Unreadable as error:
-            raise Damaged(f"the manifest cannot be read ({error})") from None
+        except outside.UnusableDocument as error:
+            raise DamagedCheckpoint(f"the manifest cannot be read ({error})") from None
 
 
 def step_of(name: str) -> int:
@@ -201,7 +201,7 @@ class RunFolder:
             for file in self._manifest(name, at).files:
                 if not self._is_there(self._at(f"{name}/{file.path}"), file, at):
                     return f"{file.path} does not match the manifest"
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             return str(error)
         return ""
 
@@ -238,9 +238,9 @@ class RunFolder:
         try:
             raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
-            raise Damaged("the manifest is missing") from None
-        except NotSmall as error:
-            raise Damaged(str(error)) from None
+            raise DamagedCheckpoint("the manifest is missing") from None
+        except FileTooLarge as error:
+            raise DamagedCheckpoint(str(error)) from None
         return ListedCheckpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
@@ -275,23 +275,23 @@ def check_files(folder: Path) -> ListedCheckpoint:
     for file in checkpoint.files:
         try:
             _check(outside.within(folder, file.path), file)
-        except (outside.Unreadable, PermissionError) as error:
-            raise Damaged(str(error)) from None
+        except (outside.UnusableDocument, PermissionError) as error:
+            raise DamagedCheckpoint(str(error)) from None
     return checkpoint
 
 
 def _check(path: Path, file: FileEntry) -> None:
     """Raise Damaged unless the local file has the size and sha256 in the manifest."""
     if not path.is_file():
-        raise Damaged(f"{file.path} is missing")
+        raise DamagedCheckpoint(f"{file.path} is missing")
     digest = hashlib.sha256()
     with path.open("rb") as content:
         while piece := content.read(1 << 20):
             digest.update(piece)
     if path.stat().st_size != file.size:
-        raise Damaged(f"{file.path} has {path.stat().st_size} bytes instead of {file.size}")
+        raise DamagedCheckpoint(f"{file.path} has {path.stat().st_size} bytes instead of {file.size}")
     if digest.hexdigest() != file.sha256:
-        raise Damaged(f"{file.path} has other content than was written")
+        raise DamagedCheckpoint(f"{file.path} has other content than was written")
 
 
 def _is_draft(name: str) -> bool:

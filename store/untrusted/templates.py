@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from store.artifacts.chat_template import template_of
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 BEGIN, END = "\U0010fffb", "\U0010fffc"
@@ -44,7 +44,7 @@ class Template:
         try:
             texts: list[str] = json.loads(self._child.ask(json.dumps(said).encode()))
         except ChildFailed as failed:
-            raise Unreadable(f"the model's chat template {failed}") from None
+            raise UnusableDocument(f"the model's chat template {failed}") from None
         return texts
 
 
@@ -58,6 +58,6 @@ def check(folder: Path) -> None:
         return
     try:
         Template(source).render({"messages": PROBE, "add_generation_prompt": True})
-    except Unreadable as error:
+    except UnusableDocument as error:
         if "refuses this conversation" not in str(error):
-            raise Unreadable(f"{folder}: {error}") from None
+            raise UnusableDocument(f"{folder}: {error}") from None

@@ -1,6 +1,6 @@
 import pytest
 
-from data.config import ConfigError, IdentitySpec, Making, Persona, TextSpec, load
+from data.config import ConfigError, IdentitySpec, Persona, StepContext, TextSpec, load
 
 MAKING = {"store": "s", "name": "n", "fingerprint": "f", "inputs": {"text": {"name": "n", "fingerprint": "f"}}}
 
@@ -12,7 +12,7 @@ def test_a_persona_says_of_itself_one_plain_line(name):
 
 
 def test_records_come_out_of_plain_values_at_any_depth():
-    assert load(Making, MAKING).inputs["text"].fingerprint == "f"
+    assert load(StepContext, MAKING).inputs["text"].fingerprint == "f"
     assert load(TextSpec, {"take": None, "packages": ["a"]}).packages == ("a",)
 
 
@@ -24,7 +24,7 @@ def test_records_come_out_of_plain_values_at_any_depth():
         (TextSpec, {"val_ratio": 1.0}, "val_ratio is 1.0"),
         (TextSpec, "pydocs", "expected a mapping, got str"),
         (
-            Making,
+            StepContext,
             MAKING | {"inputs": {"text": {"name": "n", "fingerprnt": "f"}}},
             r"inputs\.text: unknown key 'fingerprnt'",
         ),

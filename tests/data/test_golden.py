@@ -11,7 +11,7 @@ import pytest
 
 from data.config import TextSpec
 from data.manifest import parts, read_manifest
-from data.shards.pipeline import How, shard
+from data.shards.pipeline import RunOptions, shard
 
 WORDS = ["one", "größer", "\U0001f600", "back\\slash", "a\nb", "\r\n", "\t", "\u2028", " ", "\\n", "\x00", "日本"]
 BLANK = ["", " ", "\n \n", "\u3000", "\x85\u2028", "\x1c"]
@@ -68,7 +68,7 @@ def run(corpus, folder, case, workers):
     spec = CASES[case][0]
     source = str(corpus / spec.get("source", "*"))
     made = TextSpec(**{"val_ratio": 0.0, "lines_per_shard": 450, **spec, "source": source})
-    shard(made, folder, True, How(workers=workers))
+    shard(made, folder, True, RunOptions(workers=workers))
 
 
 @pytest.mark.process

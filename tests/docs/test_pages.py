@@ -10,7 +10,7 @@ from infra.providers.lium import Lium
 from infra.providers.promises.abilities import REPORTED, abilities
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
-from scripts.cli.invoke_patch import Words
+from scripts.cli.invoke_patch import CommandParser
 from scripts.project import agents, reference, rooms
 from store import packs
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
@@ -138,7 +138,7 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
             rest = rest[: rest.index("--")] if "--" in rest else rest
             if program == "./inv" and rest and not rest[0].startswith("-"):
                 try:
-                    assert [one.name for one in Words(rest, tasks.namespace).read()], line
+                    assert [one.name for one in CommandParser(rest, tasks.namespace).read()], line
                 except Exit as error:  # a word of a pack that is not there
                     assert "belongs to the pack" in str(error.message), line
 

@@ -16,7 +16,7 @@ from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR
-from serve.load import Heard, LoadTest, ask
+from serve.load import LoadTest, RequestTiming, ask
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, seen_of
 from serve.processes import gateway_orders
@@ -132,7 +132,7 @@ class Traffic:
 
     load: LoadTest
     clients: int = 4
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[RequestTiming] = field(default_factory=list)
 
     def __enter__(self) -> "Traffic":
         self._over = threading.Event()
@@ -150,7 +150,7 @@ class Traffic:
         wanted = len(self.heard) + count
         until(lambda: len(self.heard) >= wanted, f"{count} more answers", GUARD_S)
 
-    def failures(self) -> list[Heard]:
+    def failures(self) -> list[RequestTiming]:
         return [one for one in self.heard if one.failure]
 
     async def _run(self) -> None:

@@ -19,7 +19,7 @@ from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
 from tests.trainer import conftest as trainer
 from tests.world import ROOT
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 
 pytestmark = pytest.mark.process
 
@@ -193,7 +193,7 @@ def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tm
             config = {
                 "making": asdict(world.making()),
                 "spec": asdict(trainer.tiny(steps=40)),
-                "keeping": asdict(Keeping(save_every=10, reserve_bytes=0)),
+                "keeping": asdict(CheckpointOptions(save_every=10, reserve_bytes=0)),
             }
             step = module("base", config=json.loads(json.dumps(config)))
             step = replace(step, words=("-m", "trainer", "base"))

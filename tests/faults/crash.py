@@ -22,9 +22,9 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalError
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import Op
-from infra.ledger.reconcile import Reconciled, reconcile
+from infra.ledger.reconcile import ReconcileResult, reconcile
 from infra.names import new_token
 from infra.providers import Market
 from infra.records import Offer
@@ -82,7 +82,7 @@ class Renting:
 
     rent: Callable[..., Op] = pods.rent
     end: Callable[..., Op] = pods.end
-    reconcile: Callable[..., Reconciled] = reconcile
+    reconcile: Callable[..., ReconcileResult] = reconcile
     watched: Callable[[Path, Mapping[str, str], Points], Any] = WatchedJournal.at
 
     def open(self, path: Path, environ: Mapping[str, str]) -> Any:
@@ -145,7 +145,7 @@ class Desk:
     def _sweep(self, vendor: Market, journal: Journal) -> None:
         try:
             self.renting.reconcile(vendor, journal)
-        except Held:
+        except LeaseHeld:
             raise Wrong("a dead process holds its lease") from None
 
 

@@ -12,10 +12,10 @@ from infra import names
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held, Lease
+from infra.ledger.leases import Lease, LeaseHeld
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN, after
-from infra.ledger.op import Op, Taken
-from infra.ledger.reconcile import Clock, Listing, Reconciled, decide, reconcile
+from infra.ledger.op import AlreadyLive, Op
+from infra.ledger.reconcile import Clock, Listing, ReconcileResult, decide, reconcile
 from infra.providers import Market
 from infra.records import Pod
 from infra.runs import pods
@@ -55,7 +55,7 @@ class JsonJournal:
         with self._changing("plan") as rows:
             taken = [one for one in rows.values() if one.is_live and (one.run, one.rank) == (op.run, op.rank)]
             if taken:
-                raise Taken(taken[0])
+                raise AlreadyLive(taken[0])
             rows[token] = op
         return op
 
@@ -176,7 +176,7 @@ def rent_and_forget(vendor: Market, *words: Any, **named: Any) -> Op:
 PATIENCE_S = 900
 
 
-def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Count what could not be deleted for a quarter of an hour as gone."""
     done = reconcile(vendor, journal, clock)
     for op in journal.ops(live=True):
@@ -185,7 +185,7 @@ def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clock
     return done
 
 
-def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Count what a listing does not show as gone, at once."""
     with contextlib.suppress(SlipwayError):
         listed = {pod.token for pod in vendor.list()}
@@ -195,9 +195,9 @@ def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks
     return reconcile(vendor, journal, clock)
 
 
-def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """The rows, then the listing; and what has no row is deleted."""
-    with contextlib.suppress(Held):
+    with contextlib.suppress(LeaseHeld):
         rows = [op for op in journal.ops() if op.vendor == vendor.name]
         listing = Listing(began=clock(), pods=tuple(vendor.list()))
         known = {op.token for op in rows}
@@ -206,11 +206,11 @@ def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks
             if pod.token.startswith(prefix) and pod.token not in known:
                 with contextlib.suppress(SlipwayError):
                     vendor.delete(pod.pod_id)
-        return Reconciled(tuple(decide(rows, listing, prefix=prefix, settle_s=vendor.settle_s)), ())
-    return Reconciled((), ())
+        return ReconcileResult(tuple(decide(rows, listing, prefix=prefix, settle_s=vendor.settle_s)), ())
+    return ReconcileResult((), ())
 
 
-def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Take what has no row for nobody's, and end it."""
     journal.replaced = None
     return reconcile(vendor, journal, clock)
@@ -233,4 +233,4 @@ class Forgetting(Renting):
 
 @dataclass(frozen=True)
 class RowsFirst(Renting):
-    reconcile: Callable[..., Reconciled] = read_rows_first
+    reconcile: Callable[..., ReconcileResult] = read_rows_first

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from infra.ledger.op import Taken
+from infra.ledger.op import AlreadyLive
 from infra.providers import Market
 from infra.records import Offer
 from infra.runs import pods
@@ -97,7 +97,7 @@ class Office:
                     row = pods.RowDraft(target=f"target-{one}", store="s")
                     op = self.renting.rent(vendor, request, chance.choice(self.offers), job, journal, row)
                     tell("won", f"{one} {op.token}")
-                except Taken as taken:
+                except AlreadyLive as taken:
                     tell("taken", f"{one} {taken.op.token}")
                 except SlipwayError as error:  # told, not raised: the others wait for this process at the next round
                     tell("failed", f"{one} {error}")

@@ -19,7 +19,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, LOST, READY
 from infra.ledger.op import Op
-from infra.ledger.reconcile import Reconciled
+from infra.ledger.reconcile import ReconcileResult
 from infra.providers import Market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
@@ -238,7 +238,7 @@ def is_settled(op: Op) -> bool:
     return not op.is_live or op.state in (BOOTING, READY, LOST)
 
 
-def hold_still(rows: list[Op], done: Reconciled) -> bool:
+def hold_still(rows: list[Op], done: ReconcileResult) -> bool:
     """Return whether a sweep found nothing to do."""
     return not done.problems and not done.actions and all(map(is_settled, rows))
 

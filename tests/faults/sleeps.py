@@ -29,9 +29,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.errors import SlipwayError
-from infra.interrupts import Replaced
+from infra.interrupts import WorkTakenOver
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held, Lease, keeper_lease
+from infra.ledger.leases import Lease, LeaseHeld, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
 from infra.providers import Market
@@ -246,7 +246,7 @@ class Trial:
         with self.renting.watched(self.path, environ(self.folder), points) as journal:
             vendor = self.vendor(self.wire.url)
             watch_requests(points)
-            with contextlib.suppress(SlipwayError, Replaced):  # the journal has the reason
+            with contextlib.suppress(SlipwayError, WorkTakenOver):  # the journal has the reason
                 (self._keep if is_keeper else self._launch)(vendor, journal)
 
     def _launch(self, vendor: Market, journal: Any) -> None:
@@ -291,12 +291,12 @@ class Trial:
                     self.known = {op.token for op in journal.ops()}
                     journal.leases.renew(Lease(name, journal.leases._lease(name)[0]))
                 else:  # whoever is only stopped lives
-                    with contextlib.suppress(Held):
+                    with contextlib.suppress(LeaseHeld):
                         journal.leases.take(name)
                         raise Wrong(f"{name} was taken from a process that lives")
         if what.endswith(("sweeps", "swept")):
             for _ in range(4):
-                with contextlib.suppress(Held):
+                with contextlib.suppress(LeaseHeld):
                     reconcile(vendor, journal)
                 self.here.move(self.chance.choice([61, 700]))
         return ended
@@ -317,7 +317,7 @@ class Trial:
         for number in range(40):
             try:
                 done = reconcile(self.vendor(), journal)
-            except Held:
+            except LeaseHeld:
                 raise Wrong("a lease of one that is gone") from None
             if hold_still(journal.ops(), done):
                 break

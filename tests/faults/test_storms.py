@@ -14,7 +14,7 @@ from msgspec import Struct
 from infra.errors import Ambiguous, SlipwayError
 from infra.ledger.reconcile import reconcile
 from infra.providers import json_api
-from infra.providers.json_api import JsonApi, Unsent
+from infra.providers.json_api import JsonApi, RequestNotSent
 from infra.runs import pods
 from tests import seeds
 from tests.faults.crash import Desk, Renting
@@ -125,7 +125,7 @@ def test_what_rents_is_sent_once_and_given_up_in_time(how, planned):
         begun = time.monotonic()
         asking = JsonApi("vendor", url, {}, attempt_s=ATTEMPT_S, most_bytes=1 << 20)
         # Nothing was sent to the deaf one; with one limit for both, that is not always known.
-        with pytest.raises((Unsent, Ambiguous) if how == "deaf" else Ambiguous):
+        with pytest.raises((RequestNotSent, Ambiguous) if how == "deaf" else Ambiguous):
             asking.act("POST", "/thing", {"a": 1})
     assert len(planned) == 1 and planned[0] <= begun + ATTEMPT_S + 1 and hole.taken <= 1
 

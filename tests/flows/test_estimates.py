@@ -7,7 +7,7 @@ import pytest
 
 from flows.planning import estimates
 from flows.planning.estimates import of_phases, this_machine
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading import quotes
 from flows.specs.work import WorkSpec
 from infra.agent.execution import figures
@@ -48,7 +48,7 @@ def rehearsed(settings: Settings) -> Settings:
 
 def planned(settings: Settings, offer: Offer | None, **flags):
     own = replace(settings, profile=flags.pop("profile"))
-    work = Work.of(WorkSpec(**flags), own)
+    work = PlannedWork.of(WorkSpec(**flags), own)
     vendor = registry.provider(own, "runpod")
     request = Request(run="new", provider="runpod", gpu="H100", num_gpus=offer.num_gpus if offer else 1)
     return plan_for(work, own, request, vendor, Limits(spend_micro_usd=50_000_000), offer)

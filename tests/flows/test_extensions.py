@@ -33,7 +33,7 @@ def settings_of(tmp_path):
 def planned(settings, phase, **more):
     extensions.use_phases(phase, settings)
     extensions.use_source(settings.source, settings)
-    wanted = plan.Wanted(
+    wanted = plan.TrainingRequest(
         phases=plan.parse_phases(phase), profile="tiny", source=settings.source, persona=Persona(**PERSONA), **more
     )
     return plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=Request(run="r"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import estimates, learned
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
@@ -50,7 +50,7 @@ def journal(settings):
 
 def planned(settings: Settings, **flags) -> Plan:
     local = registry.provider(settings, "local")
-    work = Work.of(WorkSpec(phase="base", **flags), settings)
+    work = PlannedWork.of(WorkSpec(phase="base", **flags), settings)
     return plan_for(work, settings, Request(run="new"), local, Limits())
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from data.config import ConfigError
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.services import serve
 from flows.specs import files, phase_words
@@ -110,5 +110,5 @@ def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
 
 def test_how_often_and_how_many_checkpoints_are_saved_reaches_the_plan():
     settings = Settings.load(ROOT, {}, environ={})
-    wanted = Work.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
+    wanted = PlannedWork.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
     assert wanted.keeping == {"save_every": 1000, "keep": 10, "prefix": "checkpoint"}

@@ -10,14 +10,14 @@ from infra.agent.job import Limits
 from infra.records import HeldArtifact, Inventory, Request
 from infra.selection import work_disk
 from trainer.fingerprints import CheckoutCode
-from trainer.plan import Wanted, data_bytes, resolve
+from trainer.plan import TrainingRequest, data_bytes, resolve
 from trainer.plan.nodes import recipe
 from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
 GB = 10**9
 PERSONA = Persona(name="Ada", maker="us", purpose="to help")
-WANTED = Wanted(phases=("base",), profile="tiny", persona=PERSONA)
+WANTED = TrainingRequest(phases=("base",), profile="tiny", persona=PERSONA)
 LIMITS = Limits(reserve_bytes=GB)
 
 

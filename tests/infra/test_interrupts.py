@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from infra.errors import NoOffer
-from infra.interrupts import ToldToLeave, finishing, heed
+from infra.interrupts import ExitRequested, finishing, heed
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +19,7 @@ def strike(number=signal.SIGINT):
 
 @pytest.mark.parametrize(
     ("number", "what"),
-    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ToldToLeave), (signal.SIGHUP, ToldToLeave)],
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ExitRequested), (signal.SIGHUP, ExitRequested)],
 )
 def test_the_first_signal_waits_for_the_end_of_the_block(number, what):
     done, said = [], []
@@ -27,7 +27,7 @@ def test_the_first_signal_waits_for_the_end_of_the_block(number, what):
         strike(number)
         done.append("the rest")
     assert done == ["the rest"] and len(said) == 1 and "asked" in said[0]
-    if what is ToldToLeave:
+    if what is ExitRequested:
         assert caught.value.exit_code == 128 + number
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from infra.agent import outside as agents
-from infra.agent.execution.progress import Tail
+from infra.agent.execution.progress import RecordTail
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
@@ -105,7 +105,7 @@ def test_our_own_jobs_are_read_as_they_were_written():
 @MANY
 @given(document=hostile.documents(RECORD))
 def test_a_record_of_a_step_of_any_content_hides_no_other(tmp_path, document):
-    tail = Tail(tmp_path / "records.jsonl")
+    tail = RecordTail(tmp_path / "records.jsonl")
     with open(tmp_path / "records.jsonl", "ab") as file:
         file.write(document[: 1 << 18].replace(b"\n", b" ") + b"\n" + b'{"kind": "result"}\n')
     found = tail.read()

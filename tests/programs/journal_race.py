@@ -3,7 +3,7 @@
 import sys
 
 from infra.ledger.journal import Journal
-from infra.ledger.op import Taken
+from infra.ledger.op import AlreadyLive
 from infra.names import new_token
 
 with Journal.open() as journal:
@@ -19,5 +19,5 @@ with Journal.open() as journal:
                 store="s",
             )
             print("won", number, flush=True)
-        except Taken as taken:
+        except AlreadyLive as taken:
             assert taken.op.target == f"t{number}"

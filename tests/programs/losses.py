@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import initialise, unfilled
@@ -44,7 +44,7 @@ with joined() as ranks, tempfile.TemporaryDirectory() as folder:
         part = cut(model, way.removesuffix("-held"), ranks, is_held=way.endswith("-held"))
         model.to_empty(device=machine.device)
         part.deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
-    saved = Checkpoints(Path(folder) / "saved", Keeping(reserve_bytes=0, samples=0))
+    saved = Checkpoints(Path(folder) / "saved", CheckpointOptions(reserve_bytes=0, samples=0))
     with equipped(model, config, machine):
         Training(model, config, StepSource(batch), saved, {}, Path(folder) / "metrics", ranks, part).run()
     if ranks.is_first:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from infra import train_env as inside
-from infra.interrupts import ToldToLeave, heed
+from infra.interrupts import ExitRequested, heed
 
 with heed():
     try:
@@ -16,5 +16,5 @@ with heed():
                 print(one["pid"], flush=True)
                 if "busy" in sys.argv:
                     signal.pause()
-    except ToldToLeave as told:
+    except ExitRequested as told:
         sys.exit(told.exit_code)

@@ -15,7 +15,7 @@ import torch
 from data.config import load
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.saving import Saver
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import prepare
 from trainer.loop import accumulate
 from trainer.model.decoder import unfilled
@@ -83,7 +83,7 @@ with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
         optimizer.step(1.0)
         if not step:
             tensors = {"model": {name: part.part(one) for name, one in model.state_dict().items()}}
-            saver = Saver(Checkpoints(Path(folder), Keeping(reserve_bytes=0)), ranks)
+            saver = Saver(Checkpoints(Path(folder), CheckpointOptions(reserve_bytes=0)), ranks)
             saver.begin(1, {**tensors, "optimizer": optimizer.tensors()}, {})
             while saver.is_busy:
                 saver.wait(0.1 if ranks.size > 1 else None)

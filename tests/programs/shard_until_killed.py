@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from data.config import TextSpec
-from data.shards.pipeline import How, shard
+from data.shards.pipeline import RunOptions, shard
 
 left = int(sys.argv[3])
 
@@ -21,4 +21,4 @@ def watch(event, given):
 
 
 sys.addaudithook(watch)
-shard(TextSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), True, How(workers=1))
+shard(TextSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), True, RunOptions(workers=1))

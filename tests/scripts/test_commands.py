@@ -10,7 +10,7 @@ import pytest
 import tasks
 from scripts.cli.context import watch_seconds
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import Words
+from scripts.cli.invoke_patch import CommandParser
 from scripts.commands import COMMANDS as CORE
 from scripts.pods.held_pod import OnPodFlags
 from scripts.runs.status import WATCH_S
@@ -37,7 +37,10 @@ def test_a_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(nam
     assert all(one.about for one in command.flags), "a flag without help"
     program, *words = shlex.split(command.example)
     words = words[: words.index("--")] if "--" in words else words
-    assert program == "inv" and [one.name for one in Words(words, tasks.namespace).read()][-1:] in ([name], ["down"])
+    assert program == "inv" and [one.name for one in CommandParser(words, tasks.namespace).read()][-1:] in (
+        [name],
+        ["down"],
+    )
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -94,7 +97,7 @@ def test_a_flag_has_one_meaning_in_a_command(name):
 
 def spec_of(*line):
     """Return the record that a command gets of a line."""
-    ((name, *_), (one,)) = line, Words(list(line), tasks.namespace).read()
+    ((name, *_), (one,)) = line, CommandParser(list(line), tasks.namespace).read()
     values = COMMANDS[name].values(one.as_kwargs)
     record = COMMANDS[name].record
     return record(**{key: value for key, value in values.items() if key in record.__dataclass_fields__})

@@ -11,7 +11,7 @@ from infra.job_environment import secrets
 from infra.settings import Settings
 from store.backends.by_uri import open_place
 from store.backends.gs import STEP_BYTES, GoogleBucket
-from store.manifest import Denied, NoStore
+from store.manifest import AccessDenied, NoStore
 from store.patience import Conflict, Patience, StoreAway
 from tests.store.conftest import QUICK, digest
 
@@ -82,7 +82,7 @@ def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp
     place.put({"a": b"hello"})
     assert place.get("a", 0, 9) == b"hello" and google.asked.count("POST /token") == 1
     google.tokens.clear()
-    with pytest.raises(Denied, match="Anonymous caller.*set GOOGLE_CREDENTIALS") as seen:
+    with pytest.raises(AccessDenied, match="Anonymous caller.*set GOOGLE_CREDENTIALS") as seen:
         place.listing()
     assert "ya29" not in str(seen.value) and "PRIVATE" not in str(seen.value)
 
@@ -90,7 +90,9 @@ def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp
 @pytest.mark.parametrize("said", ["{}", "{", "/no/such/file", '{"type": "service_account"}', "nonsense"])
 def test_what_is_no_key_file_is_told_in_one_line(google, monkeypatch, said):
     monkeypatch.setenv("GOOGLE_CREDENTIALS", said)
-    with pytest.raises(Denied, match="GOOGLE_CREDENTIALS is neither a key file nor the path of a key file") as seen:
+    with pytest.raises(
+        AccessDenied, match="GOOGLE_CREDENTIALS is neither a key file nor the path of a key file"
+    ) as seen:
         open_place(google.bucket()).listing()
     assert "\n" not in str(seen.value) and seen.value.exit_code == 4
 

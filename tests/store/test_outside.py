@@ -14,7 +14,7 @@ from store import catalogue, outside
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
 from store.run_sync.restore import acknowledged_here
-from store.run_sync.run_folder import ACKNOWLEDGED, Damaged, ListedCheckpoint, RunFolder
+from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder
 from tests import hostile, seeds
 from tests.programs import source
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_
     try:
         checkpoint = RunFolder(str(tmp_path), "calm-ox-1").manifest("work/checkpoints/base/step-000000005")
         assert checkpoint.step == 5
-    except Damaged:
+    except DamagedCheckpoint:
         pass
 
 
@@ -112,7 +112,7 @@ def test_a_list_of_acknowledged_checkpoints_of_any_content_is_read_or_refused_in
 def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document):
     try:
         value = outside.parse(document)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         assert len(str(error)) < 500
     else:
         assert outside.parse(json.dumps(value, allow_nan=False)) == value
@@ -161,7 +161,7 @@ def test_names_that_a_terminal_cannot_show_are_told_escaped(root, tmp_path):
 def test_a_path_that_leads_out_of_its_folder_is_refused_wherever_links_lead(tmp_path, path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/link").symlink_to("/etc")
-    with pytest.raises(outside.Unreadable):
+    with pytest.raises(outside.UnusableDocument):
         outside.within(tmp_path / "in", path)
 
 

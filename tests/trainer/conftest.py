@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from data.config import Input, Making, TokenizerSpec
+from data.config import Input, StepContext, TokenizerSpec
 from data.problems.problem import Problem, write
 from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store.artifacts.artifacts import Store
 from store.manifest import kept_name
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig, as_phase, config_of
+from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, ScheduleConfig, as_phase, config_of
 from trainer.records.model_config import ModelConfig
 
 VOCAB = 320
@@ -57,8 +57,8 @@ class World:
     inputs: dict[str, Input]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def making(self, phase: str = "base", fingerprint: str = "f" * 64, **inputs: Input) -> Making:
-        return Making(
+    def making(self, phase: str = "base", fingerprint: str = "f" * 64, **inputs: Input) -> StepContext:
+        return StepContext(
             store=str(self.store),
             name=f"{phase}_checkpoints/tiny",
             fingerprint=fingerprint,
@@ -72,7 +72,7 @@ class World:
         return self.work(work) / "checkpoints" / f"base-{'f' * 12}"
 
     def start(
-        self, config: PhaseConfig, keeping: Keeping, making: Making | None = None, work: str = "work"
+        self, config: PhaseConfig, keeping: CheckpointOptions, making: StepContext | None = None, work: str = "work"
     ) -> subprocess.Popen[str]:
         """`python -m trainer <phase>`, for real."""
         making = making or self.making(config.phase)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from data.config import Input, Making
+from data.config import Input, StepContext
 from store import packs
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
-from trainer.config import Keeping, PhaseConfig, as_phase
+from trainer.config import CheckpointOptions, PhaseConfig, as_phase
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import Ternary
 from trainer.records.phase_registry import TEACHER
@@ -117,8 +117,8 @@ def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[
             roles[curves()[before].config.phase] = entry
         if curve.teacher:
             roles[TEACHER] = Input(name=f"curves/{curve.teacher}", fingerprint=curve.teacher)
-        making = Making(store=str(store), name=f"curves/{name}", fingerprint=name, inputs=roles)
-        keeping = Keeping(save_every=STEPS, reserve_bytes=0, samples=0)
+        making = StepContext(store=str(store), name=f"curves/{name}", fingerprint=name, inputs=roles)
+        keeping = CheckpointOptions(save_every=STEPS, reserve_bytes=0, samples=0)
         file = root / f"{name}.json"
         spec = {"making": asdict(making), "spec": asdict(curve.config), "keeping": asdict(keeping)}
         file.write_text(json.dumps(spec))

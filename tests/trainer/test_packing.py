@@ -30,7 +30,7 @@ from tests.trainer.model.test_packed import DOCUMENTS, gradients
 from tests.world import ROOT
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.saving import Saver
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.loop import Training
 from trainer.model import attention
@@ -100,7 +100,7 @@ def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
         ids, targets = drawn(step, config.rows)
         return packed(ids, targets, config.sequence_len, PAD) if is_packed else {"ids": ids, "targets": targets}
 
-    saved = Checkpoints(folder / "saved", Keeping(save_every=100, reserve_bytes=0, samples=0))
+    saved = Checkpoints(folder / "saved", CheckpointOptions(save_every=100, reserve_bytes=0, samples=0))
     return Training(model, config, StepSource(batch), saved, FACTS, folder / "metrics")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from data.__main__ import main as prepare
-from data.config import Input, Making
+from data.config import Input, StepContext
 from store.artifacts.artifacts import Store
 from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
@@ -24,14 +24,14 @@ from tests.world import until
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoints, open_final
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.errors import OutOfMemory
 from trainer.model.decoder import Decoder
 from trainer.parallel import placement
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
-OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
+OFTEN = CheckpointOptions(save_every=3, keep=3, reserve_bytes=0)
 KILLS = 2
 
 
@@ -231,7 +231,7 @@ def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch,
     talk = world.root / "mine.jsonl"
     rows = [[{"from": "human", "value": f"Is {n} a number?"}, {"from": "gpt", "value": "Yes."}] for n in range(9)]
     talk.write_text("".join(json.dumps({"conversations": row}) + "\n" for row in rows))
-    making = Making(store=str(world.store), name="conversations/mine", fingerprint="m")
+    making = StepContext(store=str(world.store), name="conversations/mine", fingerprint="m")
     config = world.root / "talk.json"
     config.write_text(json.dumps({"making": asdict(making), "spec": {"source": str(talk)}}))
     assert prepare(["talk", "--config", str(config)]) == 0

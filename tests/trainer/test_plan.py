@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.config import ConfigError, Making, Persona
+from data.config import ConfigError, Persona, StepContext
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, Request
@@ -18,14 +18,14 @@ from trainer import fingerprints, memory
 from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.fingerprints import CheckoutCode, differences
-from trainer.plan import Wanted, estimates, nodes, recipe, resolve
+from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
 from trainer.plan.smaller import smaller
 from trainer.recipes import PROFILES
 from trainer.records import model_formats
 from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
-WANTED = Wanted(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))
+WANTED = TrainingRequest(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
 
@@ -56,7 +56,7 @@ def change(root: Path, path: str, text: str = "CHANGED = True\n") -> None:
         file.write(text)
 
 
-def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
+def everything_made(wanted: TrainingRequest = WANTED, root: Path = ROOT) -> Inventory:
     """The store as it is after all of `wanted` was made from the code in `root`."""
     steps_of = recipe(wanted)
     made = {}
@@ -66,7 +66,7 @@ def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
     return Inventory("somewhere", made)
 
 
-def planned(wanted: Wanted, inventory: Inventory, root: Path = ROOT) -> Plan:
+def planned(wanted: TrainingRequest, inventory: Inventory, root: Path = ROOT) -> Plan:
     return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"))
 
 
@@ -428,7 +428,7 @@ def test_what_is_given_is_never_planned_and_must_be_there():
 def test_a_plan_names_the_setting_that_is_another_one():
     other = replace(WANTED, persona=replace(WANTED.persona, name="Ursula K."))
     (before,) = (step for step in planned(other, Inventory("somewhere")).job.steps if step.name == "identity")
-    made = Making(**{**before.config["making"], "inputs": {}})
+    made = StepContext(**{**before.config["making"], "inputs": {}})
     there = everything_made()
     there = replace(there, artifacts={name: one for name, one in there.artifacts.items() if "checkpoints" not in name})
     old = there.artifacts["identity_conversations"]

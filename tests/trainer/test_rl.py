@@ -16,7 +16,7 @@ from tests.trainer.conftest import tiny
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoint, open_final
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.records.rl_config import RlConfig
 
 STEPS = 9
@@ -65,7 +65,7 @@ def go(world):
         own = {} if config.phase == "base" else {"fingerprint": name}
         making = replace(making, name=f"{config.phase}_checkpoints/{name}", **own)
         file = world.root / f"{config.phase}-{name}.json"
-        keeping = Keeping(save_every=1, keep=2, reserve_bytes=0, samples=1)
+        keeping = CheckpointOptions(save_every=1, keep=2, reserve_bytes=0, samples=1)
         file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
         child = fork(work)
         return child.leave(kill_after_s or 120.0)[1]

@@ -26,12 +26,12 @@ from trainer.profiles.street import learning_on_policy
 from trainer.records import rl_words
 from trainer.records.rl_config import RlConfig
 from trainer.rollouts import vllm_child
-from trainer.rollouts.vllm_engine import EngineProcess, Opening, Vllm
+from trainer.rollouts.vllm_engine import EngineProcess, EngineSettings, Vllm
 
 
 def recipe(phases, **more):
     who = Persona(name="Ada", maker="us", purpose="to help")
-    return planning.recipe(planning.Wanted(phases=phases, profile="tiny", persona=who, **more))
+    return planning.recipe(planning.TrainingRequest(phases=phases, profile="tiny", persona=who, **more))
 
 
 def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
@@ -170,7 +170,7 @@ def test_a_rate_that_somebody_elses_model_brings_is_told():
 
 
 def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
-    opening = Opening(tmp_path, tmp_path, room=512, side_by_side=128, temperature=1.0, memory_share=0.9)
+    opening = EngineSettings(tmp_path, tmp_path, room=512, side_by_side=128, temperature=1.0, memory_share=0.9)
     log = tmp_path / "vllm.log"
     one = EngineProcess(opening, "0", log, 1.0)
     log.write_text("ValueError: No available memory for the cache blocks.\n")
@@ -183,7 +183,7 @@ def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
 def resolved(num_gpus, **rl):
     """The plan of the phase rl, and its step."""
     who = Persona(name="Ada", maker="us", purpose="to help")
-    wanted = planning.Wanted(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
+    wanted = planning.TrainingRequest(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
     request = Request(run="r", num_gpus=num_gpus)
     plan = planning.resolve(wanted, Inventory("s"), ROOT, run="r", request=request)
     return plan, plan.job.steps[-1]

@@ -21,7 +21,7 @@ from tests.trainer.conftest import tiny
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoint, open_final
-from trainer.config import ImportSpec, Keeping
+from trainer.config import CheckpointOptions, ImportSpec
 from trainer.device import prepare
 from trainer.fingerprints import VERSIONS
 from trainer.memory import estimate
@@ -30,7 +30,7 @@ from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
-from trainer.plan import Wanted, recipe
+from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase import Phase
 from trainer.records.phase_registry import PHASES, TEACHER
@@ -127,7 +127,7 @@ def test_a_phase_with_an_objective_of_its_own_is_killed_and_goes_on_with_the_sam
         making = replace(making, name=f"{phase}_checkpoints/{name}", **own)
         file = world.root / f"{phase}-{name}.json"
         config = tiny(phase=phase, steps=STEPS, dtype="float32", rows=5, micro_rows=1)
-        keeping = Keeping(save_every=3, keep=2, reserve_bytes=0, samples=0)
+        keeping = CheckpointOptions(save_every=3, keep=2, reserve_bytes=0, samples=0)
         file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
         return fork(work).leave(120.0)[1]
 
@@ -151,7 +151,7 @@ def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, 
     whole = replace(plain, phases={**plain.phases, "echo": echo})
     monkeypatch.setitem(PROFILES, "tiny", lambda: whole)
     who = Persona(name="Ada", maker="us", purpose="to help")
-    nodes = recipe(Wanted(phases=("echo",), profile="tiny", persona=who))
+    nodes = recipe(TrainingRequest(phases=("echo",), profile="tiny", persona=who))
     assert nodes["echo"].inputs == {"tokenizer": "tokenizer", "identity": "identity", "sft": "sft", TEACHER: "base"}
     assert nodes["echo"].artifact == "echo_checkpoints/tiny" and nodes["echo"].words == ("-m", "trainer", "echo")
     alone = estimate(plain.phases["sft"])
@@ -159,7 +159,7 @@ def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, 
     ratio = echo.flops_per_token(64) / echo.model.flops_per_token(64)
     assert ratio == pytest.approx(4 / 3)
     init = ImportSpec(source="/models/theirs", model=echo.model, has_tokenizer=True)
-    theirs = recipe(Wanted(phases=("echo",), profile="tiny", persona=who, init=init))
+    theirs = recipe(TrainingRequest(phases=("echo",), profile="tiny", persona=who, init=init))
     assert theirs["echo"].inputs == {"tokenizer": "init", "identity": "identity", "init": "init", TEACHER: "init"}
     assert "sft" not in theirs
 

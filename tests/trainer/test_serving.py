@@ -22,7 +22,7 @@ from tests.world import ROOT
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
 from trainer.serving import server
-from trainer.serving.asks import Ask
+from trainer.serving.asks import CompletionRequest
 from trainer.serving.server import EngineLimits, EngineServer, listening
 from trainer.serving.text_engine import TextEngine
 from trainer.serving.torch_engine import TorchEngine
@@ -164,7 +164,7 @@ class Counting(TextEngine):
         self.tokenizer = words
         self.count = 0
 
-    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         for _ in range(ask.max_tokens):
             self.count += 1
             time.sleep(0.002)  # for which another engine would compute

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from store import local_files, outside
-from store.run_sync.run_folder import Damaged, check_files
+from store.run_sync.run_folder import DamagedCheckpoint, check_files
 from trainer import tensor_file
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.errors import CheckpointError
-from trainer.tensor_file import Written
+from trainer.tensor_file import WrittenFile
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Checkpoint:
         assert kind in KINDS, kind
         names = sorted(file["path"] for file in self.manifest["files"] if file["path"].startswith(f"{kind}-rank"))
         try:
-            return tensor_file.Joined([self.folder / name for name in names])
+            return tensor_file.JoinedTensors([self.folder / name for name in names])
         except SafetensorError as error:
             raise CheckpointError(f"{self.folder}: the {kind} files are not safetensors files: {error}") from None
 
@@ -93,14 +93,14 @@ class Draft:
 
     def write(
         self, rank: int, tensors: Mapping[str, Mapping[str, Tensor]], rest: Callable[[], None] = lambda: None
-    ) -> list[Written]:
+    ) -> list[WrittenFile]:
         """Write the files of a process, a file per kind, and verify them by reading back from disk. Raises OSError.
 
         rest: called after every block, to throttle the writer.
         """
         paths = {kind: self.folder / file_of(kind, rank) for kind in tensors}
 
-        def once() -> list[Written]:
+        def once() -> list[WrittenFile]:
             files = [tensor_file.write(paths[kind], named, rest) for kind, named in tensors.items()]
             for file in files:
                 if tensor_file.sha256(self.folder / file.path, True, rest) != file.sha256:
@@ -109,7 +109,7 @@ class Draft:
 
         return self._twice(once, list(paths.values()))
 
-    def finish(self, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
+    def finish(self, files: Sequence[WrittenFile], world: int, facts: Mapping[str, Any]) -> Checkpoint:
         """Write the manifest and rename the draft to the target. Raises OSError.
 
         Call after all `world` processes have written their parts; `files` lists the files of all processes.
@@ -149,7 +149,7 @@ class Draft:
 class Checkpoints:
     """The checkpoint folder of a run: save, verify, rotate and find checkpoints."""
 
-    def __init__(self, folder: Path, keeping: Keeping, acknowledged: Path | None = None) -> None:
+    def __init__(self, folder: Path, keeping: CheckpointOptions, acknowledged: Path | None = None) -> None:
         """Open the checkpoint folder of a run, creating the folder if missing.
 
         acknowledged: file in which a pod's courier lists the checkpoints confirmed in the store.
@@ -228,7 +228,7 @@ class Checkpoints:
                 log.warning("step %d: %s; retrying the write", step, error)
         return draft
 
-    def finish(self, draft: Draft, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
+    def finish(self, draft: Draft, files: Sequence[WrittenFile], world: int, facts: Mapping[str, Any]) -> Checkpoint:
         """Rename a completely written draft into place, update LATEST and remove old checkpoints. Raises OSError."""
         made = draft.finish(files, world, facts)
         _sync_folder(self.folder)
@@ -308,7 +308,7 @@ def problem_of(folder: Path) -> str:
             return f"schema {outside.shown(schema)}, this trainer reads {SCHEMA}"
     except FileNotFoundError:
         return "no manifest"
-    except (Damaged, OSError) as error:
+    except (DamagedCheckpoint, OSError) as error:
         return str(error)
     return ""
 

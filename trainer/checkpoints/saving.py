@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Draft
 from trainer.parallel.process_group import ALONE, Ranks
-from trainer.tensor_file import Written
+from trainer.tensor_file import WrittenFile
 
 log = logging.getLogger(__name__)
 RESTS = 30.0  # pause as a multiple of the CPU time spent
@@ -104,7 +104,7 @@ class Saver:
                     draft.abandon()
                 raise OSError(failed[0]["errno"], failed[0]["error"])
             return True
-        files = [Written(**file) for one in outcomes for file in one["files"]]
+        files = [WrittenFile(**file) for one in outcomes for file in one["files"]]
         world = len({file.path.rpartition("-")[2] for file in files})
         self._is_finishing, self._at_work = True, Future()
         if self.ranks.is_first:
@@ -142,7 +142,7 @@ class Saver:
 
     def _write_or_send(
         self, draft: Draft, copies: Mapping[str, Mapping[str, Tensor]], far: Sequence[bool], rest: Callable[[], None]
-    ) -> list[Written]:
+    ) -> list[WrittenFile]:
         """Write the copies of this process, or send them to the first process when `far[rank]` is True.
 
         Return the written files. The first process also receives and writes the parts of all `far` processes. Raises
@@ -152,7 +152,7 @@ class Saver:
             self.ranks.send({f"{kind}/{name}": one for kind, named in copies.items() for name, one in named.items()})
             return []
         failed: OSError | None = None
-        files: list[Written] = []
+        files: list[WrittenFile] = []
         for rank in [self.ranks.rank, *(rank for rank, is_far in enumerate(far) if is_far and self.ranks.is_first)]:
             # Receive even after a failed write, else the sender waits forever.
             tensors = copies if rank == self.ranks.rank else _by_kind(self.ranks.receive(rank))

@@ -15,7 +15,7 @@ from data.errors import DataError
 from data.tokens import tokenizer
 from store.moving_line import waiting
 from trainer.engines import gguf_file
-from trainer.engines.conversation import Talk
+from trainer.engines.conversation import ChatSession
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import TrainerError
 from trainer.talk import hold
@@ -85,7 +85,7 @@ def chat(flags: argparse.Namespace) -> None:
         gguf_file.ensure(folder, gguf, kind)
         how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k, "seed": flags.seed}
         engine = LlamaCpp(gguf, config.max_position_embeddings, **how)
-        talk = Talk(engine, tokenizer.load(folder), flags.max_tokens, name)
+        talk = ChatSession(engine, tokenizer.load(folder), flags.max_tokens, name)
     talk.system = flags.system
     hold(talk, flags.prompt, place_of(flags))
 

@@ -1,6 +1,6 @@
 """A multi-turn conversation with a model over any engine, streaming answers piece by piece. No torch import.
 
-`Talk` implements the `Partner` protocol of `trainer.talk`, which handles the terminal.
+`ChatSession` implements the `Partner` protocol of `trainer.talk`, which handles the terminal.
 """
 
 import sys
@@ -34,7 +34,7 @@ def room_of(positions: int, max_new: int) -> int:
     return positions - min(max_new, positions // 2)
 
 
-class Talk:
+class ChatSession:
     """A conversation: the message history, the engine and the tokenizer."""
 
     goes_on: tuple[type[Exception], ...] = (Refused,)

@@ -22,7 +22,7 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from store import local_files, packs
 from store.artifacts import model_files, vocabulary
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig
@@ -123,7 +123,7 @@ def read_config(folder: Path) -> ModelConfig:
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
         raise Refused(f"{folder} is not a model folder: config.json is missing") from None
-    except (ValueError, Unreadable) as error:
+    except (ValueError, UnusableDocument) as error:
         raise Refused(f"{folder}: {error}") from None
     if wrong := vocabulary.problem_in(folder):
         odd.append(wrong)

@@ -17,7 +17,7 @@ from typing import Any
 
 from data.tokens import tokenizer as tokenizers
 from trainer.engines import gguf_file
-from trainer.serving.asks import Ask
+from trainer.serving.asks import CompletionRequest
 from trainer.serving.text_engine import TextEngine
 
 QUIET = -1  # log level without output
@@ -87,7 +87,7 @@ class LlamaEngine(TextEngine):
         self.inner = LlamaCpp(gguf, self.room, max_seqs)
         print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
 
-    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new ids one by one. The server batches all concurrent requests, in any order of reading."""
         seed = ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big")
         how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "top_p": ask.top_p}

@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.talk import TalkPlace
+from trainer.talk import ConversationFiles
 
 
 def add_talk(one: argparse.ArgumentParser) -> None:
@@ -18,6 +18,6 @@ def add_talk(one: argparse.ArgumentParser) -> None:
     one.add_argument("--folder", default="", help="folder for conversations saved with /save")
 
 
-def place_of(flags: argparse.Namespace) -> TalkPlace:
+def place_of(flags: argparse.Namespace) -> ConversationFiles:
     """Return the history file and the /save folder from the flags."""
-    return TalkPlace(flags.history, flags.folder)
+    return ConversationFiles(flags.history, flags.folder)

@@ -2,8 +2,8 @@
 
 `attend` selects the kernel. On a GPU, packed documents use the variable-length kernel (`DocumentBounds`) or, in
 float32, flex attention with a compiled block mask; both skip masked blocks. On a CPU, packed documents use a dense mask
-with the same result. CPU training on rows of moderate length uses plain matrix products (`InParts`): PyTorch's CPU
-kernel takes 1.2 times as long eagerly, and 3 times as long compared with compiled products.
+with the same result. CPU training on rows of moderate length uses plain matrix products (`PartwiseAttention`):
+PyTorch's CPU kernel takes 1.2 times as long eagerly, and 3 times as long compared with compiled products.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
         return of_one(q, k, v, mask)
     if is_causal and not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
         shared = q.shape[1] // k.shape[1]
-        return InParts.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
+        return PartwiseAttention.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and mask is None, enable_gqa=grouped)
     return flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
@@ -102,7 +102,7 @@ def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (weights @ v).view(shape)
 
 
-class InParts(torch.autograd.Function):
+class PartwiseAttention(torch.autograd.Function):
     """Causal attention for CPU training, computed in parts of queries with the keys up to the end of each part.
 
     Save inputs, output and a log-sum-exp per query for backward, and recompute the scores. Scores have the dtype of q

@@ -35,7 +35,7 @@ class Positions:
     is_causal: bool = True  # True if no token attends to later tokens
 
 
-class Kept(Protocol):
+class KvCache(Protocol):
     """A KV cache: keys and values of earlier passes."""
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -48,7 +48,7 @@ class Kept(Protocol):
 
 
 @dataclass
-class Cache(Kept):
+class Cache(KvCache):
     """A dense KV cache of all layers. Prompts are padded on the left, so a row may start at an index above 0."""
 
     keys: Tensor  # (L, B, KV, S, D)
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         return rotate(q, at), rotate(k, at), v
 
-    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         rows, length, _ = x.shape
         q, k, v = self.projected(x, at)
         # (B, H, T, D)
@@ -226,14 +226,14 @@ class Block(nn.Module):
         """Return queries, keys and values of unnormed x (B, T, d); see `Attention.projected`."""
         return self.self_attn.projected(self.input_layernorm(x), at)
 
-    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         if self.keeps_products and torch.is_grad_enabled():  # inside the block, visible to the compiler
             contexts = partial(create_selective_checkpoint_contexts, kept_or_not)
             given = (x, at, cache, layer)
             return checkpoint(self.through, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         return self.through(x, at, cache, layer)
 
-    def through(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
+    def through(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -276,7 +276,7 @@ class Decoder(nn.Module):
     def hidden(
         self,
         ids: Tensor,
-        cache: Kept | None = None,
+        cache: KvCache | None = None,
         documents: Tensor | None = None,
         bounds: Tensor | None = None,
         *,
@@ -382,7 +382,7 @@ class Decoder(nn.Module):
 DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)  # initializers called by PyTorch modules
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInitialization(TorchFunctionMode):
     """A mode in which new modules skip random initialization and keep uninitialized parameters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -399,7 +399,7 @@ def unfilled(
     Skipping PyTorch's random initialization saves a minute on one core for a few billion parameters. On `meta`, random
     initialization would import PyTorch's compiler, and `to_empty` would import sympy: 1.5 s per process.
     """
-    with torch.device(device), Undrawn():
+    with torch.device(device), SkipInitialization():
         return Decoder(config, compute_dtype)
 
 

@@ -17,7 +17,7 @@ from data.config import ConfigError
 from data.tokens import tokenizer as tokenizers
 from store.artifacts import chat_template, model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
@@ -67,7 +67,7 @@ def write(
             shutil.copyfile(_held(tokenizer, name), folder / name)
     try:
         chat_template.copy_template_files(tokenizer, folder)
-    except Unreadable as error:
+    except UnusableDocument as error:
         raise Refused(str(error)) from None
     write_weights(folder, weights, dtype)
 
@@ -113,7 +113,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise Refused(f"{folder} is not a model folder: config.json is missing") from None
     except ConfigError as error:
         raise Refused(f"{folder / 'config.json'}: {error}") from None
-    except Unreadable as error:
+    except UnusableDocument as error:
         raise Refused(str(error)) from None
     _refuse(folder, odd)
     return config
@@ -185,14 +185,14 @@ def _refuse(folder: Path, odd: list[str]) -> None:
 def _held(folder: Path, name: str) -> Path:
     try:
         return model_files.held(folder, name)
-    except Unreadable as error:
+    except UnusableDocument as error:
         raise Refused(f"{folder / name}: {error}") from None
 
 
 def _weight_files(folder: Path) -> list[Path]:
     try:
         return model_files.weight_files(folder)
-    except Unreadable as error:
+    except UnusableDocument as error:
         raise Refused(str(error)) from None
 
 

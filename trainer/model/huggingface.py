@@ -11,7 +11,7 @@ from typing import Any
 
 from data.config import ConfigError, load
 from store import packs
-from store.artifacts.model_files import Stored
+from store.artifacts.model_files import TensorHeader
 from store.outside import shown
 from trainer.records import model_layouts
 from trainer.records.blocks_config import BlocksConfig
@@ -280,7 +280,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.mlp.{name}_proj.weight", shape
 
 
-def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
+def differences(config: ModelConfig, headers: Iterable[Mapping[str, TensorHeader]]) -> list[str]:
     """Compare file headers with a config; return differences as text, [] for a match. Reads no tensors."""
     for feature in config.features:
         headers = map(feature.stored, headers)

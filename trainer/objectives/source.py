@@ -68,7 +68,7 @@ class StepSource(Source):
 
 
 class SynchronousBatches:
-    """Synchronous batches of a `sees_model` source, with the interface of `data.prefetch.Ahead`."""
+    """Synchronous batches of a `sees_model` source, with the interface of `data.prefetch.PrefetchIterator`."""
 
     def __init__(self, source: Source, model: Decoder, first: int) -> None:
         self.source, self.model, self.next = source, model, first

@@ -1,11 +1,11 @@
 """Fully sharded training with PyTorch's FSDP2: parameters, gradients and optimizer state are sharded over processes.
 
 `cut` shards a decoder in place, over all processes (`fsdp`) or within each node with replicas across nodes (`hybrid`),
-and returns an `FsdpCut` describing the rows of this process: chunk `rank` of `torch.chunk(N, size)` for a parameter of
-N rows. FSDP gathers a block in the dtype of activations just before use and frees the copy afterwards; parameters
-outside the blocks stay gathered through forward and backward. With `is_held`, all parameters stay gathered for the
-whole step, and gradients are reduced on the last pass only. Source of the wrapping order: torchtitan's `parallelize`
-for dense decoders.
+and returns an `FsdpSharding` describing the rows of this process: chunk `rank` of `torch.chunk(N, size)` for a
+parameter of N rows. FSDP gathers a block in the dtype of activations just before use and frees the copy afterwards;
+parameters outside the blocks stay gathered through forward and backward. With `is_held`, all parameters stay gathered
+for the whole step, and gradients are reduced on the last pass only. Source of the wrapping order: torchtitan's
+`parallelize` for dense decoders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, time
 
 
 @dataclass(frozen=True)
-class FsdpCut:
+class FsdpSharding:
     """The shard of the model in this process. `size` 1 means an unsharded model."""
 
     rank: int = 0
@@ -134,7 +134,7 @@ class FsdpCut:
             part.copy_(full if not shape else full[self.rows(shape[0])])
 
 
-WHOLE = FsdpCut()
+WHOLE = FsdpSharding()
 
 
 def part_of(tensor: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part_of(one) for name, one in tensors.items()}
 
 
-def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> FsdpCut:
+def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> FsdpSharding:
     """Shard a decoder in place with FSDP2. Parameters on `meta` stay uninitialized. Raises PeerLost on a timeout.
 
     parallel: `fsdp` or `hybrid`. method: the entry method of the model, at which FSDP gathers the parameters outside
@@ -176,7 +176,7 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
         register_fsdp_forward_method(block, "projected")
     _summing(fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
-    return FsdpCut(ranks.rank % size, size, ranks.size // size, rows, is_held)
+    return FsdpSharding(ranks.rank % size, size, ranks.size // size, rows, is_held)
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:

@@ -1,9 +1,10 @@
 """ZeRO stage 1: every process holds the whole model, and the optimizer state is sharded by rows.
 
-`shared` returns an `FsdpCut` in which every process updates some rows of each parameter. During the backward pass of a
-step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping with the remaining
-backward pass, and freed. After the update, an all-gather distributes the new rows. The traffic equals an all-reduce of
-the gradients. Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's DistributedDataParallel.
+`shared` returns an `FsdpSharding` in which every process updates some rows of each parameter. During the backward pass
+of a step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping with the
+remaining backward pass, and freed. After the update, an all-gather distributes the new rows. The traffic equals an
+all-reduce of the gradients. Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's
+DistributedDataParallel.
 """
 
 import weakref
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.decoder import Decoder
-from trainer.parallel.fsdp import FsdpCut
+from trainer.parallel.fsdp import FsdpSharding
 from trainer.parallel.process_group import Ranks, passing
 
 
@@ -29,7 +30,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Shared(FsdpCut):
+class Shared(FsdpSharding):
     """The rows of every parameter updated by this process; the model itself is whole."""
 
     units: list[Unit] = field(default_factory=list)  # in backward order
@@ -149,7 +150,7 @@ class Shared(FsdpCut):
             start += rows
 
 
-def shared(model: Decoder, ranks: Ranks) -> FsdpCut:
+def shared(model: Decoder, ranks: Ranks) -> FsdpSharding:
     """Shard the optimizer state over all processes and register the gradient hooks of the model."""
     units = [Unit(some) for some in _units(model) if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from data.config import Making
+from data.config import StepContext
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
 from data.tokens.token_file import token_files
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
@@ -16,7 +16,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.run import PhaseRun, phase_run
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train, evaluate on held-out documents and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
         trained = phase.train(phase.first_model(), rows_of(phase))

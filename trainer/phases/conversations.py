@@ -7,9 +7,9 @@ from typing import Any
 from data.chat.conversations import Conversations
 from data.chat.packing import packed
 from data.chat.talk_counts import TalkCounts
-from data.config import TASKS, Making
+from data.config import TASKS, StepContext
 from data.events import emit
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.errors import Refused
 from trainer.objectives import Batch
 from trainer.objectives.source import Source, StepSource
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 OURS = ("identity", "pydocs", "other", *TASKS)  # single question-answer pairs, which may be concatenated
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train from the previous phase's model and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
         trained = phase.train(phase.first_model(), rows_of(phase))

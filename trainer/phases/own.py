@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from data.config import Making
+from data.config import StepContext
 from data.errors import DataError
 from store import extensions
 from store.extensions import ExtensionError
 from store.extensions.run import blame, function
 from store.manifest import StoreError
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.errors import Refused, TrainerError
 from trainer.parallel.process_group import Ranks
 from trainer.run import phase_run
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Call the extension's `phase(run)`; return facts about the artifact, {} on other processes.
 
     Raises Refused for a missing extension or a phase returning without publishing, and TrainerError naming the line of

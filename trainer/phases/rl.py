@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from data.config import Making
+from data.config import StepContext
 from data.problems.problem import Problem, read
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import ANSWERING
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
@@ -24,15 +24,15 @@ from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Judge
 from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Elsewhere, Embedded, Policy, RolloutEngine, stops
+from trainer.rollouts.policy import Embedded, Policy, RemoteEngine, RolloutEngine, stops
 from trainer.rollouts.source import Rollouts
-from trainer.rollouts.vllm_engine import Opening, Vllm
+from trainer.rollouts.vllm_engine import EngineSettings, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder
 
 SHOWN = 3  # problems shown repeatedly in the report
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train from the previous phase's model, evaluate on the test problems and publish.
 
     Return facts about the artifact, {} on other processes. Raises Refused for a mixture without tasks or a sharded
@@ -65,7 +65,9 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
         watched = some(phase, mixture, "val", rl.eval_problems)
         reference = phase.frozen(phase.before) if rl.beta else None
         source = Rollouts(config, rl, policy, asked, watched, reference, phase.ranks)
-        trained = phase.train(model, source, PolicyLoss(rl), Shown(policy, engine, model, source.watched[:SHOWN]))
+        trained = phase.train(
+            model, source, PolicyLoss(rl), SampleReport(policy, engine, model, source.watched[:SHOWN])
+        )
         if trained is None:
             return {}
         model, final = trained
@@ -81,10 +83,10 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
     if rl.engine == "embedded":
         return Embedded(stop, rl.side_by_side)
     if not phase.ranks.is_first:
-        return Elsewhere()
+        return RemoteEngine()
     logs = work_folder().parent / "logs"  # log folder of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
-    opening = Opening(
+    opening = EngineSettings(
         phase.checkpoints.folder / ".engine",
         phase.tokenizer_folder,
         phase.config.sequence_len,
@@ -113,7 +115,7 @@ def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
     return tuple(",".join(each[first : first + spread]) for first in range(0, len(each), spread))
 
 
-class Shown:
+class SampleReport:
     """A callable returning greedy answers to fixed problems, with rewards, for the report."""
 
     def __init__(self, policy: Policy, engine: RolloutEngine, model: Decoder, asked: Sequence[Drawn]) -> None:

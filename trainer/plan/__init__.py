@@ -10,11 +10,11 @@ planner never accesses the store and does not import torch.
 from trainer.plan.compare import resolve
 from trainer.plan.nodes import recipe
 from trainer.plan.sources import source_slug
-from trainer.plan.wanted import ROWS, Wanted, load_persona, parse_mixture, parse_phases, profile_named
+from trainer.plan.wanted import ROWS, TrainingRequest, load_persona, parse_mixture, parse_phases, profile_named
 
 __all__ = [
     "ROWS",
-    "Wanted",
+    "TrainingRequest",
     "load_persona",
     "parse_mixture",
     "parse_phases",

@@ -1,7 +1,7 @@
 """Comparison of the wanted artifacts with the contents of the store: the plan, and the job for the missing part.
 
-The comparison takes `Wanted`, an `Inventory` of the store and the checkout of the job's code, and returns a `Plan`. The
-comparison never accesses the store.
+The comparison takes `TrainingRequest`, an `Inventory` of the store and the checkout of the job's code, and returns a
+`Plan`. The comparison never accesses the store.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from data.config import (
     Input,
-    Making,
+    StepContext,
     TextSpec,
 )
 from infra.agent.job import Job, Limits, Step
@@ -20,14 +20,14 @@ from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointer, Request
 from store import extensions
 from store.manifest import kind_of
-from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
+from trainer.config import CheckpointOptions, ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import CheckoutCode, differences, digest
 from trainer.plan import data_bytes
 from trainer.plan.estimates import STATE_BYTES, told, ways_of
 from trainer.plan.nodes import recipe
 from trainer.plan.phase_needs import needs_of
 from trainer.plan.sources import own_sources
-from trainer.plan.wanted import Wanted, profile_named, profile_of
+from trainer.plan.wanted import TrainingRequest, profile_named, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import what_counts
 from trainer.records.model_config import FEATURES, feature
@@ -41,7 +41,7 @@ NO_LIMITS = Limits()
 
 
 def resolve(
-    wanted: Wanted,
+    wanted: TrainingRequest,
     inventory: Inventory,
     root: Path,
     *,
@@ -269,14 +269,19 @@ def own_code(node: Node) -> dict[str, str]:
 
 
 def _step(
-    node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping, num_gpus: int
+    node: Node,
+    nodes: Mapping[str, Node],
+    chosen: Mapping[str, Choice],
+    store: str,
+    keeping: CheckpointOptions,
+    num_gpus: int,
 ) -> Step:
     inputs = {
         role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
         for role, name in node.inputs.items()
     }
     choice = chosen[node.name]
-    making = Making(
+    making = StepContext(
         store=store,
         name=node.artifact,
         fingerprint=choice.fingerprint,

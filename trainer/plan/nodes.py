@@ -1,6 +1,6 @@
 """Steps of a profile: the program, code and inputs for each artifact, in a runnable order.
 
-`recipe` turns `Wanted` into a `Node` per step, by name. The module reads sources, but never the store.
+`recipe` turns `TrainingRequest` into a `Node` per step, by name. The module reads sources, but never the store.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from data.references import HUB
 from infra.errors import UsageError
 from trainer.config import ImportSpec, Profile
 from trainer.plan.sources import located, slug_of, source_fingerprint, source_slug
-from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
+from trainer.plan.wanted import TrainingRequest, default_tag, init_slug, profile_of
 from trainer.profiles import street
 from trainer.records import model_formats, phase_options
 from trainer.records.own_phase import WORD
@@ -51,7 +51,7 @@ READ = {
 }
 
 
-def recipe(wanted: Wanted) -> dict[str, Node]:
+def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     """Return every step of the profile by name, in a runnable order."""
     profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
@@ -214,7 +214,7 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
     return found
 
 
-def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str, float]]) -> None:
+def _demonstrate(profile: Profile, wanted: TrainingRequest, mixtures: dict[str, dict[str, float]]) -> None:
     """Add demonstrations of the rl tasks to sft's mixture if rl is requested.
 
     A model without any right answer cannot learn from rewards.
@@ -237,7 +237,7 @@ def _phase(
     profile: Profile,
     phase: str,
     tag: str,
-    wanted: Wanted,
+    wanted: TrainingRequest,
     inputs: dict[str, str],
     mixture: dict[str, float] | None = None,
 ) -> Node:

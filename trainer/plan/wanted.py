@@ -1,7 +1,7 @@
 """Parser for the user's request: phases, a mixture, a persona, a profile.
 
-The parser turns the words of flags and files into `Wanted` and the records inside. Raises UsageError with a suggestion
-for unknown words.
+The parser turns the words of flags and files into `TrainingRequest` and the records inside. Raises UsageError with a
+suggestion for unknown words.
 """
 
 import difflib
@@ -32,7 +32,7 @@ ROWS = ("text_column", "filter", "exhausted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TrainingRequest:
     """The user's request, as plain values."""
 
     phases: tuple[str, ...] = ("sft",)
@@ -69,7 +69,7 @@ class Wanted:
     made: str = ""
     """Choice for a phase of `phases` made by different code: `keep`, `remake`, or "" = undecided."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the profile's fields of `Keeping`."""
+    """Changes to the profile's fields of `CheckpointOptions`."""
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _with_own(profile: Profile) -> Profile:
     return replace(profile, phases={**profile.phases, **own}) if own else profile
 
 
-def profile_of(wanted: Wanted) -> Profile:
+def profile_of(wanted: TrainingRequest) -> Profile:
     """Return the profile with the options for the shape and the phases applied. Raises UsageError, ConfigError."""
     shape = phase_options.of_model(wanted.options)
     if wanted.init is not None and (odd := sorted(shape.keys() - recipes.feature_fields().keys())):
@@ -159,7 +159,7 @@ def profile_of(wanted: Wanted) -> Profile:
     return replace(whole, phases=phases)
 
 
-def default_tag(wanted: Wanted, profile: Profile) -> str:
+def default_tag(wanted: TrainingRequest, profile: Profile) -> str:
     """Return the default tag of checkpoints: the profile's name, or the name of the imported model."""
     return profile.name if wanted.init is None else init_slug(wanted.init)
 

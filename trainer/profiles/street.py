@@ -7,7 +7,7 @@ the numbers.
 import math
 from dataclasses import replace
 
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles.shapes import dial_shape
 from trainer.records.model_config import ModelConfig
 from trainer.records.rl_config import RlConfig
@@ -43,7 +43,9 @@ def cosine(
         sequence_len=sequence_len,
         recompute=recompute,
     )
-    return Profile(name=name, vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
+    return Profile(
+        name=name, vocab_size=model.vocab_size, phases=street(base), keeping=CheckpointOptions(save_every=250)
+    )
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
@@ -161,4 +163,6 @@ def dial(depth: int) -> Profile:
         micro_rows=16 if depth <= 20 else 8 if depth <= 26 else 4,
         sequence_len=2048,
     )
-    return Profile(name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
+    return Profile(
+        name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=CheckpointOptions(save_every=250)
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from data.config import ConfigError
 from store import packs
-from store.artifacts.model_files import Stored
+from store.artifacts.model_files import TensorHeader
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
@@ -114,7 +114,7 @@ class ModelFeature:
         """Return the name in the project's decoder for a stored tensor."""
         return name
 
-    def stored(self, header: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    def stored(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         """Return the tensors of a file in the layout of the project's decoder."""
         return header
 

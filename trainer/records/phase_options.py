@@ -41,7 +41,7 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
     said = ", ".join(f"{record.phase}.{path}={text}" for path, text in of_phase(record.phase, options))
     try:
         return strict_records.read(type(phase), changed(values, by))
-    except strict_records.Misfit as error:
+    except strict_records.RecordMismatch as error:
         raise ConfigError(f"--set {said}: {error}") from None
 
 

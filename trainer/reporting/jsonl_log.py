@@ -56,7 +56,7 @@ def _record(line: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
         found = outside.mapping(line, LINE_BYTES)
         for key, kind in kinds.items():
             outside.typed(found, key, kind)
-    except outside.Unreadable:
+    except outside.UnusableDocument:
         return None
     rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of", *OBJECTS)}
     is_known = all(one is None or type(one) in (int, float) and abs(one) < MOST for one in rest.values())

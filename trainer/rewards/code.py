@@ -14,7 +14,7 @@ from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.answers import answer_of, thinks, trailing
 from trainer.rewards.assertions import parsed
-from trainer.rewards.reward import Reward, Said
+from trainer.rewards.reward import JudgedAnswer, Reward
 
 SHORT = 50  # maximum characters after the answer
 MOST_SIDE_BY_SIDE = 32  # parallel answers: each has its own starter process of 25 MB
@@ -36,7 +36,7 @@ class Mbpp:
         emit("note", text=f"rl: {jail.words(kind, self.jail.layers())}", alarm=not kind)
         self.pool = ThreadPoolExecutor(min(MOST_SIDE_BY_SIDE, len(os.sched_getaffinity(0))))
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         return list(self.pool.map(self._one, some))
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Mbpp:
         self.pool.shutdown()
         self.jail.close()
 
-    def _one(self, said: Said) -> Reward:
+    def _one(self, said: JudgedAnswer) -> Reward:
         code = answer_of(said.text)
         parts = {"thinking": 0.1 * thinks(said.text)}
         if code is None:

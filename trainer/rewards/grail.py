@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from trainer.rewards.answers import thinks
-from trainer.rewards.reward import Reward, Said
+from trainer.rewards.reward import JudgedAnswer, Reward
 
 ANSWER = re.compile(r"<SOLUTION>\s*(.+?)\s*</SOLUTION>", re.DOTALL | re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?\d+(?:[\.,]\d+)?")
@@ -24,13 +24,13 @@ class GrailGsm8k:
     answer tags, or for no tags.
     """
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         return [self._one(one) for one in some]
 
     def close(self) -> None:
         """Do nothing: this judge starts no process."""
 
-    def _one(self, said: Said) -> Reward:
+    def _one(self, said: JudgedAnswer) -> Reward:
         tags = ANSWER.search(said.text)
         answer = tags[1] if tags else ""
         behind = len(said.text) - tags.end() if tags else 0

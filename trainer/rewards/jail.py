@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import SandboxError
-from trainer.rewards.processes import NoReply, SandboxProcess, Starter
+from trainer.rewards.processes import NoReply, SandboxParent, SandboxProcess
 from trainer.rewards.sandbox import kernel, plain, system_calls
 
 TRIES = 3  # attempts to start a process before the machine counts as broken
@@ -137,7 +137,7 @@ class Jail:
     def __init__(self, kind: str, version: int = 0, wall_s: float = WALL_S) -> None:
         """Store the settings. kind: result of `kind()` ("" = resource limits only). version: see `problem`."""
         self.kind, self.version, self.wall_s = kind, version or kernel.abi(), wall_s
-        self.free: queue.SimpleQueue[Starter] = queue.SimpleQueue()
+        self.free: queue.SimpleQueue[SandboxParent] = queue.SimpleQueue()
 
     def layers(self) -> dict[str, Any]:
         """Return the layers that confine the processes of an answer: see `kernel.Layers`. Raises SandboxError."""
@@ -165,7 +165,7 @@ class Jail:
             while True:
                 self.free.get_nowait().close()
 
-    def _starter(self) -> "Starter":
+    def _starter(self) -> "SandboxParent":
         """Return a running starter: an idle starter if available, else a new starter after at most TRIES attempts."""
         with contextlib.suppress(queue.Empty):
             while True:
@@ -175,12 +175,12 @@ class Jail:
                 one.close()
         for _ in range(TRIES - 1):
             with contextlib.suppress(SandboxError):
-                return Starter(self.kind, self.version)
-        return Starter(self.kind, self.version)
+                return SandboxParent(self.kind, self.version)
+        return SandboxParent(self.kind, self.version)
 
 
 def judged(
-    starter: Starter, until: float, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str
+    starter: SandboxParent, until: float, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str
 ) -> Verdicts:
     """Return the results of an answer. Raises SandboxError."""
     with contextlib.closing(SandboxProcess(starter, "answer", until)) as answer:
@@ -210,13 +210,13 @@ def found(said: Any) -> Outcome:
     if isinstance(said, dict) and "value" in said:
         try:
             return Outcome(plain.read(said["value"]))
-        except plain.NotPlain as error:
+        except plain.NotPlainData as error:
             return Outcome(error=f"NotPlain: {error}")
     words = said.get("error") if isinstance(said, dict) else None
     return Outcome(error=words[:200] if isinstance(words, str) and words else "it wrote what is no answer")
 
 
-def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Sequence[str]) -> list[Outcome]:
+def checked(starter: SandboxParent, answer: SandboxProcess, setup: str, asserts: Sequence[str]) -> list[Outcome]:
     """Return one outcome per assertion, from a check process that requests plain data from the answer process."""
     outcomes: list[Outcome] = []
     with contextlib.closing(SandboxProcess(starter, "check", answer.until)) as check:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards.answers import answer_of, number, thinks, trailing
-from trainer.rewards.reward import Reward, Said
-from trainer.rewards.worker import NoAnswer, of_answers
+from trainer.rewards.reward import JudgedAnswer, Reward
+from trainer.rewards.worker import WorkerGone, of_answers
 
 LIMIT_S = 5.0
 SHORT = 50  # maximum characters after the answer
@@ -32,14 +32,14 @@ class Math:
         self.worker = of_answers("math", limit_s)
         self.has_begun = False
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         return [self._one(one) for one in some]
 
     def close(self) -> None:
         """Terminate the child process."""
         self.worker.close()
 
-    def _one(self, said: Said) -> Reward:
+    def _one(self, said: JudgedAnswer) -> Reward:
         answer, behind = answer_of(said.text), trailing(said.text)
         thinking = 0.1 * thinks(said.text)
         if answer is None:
@@ -63,7 +63,7 @@ class Math:
         self._begin()
         try:
             return bool(self.worker.ask([gold, answer]))
-        except NoAnswer as error:
+        except WorkerGone as error:
             emit("note", text=f"rl: an answer of math counts as wrong, because checking failed: {error}")
             return False
 
@@ -73,7 +73,7 @@ class Math:
             return
         try:
             self.worker.begin()
-        except NoAnswer as error:
+        except WorkerGone as error:
             raise Refused(
                 f"the rewards of math need math-verify, but the math-verify process did not start ({error}). Install: "
                 "pip install math-verify"

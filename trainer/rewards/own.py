@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 from data.events import emit
 from trainer.errors import Refused
-from trainer.rewards.reward import Reward, Said
-from trainer.rewards.worker import NoAnswer, of_answers
+from trainer.rewards.reward import JudgedAnswer, Reward
+from trainer.rewards.worker import WorkerGone, of_answers
 
 LIMIT_S = 10.0
 RIGHT = 0.999  # minimum total reward of a right answer, unless the function returns a component `right`
 HANGS = 3  # consecutive timeouts or exits of the child process before the run ends
 
 
-class Own:
+class OwnJudge:
     """Judge that calls the reward function of a user's file."""
 
     def __init__(self, code: str, limit_s: float = LIMIT_S) -> None:
         self.code, self.worker, self.hangs = code, of_answers("own", limit_s), 0
         self.is_loaded = False
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         found, failed = [], ""
         for one in some:
             parts, problem = self._ask(one)
@@ -45,14 +45,14 @@ class Own:
         """Terminate the child process."""
         self.worker.close()
 
-    def _ask(self, said: Said) -> tuple[dict[str, float], str]:
+    def _ask(self, said: JudgedAnswer) -> tuple[dict[str, float], str]:
         """Return (components, "") for an answer, or ({}, reason) after a failure. Raises Refused."""
         try:
             if self.worker.process is None:
                 self._load()
             asked = {"question": said.problem.question, "answer": said.problem.answer, "completion": said.text}
             heard = self.worker.ask(asked)
-        except NoAnswer as error:
+        except WorkerGone as error:
             self.hangs += 1
             if self.hangs >= HANGS:
                 raise Refused(f"the reward function: {error}, {HANGS} times in a row") from None

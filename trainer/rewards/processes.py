@@ -33,7 +33,7 @@ class NoReply(Exception):
     """A sandbox process exited, wrote an invalid reply, or missed the deadline."""
 
 
-class Starter:
+class SandboxParent:
     """Parent process of the sandbox processes: see `sandbox.start`."""
 
     def __init__(self, jail: str, version: int) -> None:
@@ -106,7 +106,7 @@ class Starter:
 class SandboxProcess:
     """Sandbox process with a deadline: reads JSON lines and replies with JSON lines."""
 
-    def __init__(self, starter: Starter, role: str, until: float) -> None:
+    def __init__(self, starter: SandboxParent, role: str, until: float) -> None:
         self.starter, self.until, self.rest, self.heard = starter, until, b"", 0
         self.process, self.questions, self.answers = starter.start(role)
         os.set_blocking(self.questions, False)

@@ -26,7 +26,7 @@ class Reward:
 
 
 @dataclass(frozen=True)
-class Said:
+class JudgedAnswer:
     """An answer to judge."""
 
     problem: Problem
@@ -36,7 +36,7 @@ class Said:
 
 
 class Judge(Protocol):
-    def __call__(self, some: Sequence[Said], /) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer], /) -> list[Reward]:
         """Return the reward of each answer. Raises RewardError if judging an answer fails."""
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ from trainer.rewards import answers
 from trainer.rewards.code import Mbpp
 from trainer.rewards.grail import GrailGsm8k
 from trainer.rewards.math_answers import Math
-from trainer.rewards.own import Own
-from trainer.rewards.reward import Judge, Reward, Said
+from trainer.rewards.own import OwnJudge
+from trainer.rewards.reward import Judge, JudgedAnswer, Reward
 
 
-class Exact:
+class ExactJudge:
     """Judge that returns 1 for the exact answer text of an ended answer, else 0."""
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         found = [one.ended and one.text.strip() == one.problem.answer for one in some]
         return [Reward({"right": float(one)}, one) for one in found]
 
@@ -33,10 +33,10 @@ class Gsm8k:
     for the answer tags, and 0.05 for no text after the tags.
     """
 
-    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         return [self._one(one) for one in some]
 
-    def _one(self, said: Said) -> Reward:
+    def _one(self, said: JudgedAnswer) -> Reward:
         answer, behind = answers.answer_of(said.text), answers.trailing(said.text)
         value = answers.number(answer) if answer else None
         is_right = value is not None and value == answers.gold_number(said.problem.answer)
@@ -61,11 +61,11 @@ class Gsm8k:
 def judge_of(task: str, config: RlConfig) -> Judge:
     """Return the judge of a task. Raises Refused if this machine cannot judge the task."""
     if config.reward:
-        return Own(config.reward)
+        return OwnJudge(config.reward)
     if task == "math":
         return Math()
     if task == "mbpp":
         return Mbpp(config.unsafe_rewards)
     if task == "gsm8k":
         return GrailGsm8k() if config.grail_compat else Gsm8k()
-    return Exact()
+    return ExactJudge()

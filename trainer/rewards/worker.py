@@ -23,7 +23,7 @@ START_S = 120.0  # start timeout: importing sympy is slow on busy machines
 READY = "ready"
 
 
-class NoAnswer(Exception):
+class WorkerGone(Exception):
     """The worker timed out or exited; the message says which."""
 
 
@@ -65,8 +65,8 @@ class RewardWorker:
             return json.loads(self._line(self.timeout_s))
         except (OSError, ValueError) as error:
             self.close()
-            raise NoAnswer(f"it has ended ({error})") from None
-        except NoAnswer:
+            raise WorkerGone(f"it has ended ({error})") from None
+        except WorkerGone:
             self.close()
             raise
 
@@ -99,7 +99,7 @@ class RewardWorker:
             while (line := self._line(self.start_s).decode(errors="replace").strip()) != json.dumps(READY):
                 if self.say is not None:
                     self.say(line)
-        except NoAnswer:
+        except WorkerGone:
             self.close()
             raise
 
@@ -110,7 +110,7 @@ class RewardWorker:
         os.set_blocking(pipe, False)
         while words:
             if not select.select([], [pipe], [], max(0.0, until - time.monotonic()))[1]:
-                raise NoAnswer(f"no answer in {limit_s:g} s")
+                raise WorkerGone(f"no answer in {limit_s:g} s")
             words = words[os.write(pipe, words) :]
 
     def _line(self, limit_s: float) -> bytes:
@@ -119,10 +119,10 @@ class RewardWorker:
         while b"\n" not in self.rest:
             left_s = until - time.monotonic()
             if left_s <= 0 or not select.select([self.process.stdout], [], [], left_s)[0]:
-                raise NoAnswer(f"no answer in {limit_s:g} s")
+                raise WorkerGone(f"no answer in {limit_s:g} s")
             more = os.read(self.process.stdout.fileno(), 1 << 16)
             if not more:
-                raise NoAnswer("it has ended")
+                raise WorkerGone("it has ended")
             self.rest += more
         line, _, self.rest = self.rest.partition(b"\n")
         return line

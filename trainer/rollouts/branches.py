@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.decoder import Cache, Decoder, Kept, Positions
+from trainer.model.decoder import Cache, Decoder, KvCache, Positions
 
 FIRST = 8  # initial capacity in tokens; grows by half, at least by FIRST
 
 
 @dataclass
-class Branches(Kept):
+class Branches(KvCache):
     """Cache of rows, each belonging to one of P prompts."""
 
     prompts: Cache  # cache of P rows with S positions

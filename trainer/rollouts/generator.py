@@ -1,10 +1,10 @@
 """Generation of many answers per prompt in parallel, the most expensive part of reinforcement learning.
 
 `answer_all` takes a model, prompts as ids, the number of answers per prompt and uniform random numbers, and returns
-`Answers`: ids with log-probabilities. Each prompt is prefilled once, for any number of answers. On a GPU, a row with a
-finished answer starts the next answer at once, so that shapes stay constant; without further answers, finished rows are
-removed. On a CPU, identical beginnings of answers to a prompt share a row until the answers differ. The random numbers
-of an answer depend only on the position of the answer.
+`BatchedAnswers`: ids with log-probabilities. Each prompt is prefilled once, for any number of answers. On a GPU, a row
+with a finished answer starts the next answer at once, so that shapes stay constant; without further answers, finished
+rows are removed. On a CPU, identical beginnings of answers to a prompt share a row until the answers differ. The random
+numbers of an answer depend only on the position of the answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ BRANCHING = ("cpu",)  # devices that run any number of rows well: copying rows c
 
 
 @dataclass(frozen=True)
-class Answers:
+class BatchedAnswers:
     """N answers in the order of the prompts, with the answers to a prompt in sequence. On the CPU."""
 
     ids: Tensor  # int64 (N, longest), 0 after the end
@@ -82,7 +82,7 @@ def answer_all(
     how: Sampling,
     uniform: Tensor,
     rows: int = 128,
-) -> Answers:
+) -> BatchedAnswers:
     """Return `each` answers per prompt, up to and including the first id of `stop`.
 
     uniform: (len(prompts) * each, max_new) in [0, 1), on the CPU. rows: number of answers in parallel. Raises
@@ -127,13 +127,13 @@ class _Found:
         self.ids[jobs, places], self.logprobs[jobs, places] = ids, logprobs
         self.lengths[jobs], self.ended[jobs] = places + 1, is_end
 
-    def whole(self) -> Answers:
+    def whole(self) -> BatchedAnswers:
         """Return all answers."""
         lengths, ended = self.lengths[:-1].cpu(), self.ended[:-1].cpu()
         width = int(lengths.max())
         inside = torch.arange(width) < lengths[:, None]
         ids, logprobs = (one[:-1, :width].cpu().where(inside, 0) for one in (self.ids, self.logprobs))
-        return Answers(ids, logprobs, lengths, ended)
+        return BatchedAnswers(ids, logprobs, lengths, ended)
 
 
 def _answer_branching(

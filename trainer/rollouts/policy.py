@@ -19,9 +19,9 @@ from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
 from trainer.model.decoder import Decoder, unfilled
 from trainer.records.rl_config import RlConfig, pass_at
-from trainer.rewards.reward import Judge, Reward, Said
+from trainer.rewards.reward import Judge, JudgedAnswer, Reward
 from trainer.rollouts.drawn import Drawn, uniform
-from trainer.rollouts.generator import Answers, answer_all
+from trainer.rollouts.generator import BatchedAnswers, answer_all
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 
@@ -68,7 +68,7 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Terminate the processes started by the engine."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
 
 
@@ -99,14 +99,14 @@ class Embedded:
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
         assert self.model is not None
         with uncompiled(self.model) if self.copy is None else nullcontext():
             return answer_all(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
 
 
-class Elsewhere:
+class RemoteEngine:
     """Placeholder for the engine of the first process; this process receives the answers from the first process."""
 
     is_apart = True
@@ -117,7 +117,7 @@ class Elsewhere:
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Raise RuntimeError: only the first process may ask the engine."""
         raise RuntimeError("only the first process has the engine")
 
@@ -157,7 +157,7 @@ class Policy:
         found: list[Reward] = [Reward()] * len(asked)
         for task, judge in self.judges.items():
             rows = [row for row, one in enumerate(asked) if one[0] == task]
-            said = [Said(asked[row][1], texts[row], ended[row]) for row in rows]
+            said = [JudgedAnswer(asked[row][1], texts[row], ended[row]) for row in rows]
             for row, reward in zip(rows, judge(said) if said else [], strict=True):
                 found[row] = reward
         return found

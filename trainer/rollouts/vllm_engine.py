@@ -25,8 +25,8 @@ from trainer.errors import Refused, TrainerError
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.model.token_losses import token_logprobs
-from trainer.rewards.worker import NoAnswer, RewardWorker
-from trainer.rollouts.generator import Answers
+from trainer.rewards.worker import RewardWorker, WorkerGone
+from trainer.rollouts.generator import BatchedAnswers
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 
@@ -38,7 +38,7 @@ Probed = tuple[list[int], Tensor]  # greedy answer to the probe, and ln p of the
 
 
 @dataclass(frozen=True)
-class Opening:
+class EngineSettings:
     """Settings for creating the engine."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Vllm:
 
     is_apart = True
 
-    def __init__(self, stop: Sequence[int], opening: Opening, log: Path, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, stop: Sequence[int], opening: EngineSettings, log: Path, answer_s: float = ANSWER_S) -> None:
         """Store the settings. answer_s: a process without output for this many seconds counts as hung."""
         self.stop, self.opening = list(stop), opening
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Vllm:
             if before is not None:
                 shutil.rmtree(before, ignore_errors=True)
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt. `numbers`, (N, max_new) in [0, 1), determine the seeds."""
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
         share = -(-len(prompts) // len(self.processes))
@@ -114,7 +114,7 @@ class Vllm:
         for row, (some, theirs, _) in enumerate(found):
             ids[row, : len(some)] = torch.tensor(some)
             logprobs[row, : len(some)] = torch.tensor(theirs)
-        return Answers(ids, logprobs, lengths, torch.tensor([ended for _, _, ended in found]))
+        return BatchedAnswers(ids, logprobs, lengths, torch.tensor([ended for _, _, ended in found]))
 
     def close(self) -> None:
         """Kill the processes, even during an answer, and delete the weights folder."""
@@ -131,7 +131,7 @@ class Vllm:
 class EngineProcess:
     """A vLLM process, started with the first weights."""
 
-    def __init__(self, opening: Opening, device: str, log: Path, answer_s: float) -> None:
+    def __init__(self, opening: EngineSettings, device: str, log: Path, answer_s: float) -> None:
         self.opening, self.log, self.is_closed = opening, log, False
         self.tensor_parallel = len(device.split(","))
         on = "serve-cuda" if device else "serve-cpu"
@@ -173,7 +173,7 @@ class EngineProcess:
         """
         try:
             return self.worker.ask(question)
-        except NoAnswer as error:
+        except WorkerGone as error:
             if self.is_closed:
                 raise TrainerError("vllm: the engine was closed during an answer") from None
             emit("note", text=f"vllm: {error}; the trainer restarts the engine{self._last_words()}", alarm=True)
@@ -182,7 +182,7 @@ class EngineProcess:
         self._open(None)
         try:
             return self.worker.ask(question)
-        except NoAnswer as error:
+        except WorkerGone as error:
             raise TrainerError(f"vllm: {error}, twice for the same question{self._last_words()}") from None
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class EngineProcess:
         }
         try:
             self.worker.ask(asked)
-        except NoAnswer as error:
+        except WorkerGone as error:
             raise Refused(f"vllm does not start: {error}{self._last_words()}") from None
         if not self._is_right(model):
             raise TrainerError(
@@ -223,7 +223,7 @@ class EngineProcess:
         asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}
         try:
             ((ids, said, _),) = self.worker.ask(asked)
-        except NoAnswer:
+        except WorkerGone:
             return False
         theirs = torch.tensor(said)
         if model is not None:
@@ -253,7 +253,7 @@ class EngineProcess:
         return said + (advice(self.opening) if FULL.search("\n".join(lines[-50:])) else "")
 
 
-def advice(opening: Opening) -> str:
+def advice(opening: EngineSettings) -> str:
     """Return the flags to try after running out of engine memory, with numbers."""
     share, rows, room = opening.memory_share, opening.side_by_side, opening.room
     return (

@@ -1,6 +1,6 @@
 """Parser for client requests in OpenAI's protocol, and the JSON structure of the replies.
 
-The parser turns the JSON of a request into an `Ask`, using a tokenizer, or raises Wrong with the reason.
+The parser turns the JSON of a request into an `CompletionRequest`, using a tokenizer, or raises Wrong with the reason.
 """
 
 import os
@@ -24,7 +24,7 @@ NOTHING = {
 """Options that no engine here supports, with the values that have no effect."""
 
 
-class Wrong(Exception):
+class BadRequest(Exception):
     """A request without an answer: HTTP status, error type and message."""
 
     def __init__(self, why: str, status: int = 400, kind: str = "BadRequestError") -> None:
@@ -36,7 +36,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class CompletionRequest:
     ids: list[int]
     is_chat: bool
     max_tokens: int
@@ -67,35 +67,39 @@ class Ask:
         return {**self.head, "choices": [choice], "usage": self.usage(tokens)}
 
 
-def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
+def read(
+    said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int
+) -> CompletionRequest:
     """Return the parsed request. Raises Wrong.
 
     room: positions of the model, for prompt and answer; most: maximum tokens of any answer, 0 = as many as fit; align:
     see `conversations.prompt`.
     """
     if not isinstance(said, Mapping):
-        raise Wrong("the body is not a JSON object")
+        raise BadRequest("the body is not a JSON object")
     if said.get("model", name) != name:
-        raise Wrong(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
+        raise BadRequest(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
     none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", "echo")
     unknown = [one for one in none if said.get(one)]
     unknown += [one for one, nothing in NOTHING.items() if said.get(one) not in (None, nothing)]
     if unknown:
-        raise Wrong(f"{', '.join(unknown)}: this engine does not support these options")
+        raise BadRequest(f"{', '.join(unknown)}: this engine does not support these options")
     if _number(said, "n", 1, 1) != 1 or _number(said, "best_of", 1, 1) != 1:
-        raise Wrong("n: this engine supports only one answer per request")
+        raise BadRequest("n: this engine supports only one answer per request")
     ids = _chat(said, tokenizer, align) if is_chat else _prompt(said, tokenizer)
     if len(ids) >= room:
-        raise Wrong(f"the prompt has {len(ids)} tokens; the context of this model has {room}, including the answer")
+        raise BadRequest(
+            f"the prompt has {len(ids)} tokens; the context of this model has {room}, including the answer"
+        )
     asked = said.get("max_completion_tokens") or said.get("max_tokens")
     tokens = int(_number({"max_tokens": asked}, "max_tokens", room if is_chat else USUAL_TOKENS, 1))
     options = said.get("stream_options") or {}
     if not isinstance(options, Mapping) or options and not said.get("stream"):
-        raise Wrong("Stream options can only be defined when `stream=True`.")
+        raise BadRequest("Stream options can only be defined when `stream=True`.")
     stop = said.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(one, str) and one for one in stop):
-        raise Wrong("stop: expected a text or a list of texts")
+        raise BadRequest("stop: expected a text or a list of texts")
     streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"
     kind += ".chunk" if streams and is_chat else ""
     seed = said.get("seed")
@@ -105,7 +109,7 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
         "created": int(time.time()),
         "model": name,
     }
-    return Ask(
+    return CompletionRequest(
         ids=ids,
         is_chat=is_chat,
         max_tokens=min(tokens, most or tokens, room - len(ids)),
@@ -129,13 +133,13 @@ def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int
         or len(messages) < len(given)
         or not all(isinstance(one["content"], str) and isinstance(one.get("role"), str) for one in messages)
     ):
-        raise Wrong("messages: expected a list of objects with the texts role and content")
+        raise BadRequest("messages: expected a list of objects with the texts role and content")
     if messages[-1]["role"] != "user":
-        raise Wrong("messages: the last message must have the role user")
+        raise BadRequest("messages: the last message must have the role user")
     try:
         return conversations.prompt(messages, tokenizer, align)
     except InputError as error:
-        raise Wrong(f"messages: {error}") from None
+        raise BadRequest(f"messages: {error}") from None
 
 
 def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
@@ -149,7 +153,7 @@ def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
         and all(type(one) is int and 0 <= one < tokenizer.vocab_size for one in prompt)
     ):
         return list(prompt)
-    raise Wrong("prompt: expected a text or a list of token ids")
+    raise BadRequest("prompt: expected a text or a list of token ids")
 
 
 def _text(content: Any) -> str | None:
@@ -163,7 +167,7 @@ def _text(content: Any) -> str | None:
 def _share(said: Mapping[str, Any], name: str) -> float:
     share = _number(said, name, 1.0, 0)
     if not 0 < share <= 1:
-        raise Wrong(f"{name} is {said[name]!r}; it must be above 0 and at most 1")
+        raise BadRequest(f"{name} is {said[name]!r}; it must be above 0 and at most 1")
     return share
 
 
@@ -171,5 +175,5 @@ def _number(said: Mapping[str, Any], name: str, usual: float, least: float) -> f
     value = said.get(name)
     value = usual if value is None else value
     if type(value) not in (int, float) or not least <= value < 1 << 31:
-        raise Wrong(f"{name} is {value!r}; it must be a number of at least {least}")
+        raise BadRequest(f"{name} is {value!r}; it must be a number of at least {least}")
     return float(value)

@@ -28,8 +28,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from trainer.serving import asks
-from trainer.serving.asks import Ask, Wrong
-from trainer.serving.text_engine import Piece, TextEngine
+from trainer.serving.asks import BadRequest, CompletionRequest
+from trainer.serving.text_engine import TextEngine, TextPiece
 
 KEY = "VLLM_API_KEY"  # environment variable with the API key, set by serve.engines for every engine
 T = TypeVar("T")
@@ -55,12 +55,12 @@ class EngineLimits:
 class QueuedAnswer:
     """A running or waiting request."""
 
-    pieces: Generator[Piece, None, None]
+    pieces: Generator[TextPiece, None, None]
     loop: asyncio.AbstractEventLoop
-    said: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
+    said: "asyncio.Queue[TextPiece]" = field(default_factory=asyncio.Queue)
     is_left: bool = False  # True after the client's request has ended
 
-    def tell(self, piece: Piece) -> None:
+    def tell(self, piece: TextPiece) -> None:
         self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
 
 
@@ -101,7 +101,7 @@ class AnswerThread:
         try:
             piece = next(job.pieces)
         except Exception as error:  # fails only this request
-            piece = Piece("", 0, "error", f"{type(error).__name__}: {error}")
+            piece = TextPiece("", 0, "error", f"{type(error).__name__}: {error}")
         self.tokens += piece.tokens if piece.finish else 0
         job.tell(piece)
         return piece.finish is not None
@@ -120,7 +120,7 @@ class EngineServer:
         with contextlib.ExitStack() as leaving:  # cancels the computation when the request ends
             try:
                 reply = await self._reply(request, leaving)
-            except Wrong as wrong:
+            except BadRequest as wrong:
                 reply = as_json(wrong.plain(), wrong.status)
             except ClientDisconnect:
                 return
@@ -146,30 +146,30 @@ class EngineServer:
         try:
             said = json.loads(await _body(request))
         except (ValueError, RecursionError) as error:
-            raise Wrong(f"the body is not JSON: {error}") from None
+            raise BadRequest(f"the body is not JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
         ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
         job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
-            raise Wrong(why, 503, "Service Unavailable")
+            raise BadRequest(why, 503, "Service Unavailable")
         leaving.callback(setattr, job, "is_left", True)
         # Wait for the first piece of a stream before responding, so that a failed request gets an error status of its
         # own.
         text, piece = await _while_connected(request, _text(job, 1 if ask.streams else 0))
         if piece.error:
-            raise Wrong(piece.error, 500, "InternalServerError")
+            raise BadRequest(piece.error, 500, "InternalServerError")
         if ask.streams:
             return StreamingResponse(self._events(ask, job, piece), media_type="text/event-stream")
         assert piece.finish is not None
         return as_json(ask.whole(text, piece.finish, piece.tokens))
 
-    async def _events(self, ask: Ask, job: QueuedAnswer, piece: Piece) -> AsyncIterator[bytes]:
+    async def _events(self, ask: CompletionRequest, job: QueuedAnswer, piece: TextPiece) -> AsyncIterator[bytes]:
         if ask.is_chat:
             yield event(ask.part("", None, first=True))
         while True:
             if piece.error:
-                yield event(Wrong(piece.error, 500, "InternalServerError").plain())
+                yield event(BadRequest(piece.error, 500, "InternalServerError").plain())
                 break
             if piece.text or piece.finish:
                 yield event(ask.part(piece.text, piece.finish))
@@ -206,11 +206,11 @@ async def _body(request: Request) -> bytes:
     async for piece in request.stream():
         body += piece
         if len(body) > MOST_BODY:
-            raise Wrong(f"the body is larger than {MOST_BODY} bytes", 413, "RequestEntityTooLarge")
+            raise BadRequest(f"the body is larger than {MOST_BODY} bytes", 413, "RequestEntityTooLarge")
     return bytes(body)
 
 
-async def _text(job: QueuedAnswer, pieces: int) -> tuple[str, Piece]:
+async def _text(job: QueuedAnswer, pieces: int) -> tuple[str, TextPiece]:
     """Return the text of the next `pieces` pieces of an answer (0 = all pieces), and the last of these pieces."""
     text, count = "", 0
     while True:

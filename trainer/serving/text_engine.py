@@ -1,6 +1,7 @@
 """Base class of the engines behind `trainer.serving.server`: turns token ids from a model into text pieces.
 
-An engine takes an `Ask` and yields `Piece`s; the last piece holds the reason for the end of the answer. No torch here.
+An engine takes an `CompletionRequest` and yields `TextPiece`s; the last piece holds the reason for the end of the
+answer. No torch here.
 """
 
 from abc import ABC, abstractmethod
@@ -8,11 +9,11 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
 from data.tokens.tokenizer import Tokenizer
-from trainer.serving.asks import Ask
+from trainer.serving.asks import CompletionRequest
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A piece of final text."""
 
     text: str
@@ -33,13 +34,13 @@ class TextEngine(ABC):
     """An answer begins at a multiple of this number of tokens."""
 
     @abstractmethod
-    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new final ids after each forward pass, at most `ask.max_tokens` ids in total.
 
         The iterator may continue after an id of `stop`; the caller then closes the iterator, which frees the resources.
         """
 
-    def answer(self, ask: Ask) -> Generator[Piece, None, None]:
+    def answer(self, ask: CompletionRequest) -> Generator[TextPiece, None, None]:
         """Yield the answer in pieces; the last piece holds the reason for the end."""
         stop = set(self.tokenizer.stops)
         waiting, said, given, count = list[int](), "", 0, 0  # given: number of characters yielded so far
@@ -57,14 +58,14 @@ class TextEngine(ABC):
                 elif ended is not None:
                     said += text.rstrip("\ufffd")
                 if (cut := min((at for one in ask.stop if (at := said.find(one)) >= 0), default=-1)) >= 0:
-                    yield Piece(said[given:cut], count, "stop")
+                    yield TextPiece(said[given:cut], count, "stop")
                     return
                 if ended is not None:
-                    yield Piece(said[given:], count, "stop")
+                    yield TextPiece(said[given:], count, "stop")
                     return
                 final = max(given, len(said) - held)
-                yield Piece(said[given:final], count)
+                yield TextPiece(said[given:final], count)
                 given = final
-            yield Piece(said[given:] + self.tokenizer.decode(waiting, goes_on).rstrip("\ufffd"), count, "length")
+            yield TextPiece(said[given:] + self.tokenizer.decode(waiting, goes_on).rstrip("\ufffd"), count, "length")
         finally:
             passes.close()

@@ -15,7 +15,7 @@ from data.tokens import tokenizer as tokenizers
 from trainer import device
 from trainer.model import export, hooks
 from trainer.model.generate import decoding, steps
-from trainer.serving.asks import Ask
+from trainer.serving.asks import CompletionRequest
 from trainer.serving.text_engine import TextEngine
 
 
@@ -37,7 +37,7 @@ class TorchEngine(TextEngine):
         room = config.max_position_embeddings // self.align * self.align
         self.room = min(room, max_model_len or room)
 
-    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new final ids after each forward pass."""
         generator = torch.Generator(self.decoder.head.device)
         generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))

@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from infra.agent import limits, step_zero
 from infra.agent.execution import steps
 from infra.agent.execution.beside import Beside
-from infra.agent.execution.nodes import Here, Nodes, environ_of, nodes_of
-from infra.agent.execution.progress import Growth, Progress, Redactor, Tail
+from infra.agent.execution.nodes import NodeCallbacks, Nodes, environ_of, nodes_of
+from infra.agent.execution.progress import Growth, Progress, RecordTail, Redactor
 from infra.agent.job import Job, PodFolder, Step, private
 from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
@@ -141,7 +141,7 @@ class Agent:
             return self.run_together(step)
         if step.name in self.unsaid:  # for example, memory would run out again
             code = self.unsaid[step.name]
-            return self.failed(step, steps.in_words(steps.Ending(code), step), code)
+            return self.failed(step, steps.in_words(steps.AttemptOutcome(code), step), code)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
             say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
@@ -165,7 +165,7 @@ class Agent:
             self.keep_company()
             time.sleep(steps.POLL_S)
 
-        here = Here(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
+        here = NodeCallbacks(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
         outcome = self.nodes.run(step, here)
         say(f"{step.name}: {outcome.state} {outcome.reason}")
         if outcome.state == "done":
@@ -180,8 +180,8 @@ class Agent:
         self.progress.end(step.name, "waiting")
         return verdict(self.job, outcome.state, outcome.reason, step.name, outcome.exit_code, outcome.lost)
 
-    def attempt(self, step: Step, why_over: Callable[[], str] = str) -> steps.Ending:
-        records, log = Tail(self.pod.records(step.name)), Growth(self.pod.log(step.name))
+    def attempt(self, step: Step, why_over: Callable[[], str] = str) -> steps.AttemptOutcome:
+        records, log = RecordTail(self.pod.records(step.name)), Growth(self.pod.log(step.name))
         self.progress.begin(step.name)
 
         def tick() -> bool:

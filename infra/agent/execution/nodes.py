@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
 from infra.agent.amounts import duration
-from infra.agent.execution.steps import LEAVE_S, RESUME_ME, Ending, in_words
+from infra.agent.execution.steps import LEAVE_S, RESUME_ME, AttemptOutcome, in_words
 from infra.agent.job import NodeGroup, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
@@ -74,11 +74,11 @@ class StepOutcome:
 
 
 @dataclass(frozen=True)
-class Here:
+class NodeCallbacks:
     """The callbacks with which a node runs a step."""
 
     # run the step once, until the step ends or the argument returns a reason to end
-    attempt: Callable[[Callable[[], str]], Ending]
+    attempt: Callable[[Callable[[], str]], AttemptOutcome]
     asked_to_stop: Callable[[], bool]
     wait: Callable[[str], None]  # wait a moment; the argument says for which node
 
@@ -108,7 +108,7 @@ class Leader:
         self.server = _listen(group, self._hear)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
-    def run(self, step: Step, here: Here) -> StepOutcome:
+    def run(self, step: Step, here: NodeCallbacks) -> StepOutcome:
         """Run the step on all nodes, with up to `step.max_restarts` further rounds."""
         for _ in range(1 + step.max_restarts):
             problem = self._gather(step.name, here)
@@ -151,7 +151,7 @@ class Leader:
         ):
             time.sleep(POLL_S)
 
-    def _gather(self, step: str, here: Here) -> Optional[StepOutcome]:
+    def _gather(self, step: str, here: NodeCallbacks) -> Optional[StepOutcome]:
         """Wait until all other nodes are ready for the step; return an outcome if the step cannot run, else None."""
         self._tell(step=step, round="")
         since = time.monotonic()
@@ -172,7 +172,7 @@ class Leader:
                 return None
             here.wait(waiting)
 
-    def _wait_for_all(self, this_round: str, here: Here) -> Optional[StepOutcome]:
+    def _wait_for_all(self, this_round: str, here: NodeCallbacks) -> Optional[StepOutcome]:
         """Wait until every other node has finished the round or `why` is set.
 
         Returns an outcome only after a stop request.
@@ -203,7 +203,7 @@ class Leader:
                 return self.why
         return ""
 
-    def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[StepOutcome]:
+    def _failure(self, step: Step, this_round: str, ending: AttemptOutcome) -> Optional[StepOutcome]:
         """Return an outcome if no further round can help, or None to begin a new round.
 
         Waits until the other nodes have left the current round.
@@ -272,7 +272,7 @@ class Follower:
         self.is_heard = threading.Event()  # set when node 0 has answered the latest report
         threading.Thread(target=self._talk, daemon=True).start()
 
-    def run(self, step: Step, here: Here) -> StepOutcome:
+    def run(self, step: Step, here: NodeCallbacks) -> StepOutcome:
         """Run the step in every round that node 0 announces; return the outcome."""
         last = ""
         while True:
@@ -299,7 +299,7 @@ class Follower:
         self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
         self.is_heard.wait(silent_s())
 
-    def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[StepOutcome]:
+    def _wait(self, step: str, here: NodeCallbacks, truth: Callable[[], bool]) -> Optional[StepOutcome]:
         """Wait until `truth` holds and return None; return the outcome if the step is done or cannot continue."""
         while True:
             word = self.word

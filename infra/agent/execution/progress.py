@@ -59,7 +59,7 @@ def _spellings(secret: str) -> Set[str]:
     return found
 
 
-class Tail:
+class RecordTail:
     """A reader of records appended to a file since the last read."""
 
     @patient

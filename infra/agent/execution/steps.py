@@ -29,7 +29,7 @@ TAIL_BYTES, TAIL_LINES = 8000, 40
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptOutcome:
     """The outcome of an attempt; `cut` is the agent's reason to end the step: stop, timeout, silent, nodes, or ""."""
 
     exit_code: int
@@ -48,7 +48,7 @@ class StepWatch:
     why_over: Callable[[], str] = str  # reason to end the step on all nodes, or ""
 
 
-def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> Ending:
+def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> AttemptOutcome:
     """Run the step once and end all processes of the step. Raises AgentError when the step cannot be started."""
     try:
         process = patient(begin)(pod, step, words, environ)
@@ -60,7 +60,7 @@ def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str
     if not cut:
         tell(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
-    return Ending(process.wait(), cut)
+    return AttemptOutcome(process.wait(), cut)
 
 
 def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -158,7 +158,7 @@ def _last_lines(path: Path) -> bytes:
     return begin and content.partition(b"\n")[2] or content
 
 
-def in_words(ending: Ending, step: Step) -> str:
+def in_words(ending: AttemptOutcome, step: Step) -> str:
     """Return the reason why a step failed, as text for users."""
     if ending.cut == "timeout":
         return f"step {step.name} reached the time limit of {duration(step.timeout_s)}"

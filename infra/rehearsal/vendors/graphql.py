@@ -22,11 +22,11 @@ TOKEN = re.compile(
 )
 
 
-class Wrong(Exception):
+class QueryError(Exception):
     """Raised for a failed query; the message is the vendor's text in `errors`."""
 
 
-class Malformed(Wrong):
+class Malformed(QueryError):
     """Raised for a query rejected before execution. `code` is Apollo's error class."""
 
     def __init__(self, words: str, code: str) -> None:

@@ -21,7 +21,7 @@ from infra.rehearsal.clock import iso
 from infra.rehearsal.market import ENDED, Market
 from infra.rehearsal.offers import VOLUME, dollars, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
-from infra.rehearsal.vendors.graphql import Wrong
+from infra.rehearsal.vendors.graphql import QueryError
 
 # disk of a running pod; a persistent disk costs twice as much while the pod is stopped
 MICRO_USD_PER_GB_MONTH = 100_000
@@ -124,7 +124,7 @@ class Problem(Exception):
 class Runpod(web.Api):
     vendor = "runpod"
     invalid_status = 422
-    refusals = (Refused, Problem, Wrong)
+    refusals = (Refused, Problem, QueryError)
 
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         self._market, self._hub, self._keys = market, hub, {f"Bearer {key}": True, f"Bearer {read_key}": False}

@@ -13,7 +13,7 @@ from infra.rehearsal.clock import iso, parse_iso
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Refused, rate
-from infra.rehearsal.vendors.graphql import BAD_INPUT, Malformed, Selection, Wrong, given, parse, project
+from infra.rehearsal.vendors.graphql import BAD_INPUT, Malformed, QueryError, Selection, given, parse, project
 from infra.rehearsal.vendors.runpod import (
     MOST_GPUS,
     NO_CAPACITY,
@@ -83,7 +83,7 @@ class Graph:
         owner, by = self._runpod.owner(asked), self._runpod.by(asked)
         for one in selections:
             if owner and (one.name not in OF_A_POD or given(one.arguments, Which).podId != owner.machine_id):
-                raise Wrong("Unauthorized: this key is of one pod only")
+                raise QueryError("Unauthorized: this key is of one pod only")
         fields: dict[str, Any] = {
             **self._fields,
             "podTerminate": lambda words: self._terminate(words, by),
@@ -97,12 +97,12 @@ class Graph:
             try:
                 parse_iso(moment)  # accepted without effect: runpodctl pull requests 330 and 331
             except ValueError as error:
-                raise Wrong(str(error)) from None
+                raise QueryError(str(error)) from None
         if isinstance(wish, Bid):
             offers = [one for one in self._runpod.offers() if one.kind == wish.gpuTypeId]
             least = min((one.spot_micro_usd_per_hour for one in offers if one.spot_micro_usd_per_hour), default=0)
             if not least or round(wish.bidPerGpu * 1e6) < least:
-                raise Wrong(
+                raise QueryError(
                     f"The bid is below the minimum of {dollars(least)}" if least else "There is no such spot GPU"
                 )
         clouds: tuple[Literal["SECURE", "COMMUNITY"], ...] = ("SECURE", "COMMUNITY")

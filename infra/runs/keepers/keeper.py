@@ -20,7 +20,7 @@ from infra.errors import AuthError, LimitHit, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import SUPERVISOR, Held, Lease, keeper_lease
+from infra.ledger.leases import SUPERVISOR, Lease, LeaseHeld, keeper_lease
 from infra.ledger.life_cycle import TERMINATING
 from infra.ledger.op import Op
 from infra.notices.tell import tell_back, tell_end
@@ -30,7 +30,7 @@ from infra.runs import launch, run_rows, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Asks, Observation
+from infra.runs.sight import AskedParties, Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -67,7 +67,7 @@ class GivenUp(SlipwayError):
     """The run reached the maximum number of restarts, or cannot be restarted."""
 
 
-FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedMeanwhile)
+FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedDuringStart)
 """Errors that stop recovery: the user has to act, or a different process has taken over."""
 
 
@@ -126,7 +126,7 @@ class Keeper:
 
     def _take(self, run: str) -> None:
         if self.lease is None:
-            with contextlib.suppress(Held):  # A different process keeps the run.
+            with contextlib.suppress(LeaseHeld):  # A different process keeps the run.
                 self.lease = self.journal.leases.take(keeper_lease(run), own_code.stamp())
 
     def rest(self, op: Op, seconds: float) -> bool:
@@ -149,7 +149,7 @@ class Keeper:
                 op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
         self.rest(op, AGAIN.wait_s(tries))
 
-    def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Observation:
+    def look_at(self, op: Op | None, asks: AskedParties = AskedParties.ALL) -> Observation:
         """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
             return Observation(False)
@@ -166,7 +166,7 @@ class Keeper:
 
         def admit(rows: list[Op], new: Op) -> None:
             if not may_be_over and run_rows.is_over(next(row for row in rows if row.token == op.token)):
-                raise launch.EndedMeanwhile(f"{op.run} was ended by inv down; nothing was rented")
+                raise launch.EndedDuringStart(f"{op.run} was ended by inv down; nothing was rented")
             self._admit(rows, new)
 
         return replace(

@@ -16,7 +16,7 @@ from infra.errors import LimitHit, SlipwayError
 from infra.interrupts import finishing
 from infra.journal_file import Fenced
 from infra.ledger import spend
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.providers import clock_scale
@@ -24,7 +24,7 @@ from infra.runs import launch, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, RecoveryAction, decide, recovers
-from infra.runs.sight import GONE, Asks, Observation
+from infra.runs.sight import GONE, AskedParties, Observation
 from infra.units import duration
 
 LOOK_EVERY_S = 30.0  # Vendor clock.
@@ -47,7 +47,7 @@ class PodKeeper(Keeper):
             try:
                 self._watch(op)
                 tries = 0
-            except (Fenced, Held):  # A different process changes the pod or the set; look at the result.
+            except (Fenced, LeaseHeld):  # A different process changes the pod or the set; look at the result.
                 self.rest(op, RETRY_S)
             except FINAL:
                 raise
@@ -64,7 +64,7 @@ class PodKeeper(Keeper):
             self.rest(op, RETRY_S)
             return
         while True:
-            seen = self.look_at(op, Asks.PROVIDER)
+            seen = self.look_at(op, AskedParties.PROVIDER)
             course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
             if course.do is RecoveryAction.GIVE_UP:
                 raise GivenUp(

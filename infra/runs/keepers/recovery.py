@@ -13,7 +13,7 @@ from enum import Enum
 
 from infra.agent.state import NODE_LOST
 from infra.ledger.op import Op
-from infra.runs.sight import Kind, Observation
+from infra.runs.sight import Observation, ObservationKind
 from store.backoff import Backoff, Retries
 
 HOUR_S = 3600.0
@@ -74,15 +74,15 @@ def decide(
 def _needed(nodes: Sequence[Observation], spec: RecoverySpec) -> RecoveryDecision:
     """Return the required action without regard to the number of earlier restarts."""
     first, others = nodes[0], nodes[1:]
-    silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)
-    gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.GONE)
+    silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is ObservationKind.SILENT)
+    gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is ObservationKind.GONE)
     # Node 0 speaks for all nodes. Verdicts of other nodes count only while node 0 does not answer.
     verdict = first.verdict if first.is_there else next((one.verdict for one in others if one.verdict), {})
     lost = (verdict["reason"] or "a node was lost") if verdict.get("state") == NODE_LOST else ""
-    if verdict and not lost and not spec.is_endless and first.kind is not Kind.GONE:
+    if verdict and not lost and not spec.is_endless and first.kind is not ObservationKind.GONE:
         return RecoveryDecision(RecoveryAction.LEAVE)
-    if first.kind is not Kind.GONE and not lost and not (verdict and spec.is_endless):
-        if first.kind is Kind.SILENT or (silent and not first.is_alive):
+    if first.kind is not ObservationKind.GONE and not lost and not (verdict and spec.is_endless):
+        if first.kind is ObservationKind.SILENT or (silent and not first.is_alive):
             return RecoveryDecision(RecoveryAction.WAIT, silent, gone)
         if first.is_alive:
             return RecoveryDecision(RecoveryAction.LEAVE)

@@ -32,11 +32,11 @@ from infra.runs import launch, pods, run_rows, sight
 from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, RecoveryAction, RecoveryDecision, decide
-from infra.runs.sight import Asks, Kind, Observation
+from infra.runs.sight import AskedParties, Observation, ObservationKind
 from infra.runs.sync import mirror, reports, snapshot
 from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
@@ -118,7 +118,7 @@ class RunKeeper(Keeper):
         Otherwise the keeper would recover a finished run on a new, paid pod.
         """
         provider = self.vendors(op.vendor)
-        if not provider.fleeting or op.is_live and self.look_at(op, Asks.PROVIDER).is_there is not False:
+        if not provider.fleeting or op.is_live and self.look_at(op, AskedParties.PROVIDER).is_there is not False:
             return {}
         tries, verdict = 0, None
         while verdict is None:
@@ -149,7 +149,7 @@ class RunKeeper(Keeper):
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if run_rows.is_over(op):
-                raise (launch.EndedMeanwhile(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
+                raise (launch.EndedDuringStart(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
             self._take(op.run)
             if self.lease is None:  # A different keeper is active.
                 self.rest(op, RETRY_S)
@@ -177,7 +177,7 @@ class RunKeeper(Keeper):
                         self.say(f"{op.run} has stopped; waiting for {words}. To end the run: inv down {op.run}")
                     self.rest(op, RETRY_S)
                     continue
-            except (Lost, TimedOut, Unreachable, pods.StillBills) as error:
+            except (ConnectionLost, TimedOut, Unreachable, pods.StillBills) as error:
                 self.say(f"{op.run}: {error}")
                 self.rest(op, RETRY_S)
                 continue
@@ -217,14 +217,14 @@ class RunKeeper(Keeper):
         """
         self._look_after(op)
         for other in run_rows.nodes_of(op, self.journal)[1:]:
-            if verdict := self.look_at(other, Asks.FILES).verdict:
+            if verdict := self.look_at(other, AskedParties.FILES).verdict:
                 return dict(verdict)
         return {}
 
     def _look_after(self, op: Op) -> None:
         """Raise SlipwayError if the vendor reports a rented pod as gone; ignore an unknown state."""
         if self.vendors(op.vendor).fleeting:
-            seen = self.look_at(op, Asks.PROVIDER)
+            seen = self.look_at(op, AskedParties.PROVIDER)
             if seen.is_there is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
@@ -245,7 +245,7 @@ class RunKeeper(Keeper):
     def _is_well(self, op: Op) -> bool:
         """Return True if the guard or agent lives, or a verdict exists. Raises SlipwayError for an unknown state."""
         seen = self.look_at(op)
-        if seen.kind is Kind.SILENT:
+        if seen.kind is ObservationKind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")
         return bool(seen.is_alive or seen.verdict)
 
@@ -258,7 +258,7 @@ class RunKeeper(Keeper):
         """Look at all nodes in parallel. Raises SlipwayError if node 0 answers, but with unreadable files."""
         found = at_once(self.look_at, rows, LOOK_S)
         sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in found]
-        if sights[0].is_there and sights[0].kind is Kind.SILENT:
+        if sights[0].is_there and sights[0].kind is ObservationKind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
         return sights
 

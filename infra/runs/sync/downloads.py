@@ -14,7 +14,7 @@ from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, reports, room, snapshot
 from infra.runs.timing import Say
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
@@ -50,7 +50,7 @@ class Downloads:
                 try:
                     with self.running:
                         part()
-                except (Lost, TimedOut, Unreachable):  # The follower reports the silence.
+                except (ConnectionLost, TimedOut, Unreachable):  # The follower reports the silence.
                     break
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     if str(error) != told:
@@ -67,7 +67,7 @@ class Downloads:
             for part in self._parts(op, transport, pod_store):
                 try:
                     part()
-                except (Lost, TimedOut, Unreachable):
+                except (ConnectionLost, TimedOut, Unreachable):
                     raise
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     self.say(f"{op.run}: bringing home: {error}")

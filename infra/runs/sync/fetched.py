@@ -92,7 +92,7 @@ def content(root: Path, path: str, most: int = FILE_BYTES) -> bytes:
     """Return the content of a fetched file. Raises FileNotFoundError without a regular file inside `root`."""
     try:
         return outside.content(outside.within(root, path), most) if is_inside(path) else _absent(path)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise FileNotFoundError(f"{root}/{path}: {error}") from None
 
 

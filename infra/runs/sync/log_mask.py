@@ -54,7 +54,7 @@ def handed_to(op: Op, transport: Transport) -> dict[str, str]:
             said = outside.mapping(transport.get(folder_of(op).secrets, SECRETS_BYTES), SECRETS_BYTES, MOST_SECRETS)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except outside.Unreadable as error:
+        except outside.UnusableDocument as error:
             raise SlipwayError(
                 f"{op.run}: the secrets of the pod cannot be read, so logs cannot be masked: {error}"
             ) from None

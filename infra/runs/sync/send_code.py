@@ -13,7 +13,7 @@ from infra.runs import run_rows, sight
 from infra.runs.timing import Say, stage
 from infra.transport import bootstrap
 from infra.transport.meter import Meter
-from infra.transport.push import Pushed, adopt, differences, push
+from infra.transport.push import PushResult, adopt, differences, push
 
 AGENT = Path(__file__).parents[2] / "agent"
 BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Code and pins that determine artifacts.
@@ -54,7 +54,7 @@ def _some(paths: Sequence[str]) -> str:
     return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
 
 
-def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
+def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> PushResult:
     """Send the code, and the tools for set-up on another machine; return the result of the push."""
     transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")

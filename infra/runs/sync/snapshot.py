@@ -29,7 +29,7 @@ from infra.transport.protocol import READ_BYTES, ThisMachine, Transport
 from infra.transport.push import push
 from store import outside
 from store.artifacts.artifacts import Store
-from store.run_sync.run_folder import MANIFEST, Damaged, ListedCheckpoint, by_folder, step_of
+from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, by_folder, step_of
 from store.untrusted_names import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 
 OURS = ("code", "state", "logs", "work")  # Reserved names beside the code; a carried folder cannot use them.
@@ -66,13 +66,13 @@ def carried_of(home: RunHome) -> tuple[Carried, ...]:
         return tuple(_kept_one(home, one) for one in said)
     except FileNotFoundError:
         return ()
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise SlipwayError(f"{home.carried} cannot be used, and is not sent: {error}") from None
 
 
 def _kept_one(home: RunHome, said: Any) -> Carried:
     if type(said) is not dict or set(said) - {"name", "file", "anyway"}:
-        raise outside.Unreadable(f"entry {outside.shown(said)}")
+        raise outside.UnusableDocument(f"entry {outside.shown(said)}")
     name, file = outside.typed(said, "name", str), outside.typed(said, "file", str, "")
     source = str(own_folder(home, home.kept.root / _checked(name, file)))
     anyway = [one for one in outside.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
@@ -82,7 +82,7 @@ def _kept_one(home: RunHome, said: Any) -> Carried:
 def _checked(name: str, file: str) -> str:
     """Return the name of a carried folder. Raises Unreadable for an invalid or reserved name, or an invalid path."""
     if not is_part(name) or name in OURS or file and not is_inside(file):
-        raise outside.Unreadable(f"{outside.shown(name)} with {outside.shown(file)} is not a folder to send")
+        raise outside.UnusableDocument(f"{outside.shown(name)} with {outside.shown(file)} is not a folder to send")
     return name
 
 
@@ -196,7 +196,7 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
     source, above = pod / name, name.rpartition("/")[0]
     try:
         checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), target.name)
-    except Damaged as error:
+    except DamagedCheckpoint as error:
         raise SlipwayError(f"{source}: {error}") from None
     refuse_large(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
     draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # Includes the files of an earlier attempt.

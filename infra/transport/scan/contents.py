@@ -92,14 +92,14 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Needles:
+class SearchedTexts:
     """The texts to search for own keys: plain values, and other spellings."""
 
     plain: tuple[tuple[str, bytes], ...]
     encoded: tuple[tuple[str, bytes], ...]
 
 
-def needles(keys: Sequence[OwnKey]) -> Needles:
+def needles(keys: Sequence[OwnKey]) -> SearchedTexts:
     """Return the search texts for keys: the longest line of a multi-line value; short values are skipped."""
     plain, encoded = [], []
     for key in keys:
@@ -110,13 +110,13 @@ def needles(keys: Sequence[OwnKey]) -> Needles:
         plain.append((key.name, raw))
         others = {*spellings(value), value.encode("utf-16-le", "surrogatepass")} - {raw}
         encoded += [(key.name, one) for one in sorted(others) if len(one) >= LEAST_VALUE_LETTERS]
-    return Needles(tuple(plain), tuple(encoded))
+    return SearchedTexts(tuple(plain), tuple(encoded))
 
 
 class ContentScanner:
     """A scan of a file. `reason` describes the first finding; "" = no finding."""
 
-    def __init__(self, own: Needles, lines: re.Pattern[bytes] | None = None) -> None:
+    def __init__(self, own: SearchedTexts, lines: re.Pattern[bytes] | None = None) -> None:
         self.own, self.lines = own, lines
         self.reason = ""
         self.tail = b""

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.transport.scan import git_files, names, own_keys, own_records
-from infra.transport.scan.contents import ContentScanner, Needles, needles
+from infra.transport.scan.contents import ContentScanner, SearchedTexts, needles
 from infra.transport.scan.own_records import OwnRecords
 
 PIECE_BYTES = 1 << 20
 MOST_KNOWN = 200_000  # limit of cached inspections in this process
 FRESH_NS = 1_000_000_000  # a file changed this recently may change again without a new time stamp
-Stamp = tuple[str, int, int, int, int, Needles]
+Stamp = tuple[str, int, int, int, int, SearchedTexts]
 _known: dict[Stamp, tuple[str, str]] = {}
 
 
@@ -31,7 +31,7 @@ class FileInspector:
     """
 
     root: Path
-    own: Needles
+    own: SearchedTexts
     records: OwnRecords
     anyway: tuple[str, ...] = ()
 

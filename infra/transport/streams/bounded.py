@@ -1,6 +1,6 @@
 """Readers for program output and files with a byte limit.
 
-A reader keeps a whole stream and raises `Exceeded` beyond the limit, or keeps only the end of the stream of a
+A reader keeps a whole stream and raises `SizeExceeded` beyond the limit, or keeps only the end of the stream of a
 long-running program.
 """
 
@@ -18,11 +18,11 @@ from typing import IO, Protocol
 CHUNK = 1 << 16
 
 
-class Exceeded(Exception):
+class SizeExceeded(Exception):
     """A stream or a file exceeds the limit; the caller adds the machine and the command."""
 
 
-class NotRegular(Exception):
+class NotRegularFile(Exception):
     """The path is a pipe, a device or a folder."""
 
 
@@ -46,7 +46,7 @@ class WholeStream:
     def add(self, piece: bytes) -> None:
         """Append the next piece. Raises Exceeded."""
         if len(self._held) + len(piece) > self._limit_bytes:
-            raise Exceeded
+            raise SizeExceeded
         self._held += piece
 
     def value(self) -> bytes:
@@ -99,7 +99,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise NotRegular("not a regular file")
+        raise NotRegularFile("not a regular file")
     with open(number, "rb") as file:
         yield file
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from data.errors import ConfigError
-from store.artifacts.model_files import Stored
+from store.artifacts.model_files import TensorHeader
 from store.outside import shown
 
 PER_BYTE = 4  # matrix rows packed into a byte
@@ -89,7 +89,7 @@ def is_stored_rounded(raw: Mapping[str, Any]) -> bool:
     return isinstance(said, Mapping) and said.get("quantization_mode", UNSAID["quantization_mode"]) == "offline"
 
 
-def unpacked(header: Mapping[str, Stored]) -> dict[str, Stored]:
+def unpacked(header: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Return the tensor headers of a file in our layout: our names, no scales, unpacked symbol shapes."""
     found = {}
     for name, one in header.items():

@@ -7,7 +7,7 @@ from typing import Any
 from data.errors import ConfigError
 from packs.bits.records.bitnet_layouts import ROUNDED, is_stored_rounded, name_of, unpacked
 from packs.bits.records.notes import notes
-from store.artifacts.model_files import Stored
+from store.artifacts.model_files import TensorHeader
 from trainer.records.model_config import ModelConfig, ModelFeature
 
 
@@ -62,5 +62,5 @@ class TernaryFeature(ModelFeature):
     def name_of(self, name: str) -> str:
         return name_of(name)
 
-    def stored(self, header: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    def stored(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         return unpacked(header)

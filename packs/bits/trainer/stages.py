@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from data.chat.talk_counts import TalkCounts
-from data.config import Making
+from data.config import StepContext
 from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
 from packs.bits.trainer.conversion import converted
 from packs.bits.trainer.objective import Bits
 from packs.bits.trainer.ternary import layers_of, relative_error
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder, unfilled
@@ -32,7 +32,7 @@ from trainer.records.phase_registry import TEACHER
 from trainer.run import PhaseRun, phase_run
 
 
-def run(config: BitsPhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: BitsPhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Run a stage and publish the result; return the result record, which is complete on the first process only.
 
     bits1 converts the model; the other stages train. Text stages also measure the held-out documents.
@@ -46,7 +46,7 @@ def run(config: BitsPhaseConfig, making: Making, keeping: Keeping, ranks: Ranks)
         model = phase.first_model()
         teacher = phase.frozen(TEACHER) if bits.has_teacher else None
         objective = Bits(bits, config.steps, model, teacher)
-        trained = phase.train(model, WithState(source, objective), objective)
+        trained = phase.train(model, StatefulSource(source, objective), objective)
         if trained is None:
             return {}
         return phase.publish(*trained, measured(phase, trained[0]) if config.reads_text else {})
@@ -84,7 +84,7 @@ def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
     return model.to(phase.machine.device), phase.untrained(model)
 
 
-class WithState(Source):
+class StatefulSource(Source):
     """A data source that stores the state of the objective in checkpoints."""
 
     def __init__(self, source: Source, objective: Bits) -> None:

@@ -53,7 +53,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
     if q.shape[0] * q.shape[1] * max(mask.num_clean, copies) * mask.num_clean > SQUARES:
         return F.scaled_dot_product_attention(q, k, v, dense(mask), enable_gqa=shared > 1)
     k, v = (one if shared == 1 else one.repeat_interleave(shared, dim=1) for one in (k, v))
-    return InBlocks.apply(q, k, v, mask.numbers, mask.block_size, mask.num_clean)
+    return BlockedAttention.apply(q, k, v, mask.numbers, mask.block_size, mask.num_clean)
 
 
 def dense(mask: Views) -> Tensor:
@@ -76,13 +76,13 @@ def _block_mask(numbers: Tensor, size: int, num_clean: int) -> Any:
     return create_block_mask(sees, len(numbers), None, length, length, device=numbers.device)
 
 
-class InBlocks(torch.autograd.Function):
+class BlockedAttention(torch.autograd.Function):
     """Memory-saving attention on a CPU, computed part by part.
 
     A query meets the `size` keys of the same block, and the clean keys up to the last key visible in the part.
 
     The backward pass keeps the inputs, the output and a log-sum-exp per query, and recomputes the scores, as in
-    `trainer.model.attention.InParts`.
+    `trainer.model.attention.PartwiseAttention`.
     """
 
     @staticmethod

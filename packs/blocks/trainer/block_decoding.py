@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model.choice import choose
-from trainer.model.decoder import Decoder, Kept
+from trainer.model.decoder import Decoder, KvCache
 from trainer.model.losses import capped
 from trainer.records.blocks_config import BlocksConfig
 
 
-class BlockCache(Kept):
+class BlockCache(KvCache):
     """Key-value cache of all layers, indexed by token position; `at` holds the positions of the current pass."""
 
     def __init__(self, model: Decoder, rows: int, capacity: int) -> None:

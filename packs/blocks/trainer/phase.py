@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from data.config import Making
+from data.config import StepContext
 from packs.blocks.records.dlm_config import DlmConfig
 from packs.blocks.trainer.mask_token import fill_smaller
 from packs.blocks.trainer.objective import BlockDiffusion, with_masks
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
@@ -20,7 +20,7 @@ from trainer.run import phase_run
 MASKS = 1  # seed word of mask draws, added to seed and step so that no other draw shares the stream
 
 
-def run(config: DlmConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: DlmConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the preceding phase and publish; return the result record of the first process."""
     with phase_run(config, making, keeping, ranks) as phase:
         blocks = phase.config.model.blocks

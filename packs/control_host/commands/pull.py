@@ -18,7 +18,7 @@ class ControlPullFlags(Output):
 
 @command(record=ControlPullFlags, world=APART, is_here=True, example="inv control.pull var/reports")
 def pull(spec: ControlPullFlags) -> None:
-    """Copy a file or a folder from the control host to this machine."""
+    """Copy files from the control host to this machine."""
     brought = move.pull(spec.path, spec.to, context.settings())
     if spec.json:
         print_json({"path": brought})

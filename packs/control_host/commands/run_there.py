@@ -15,7 +15,7 @@ from invoke import Exit
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
-from infra.transport.protocol import Lost, Unreachable
+from infra.transport.protocol import ConnectionLost, Unreachable
 from packs.control_host.control.settings import HERE, ControlHostSettings
 from scripts.cli import context, render
 from scripts.cli.line_runner import CommandLine
@@ -52,7 +52,7 @@ def run_there(typed: str, line: CommandLine) -> None:
             with forwarded(host.machine, tasks, collection) as more:
                 after_dashes = ["--", *line.after_dashes] if line.after_dashes else []
                 done = host.run(there, [*without_control(words), *more, *after_dashes])
-        except Lost as error:
+        except ConnectionLost as error:
             raise SlipwayError(
                 f"the connection to {name} was lost, and processes started on the host continue ({error}); "
                 "check: ./inv status"

@@ -25,7 +25,7 @@ from infra.records import Address
 from infra.units import size
 from packs.control_host.control import journal_moves
 from store import local_files, outside
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 KNOWN_HOSTS = "known_hosts"
 MOST_TEXT = 128 << 20  # bytes of an archive in transfer
@@ -35,7 +35,7 @@ NOT_READ = "the copy of the journal cannot be read"
 
 
 @dataclass(frozen=True)
-class AtWork:
+class LiveRow:
     """A live row of a journal copy; `rate` is in micro-USD per hour."""
 
     run: str
@@ -122,11 +122,11 @@ def runs_over(archive: str) -> list[str]:
         return [run for (run,) in db.execute("SELECT DISTINCT run FROM ops").fetchall() if run not in at_work]
 
 
-def at_work(archive: str) -> list[AtWork]:
+def at_work(archive: str) -> list[LiveRow]:
     """Return the rows that were live at the time of the archive."""
     with _opened(archive) as db:
         rows = db.execute("SELECT run, vendor, state, rate FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED')")
-        return [AtWork(*row) for row in rows.fetchall()]
+        return [LiveRow(*row) for row in rows.fetchall()]
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def _refuse_odd_tables(db: sqlite3.Connection) -> None:
     """Raise Unreadable when `ops` or `meta` is not a table, for example a view."""
     found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
     if found != {"ops": "table", "meta": "table"}:
-        raise Unreadable(f"expected the tables ops and meta, found {outside.shown(found)}")
+        raise UnusableDocument(f"expected the tables ops and meta, found {outside.shown(found)}")
 
 
 def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
@@ -164,7 +164,7 @@ def _read(archive: str) -> dict[str, Any]:
     """Parse an archive, which is untrusted input, and check the types written by `pack`. Raises SlipwayError."""
     try:
         if len(archive) > MOST_TEXT:
-            raise Unreadable(f"the copy has {size(len(archive))}; the limit is {size(MOST_TEXT)}")
+            raise UnusableDocument(f"the copy has {size(len(archive))}; the limit is {size(MOST_TEXT)}")
         document = outside.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
         for key in ("keys_folder", "journal"):
             outside.typed(document, key, str)
@@ -185,11 +185,11 @@ def _unzipped(packed: bytes) -> bytes:
             found += unzip.decompress(piece, PIECE_BYTES)
             piece = unzip.unconsumed_tail
             if len(found) > MOST_UNPACKED:
-                raise Unreadable(f"the unpacked copy exceeds {size(MOST_UNPACKED)}")
+                raise UnusableDocument(f"the unpacked copy exceeds {size(MOST_UNPACKED)}")
     while not unzip.eof:
         piece = unzip.decompress(b"", PIECE_BYTES)
         if not piece:
-            raise Unreadable("the copy is cut off")
+            raise UnusableDocument("the copy is cut off")
         found += piece
     return bytes(found)
 
@@ -197,7 +197,7 @@ def _unzipped(packed: bytes) -> bytes:
 def _check_files(files: dict[str, Any]) -> None:
     for name in files:
         if "/" in outside.relative(name):
-            raise Unreadable(f"{outside.shown(name)} is no name of a file")
+            raise UnusableDocument(f"{outside.shown(name)} is no name of a file")
         _bytes(outside.typed(files, name, str))
 
 

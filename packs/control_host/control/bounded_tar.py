@@ -19,7 +19,7 @@ from typing import IO
 from infra.errors import SlipwayError, UsageError
 from infra.units import size as in_words
 from store import outside
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 ENTRIES = 1_000_000
 ARCHIVE_BYTES = 16 << 30  # total size of the files of an archive
@@ -70,10 +70,10 @@ def extract(
         stream = _Unzipped(file, bounds)
         with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
             return _Extraction(tar, folder, is_wanted, bounds).run()
-    except Unreadable:
+    except UnusableDocument:
         raise
     except BROKEN as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+        raise UnusableDocument(f"{type(error).__name__}: {error}") from None
 
 
 def make_links(folder: Path, links: dict[str, str]) -> list[str]:
@@ -108,7 +108,7 @@ class _Unzipped:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= PIECE_BYTES:
-            raise Unreadable(f"a part of the list of files has {size} bytes; the limit is {PIECE_BYTES}")
+            raise UnusableDocument(f"a part of the list of files has {size} bytes; the limit is {PIECE_BYTES}")
         self._refuse_end(self.tell() + size)
         return self._file.read(size)
 
@@ -118,7 +118,7 @@ class _Unzipped:
 
     def _refuse_end(self, position: int) -> None:
         if position > self._most:
-            raise Unreadable(f"the archive unpacks to more than {in_words(self._most)}")
+            raise UnusableDocument(f"the archive unpacks to more than {in_words(self._most)}")
 
 
 @dataclass
@@ -138,10 +138,10 @@ class _Extraction:
             self.tar.members = []  # type: ignore[attr-defined]
             self.num_entries += 1
             if self.num_entries > self.bounds.entries:
-                raise Unreadable(f"the archive has more than {self.bounds.entries} files")
+                raise UnusableDocument(f"the archive has more than {self.bounds.entries} files")
             name = outside.relative(member.name)
             if not self.is_wanted(name):
-                raise Unreadable(f"the archive holds {outside.shown(name)}, which was not requested")
+                raise UnusableDocument(f"the archive holds {outside.shown(name)}, which was not requested")
             self._take(member, name)
         return self.links
 
@@ -157,13 +157,13 @@ class _Extraction:
             with self._new(name, member.mode) as file:
                 shutil.copyfileobj(self.tar.extractfile(member), file)  # type: ignore[arg-type]
         else:
-            raise Unreadable(f"{outside.shown(name)} is neither a file nor a folder nor a link")
+            raise UnusableDocument(f"{outside.shown(name)} is neither a file nor a folder nor a link")
 
     def _copy(self, member: tarfile.TarInfo, name: str) -> None:
         """Write a hard link as a separate file; the link target must be a file of the same archive."""
         first = self.folder / outside.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
-            raise Unreadable(
+            raise UnusableDocument(
                 f"{outside.shown(name)} is a hard link to {outside.shown(member.linkname)}, which is not a "
                 "file of this archive"
             )
@@ -174,12 +174,12 @@ class _Extraction:
     def _count(self, name: str, size: int) -> None:
         self.num_bytes += size
         if size > self.bounds.file_bytes:
-            raise Unreadable(
+            raise UnusableDocument(
                 f"{outside.shown(name)} has {in_words(size)}; the limit for a file is "
                 f"{in_words(self.bounds.file_bytes)}"
             )
         if self.num_bytes > self.bounds.bytes:
-            raise Unreadable(f"the archive unpacks to more than {in_words(self.bounds.bytes)}")
+            raise UnusableDocument(f"the archive unpacks to more than {in_words(self.bounds.bytes)}")
 
     def _new(self, name: str, mode: int) -> IO[bytes]:
         path = self.folder / name
@@ -187,7 +187,7 @@ class _Extraction:
         try:
             return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, harmless(mode)), "wb")
         except FileExistsError:
-            raise Unreadable(f"it holds {outside.shown(name)} twice") from None
+            raise UnusableDocument(f"it holds {outside.shown(name)} twice") from None
 
 
 def made(folder: Path, name: str) -> Path:
@@ -195,13 +195,13 @@ def made(folder: Path, name: str) -> Path:
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise Unreadable(f"{outside.shown(name)} is both a file and a folder in the archive") from None
+        raise UnusableDocument(f"{outside.shown(name)} is both a file and a folder in the archive") from None
     return folder / name
 
 
 def _make_link(folder: Path, name: str, target: str) -> str:
     if os.path.lexists(folder / name):
-        raise Unreadable(f"the archive holds {outside.shown(name)} twice")
+        raise UnusableDocument(f"the archive holds {outside.shown(name)} twice")
     why = _leads_out(name, target)
     if why:
         return f"{outside.printable(name)}, a link to {outside.printable(target[:200])}: {why}"
@@ -223,7 +223,7 @@ def _leads_out(name: str, target: str) -> str:
         return "the target may lie outside of the requested path"
     try:
         outside.relative("/".join(parts[above:]) or "x")
-    except Unreadable as error:
+    except UnusableDocument as error:
         return str(error)
     return ""
 

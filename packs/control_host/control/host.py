@@ -20,8 +20,8 @@ from infra.errors import SlipwayError, UsageError
 from infra.machines import inventory
 from infra.settings import Settings, is_secret, table, variables
 from infra.transport import bootstrap
-from infra.transport.protocol import Lost, Unreachable
-from infra.transport.push import Pushed, push
+from infra.transport.protocol import ConnectionLost, Unreachable
+from infra.transport.push import PushResult, push
 from infra.transport.ssh import Ssh
 from packs.control_host.control import archive, terminal
 from packs.control_host.control.places import HostPlaces, checkout_id
@@ -67,7 +67,7 @@ GIVING = ("-e", "--env", "--secret")  # flags with a bare name, which takes the 
 
 
 @dataclass(frozen=True)
-class There:
+class HostDescription:
     """The self-description of a control host."""
 
     places: HostPlaces
@@ -96,14 +96,16 @@ class ControlHost:
     def copy(self) -> "JournalCopy":
         return JournalCopy(self.folder)
 
-    def ask(self) -> There:
+    def ask(self) -> HostDescription:
         """Return the self-description of the host, and create the folder of this checkout. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = [*(done.stdout.splitlines() if done.exited == 0 else []), "", ""]
         if not root.startswith("/"):
             raise SlipwayError(f"{self.name}: the folder of Slipway cannot be created: {done.stderr.strip()}")
         self.copy.note_seen()
-        return There(HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new")
+        return HostDescription(
+            HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new"
+        )
 
     def _about(self, line: str) -> dict[str, Any]:
         """Parse the record of the control host. Raises SlipwayError."""
@@ -113,7 +115,7 @@ class ControlHost:
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the record about.json cannot be read: {error}") from None
 
-    def send_code(self, there: There) -> Pushed:
+    def send_code(self, there: HostDescription) -> PushResult:
         """Push this checkout; for a new checkout, first send the files that build an environment."""
         code = there.places.code(checkout_id(ROOT))
         with local_files.held(self.folder / "push.lock"):  # concurrent pushes would record each other's partial state
@@ -121,7 +123,7 @@ class ControlHost:
                 bootstrap.bring(self.machine, PodFolder(code.parent))
             return push(self.machine, ROOT, code, checkout_id(ROOT))
 
-    def call(self, there: There, word: str, said: Any = None) -> dict[str, Any]:
+    def call(self, there: HostDescription, word: str, said: Any = None) -> dict[str, Any]:
         """Run `python -m packs.control_host.control WORD` on the host; return the answer.
 
         Raises UsageError for exit code 2 and SlipwayError for other failures, with the stderr of the program.
@@ -150,7 +152,7 @@ class ControlHost:
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the answer cannot be read: {error}") from None
 
-    def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
+    def run(self, there: HostDescription, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command on the host with the local terminal; return the outcome and store the copy of the journal.
 
         Raises Lost for a broken connection, and UsageError without ssh on this machine.
@@ -186,14 +188,14 @@ class ControlHost:
         try:
             done = self.machine.run(words, timeout_s=ASK_S, limit_bytes=terminal.MOST_OUTCOME)
         except SlipwayError as error:
-            raise Lost(str(error)) from None
+            raise ConnectionLost(str(error)) from None
         if done.exited == 0:
             return terminal.outcome_of(done.stdout)
         if code != terminal.LOST:
             return terminal.RemoteOutcome(code)
         if done.exited == NOT_BEGUN:
             raise Unreachable("ssh ended before the command began")
-        raise Lost("ssh ended without the exit code of the command")
+        raise ConnectionLost("ssh ended without the exit code of the command")
 
     def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
         """Store the received copy of the journal; on an unreadable copy, keep the old copy and report the problem."""
@@ -206,7 +208,7 @@ class ControlHost:
             return replace(found, problem=str(error))
         return found
 
-    def run_quietly(self, there: There, words: Sequence[str], tell: Callable[[str], None]) -> None:
+    def run_quietly(self, there: HostDescription, words: Sequence[str], tell: Callable[[str], None]) -> None:
         """Run a command without a terminal and pass its messages to `tell`. Raises SlipwayError on failure."""
         code = there.places.code(checkout_id(ROOT))
         line = [

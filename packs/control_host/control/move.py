@@ -34,7 +34,7 @@ from packs.control_host.control.settings import HERE, ControlHostSettings
 
 
 @dataclass(frozen=True)
-class Up:
+class MoveUpResult:
     """Result of `up`. `boot` names the program that restarts keepers and services after a boot of the host."""
 
     host: str
@@ -43,14 +43,14 @@ class Up:
 
 
 @dataclass(frozen=True)
-class CameHome:
+class MoveDownResult:
     """Result of `down` and `lost`. `started`: the leases of processes that now look after runs from this machine."""
 
     host: str
     started: tuple[str, ...]
 
 
-def up(name: str, settings: Settings, tell: Say) -> Up:
+def up(name: str, settings: Settings, tell: Say) -> MoveUpResult:
     """Move the installation to the host; for an installation that already moved there, send keys and code again.
 
     Raises UsageError for an installation that may not move, SlipwayError for a failed step; repeating the call resumes.
@@ -111,10 +111,10 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
         )
         host.copy.keep(host.told(host.call(there, "give"), "archive", str))
         host.run_quietly(there, ["control.start", *left], tell)
-    return Up(name, host.told(about, "installation", str), host.told(about, "boot", str))
+    return MoveUpResult(name, host.told(about, "installation", str), host.told(about, "boot", str))
 
 
-def down(settings: Settings, tell: Say) -> CameHome:
+def down(settings: Settings, tell: Say) -> MoveDownResult:
     """Bring the installation back from the control host. Raises SlipwayError; repeating the call resumes."""
     name = _moved(settings)
     host = ControlHost.of(name, settings)
@@ -138,10 +138,10 @@ def down(settings: Settings, tell: Say) -> CameHome:
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return CameHome(name, tuple(supervisor_client.look_after(settings, [str(one) for one in left])))
+    return MoveDownResult(name, tuple(supervisor_client.look_after(settings, [str(one) for one in left])))
 
 
-def lost(settings: Settings, tell: Say) -> CameHome:
+def lost(settings: Settings, tell: Say) -> MoveDownResult:
     """Rebuild the journal from the last copy of a lost control host, and from the listings of vendors.
 
     Pods unknown to the copy are kept, because they may be running. Raises UsageError while the host answers.
@@ -164,7 +164,7 @@ def lost(settings: Settings, tell: Say) -> CameHome:
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
     host.copy.forget()
-    return CameHome(name, ())
+    return MoveDownResult(name, ())
 
 
 def pull(path: str, to: str, settings: Settings) -> str:

@@ -25,7 +25,7 @@ from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
 from packs.control_host.control import bounded_tar
 from store import outside
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -182,17 +182,17 @@ def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
 
 def _large(said: Any, top: str) -> _Large:
     if type(said) is not list or [type(one) for one in said] != [str, int, int]:
-        raise Unreadable(f"the list of files has {outside.shown(said)}; expected a name, a size and a mode")
+        raise UnusableDocument(f"the list of files has {outside.shown(said)}; expected a name, a size and a mode")
     name, size, mode = said
     if not _is_under(outside.relative(name), top):
-        raise Unreadable(f"the list of files has {outside.shown(name)}, which was not requested")
+        raise UnusableDocument(f"the list of files has {outside.shown(name)}, which was not requested")
     return _Large(name, _size(size), mode)
 
 
 def _size(said: str | int) -> int:
     text = str(said).strip()
     if not (text.isascii() and text.isdecimal() and len(text) < outside.INTEGER_DIGITS):
-        raise Unreadable(f"{outside.shown(said)} is no size of a file")
+        raise UnusableDocument(f"{outside.shown(said)} is no size of a file")
     return int(text)
 
 
@@ -204,13 +204,13 @@ def _unpacked(machine: Transport, folder: Path, there: Path, packed: _Packed) ->
     for one in packed.large:
         path = bounded_tar.made(kept, os.path.dirname(one.name)) / os.path.basename(one.name)
         if os.path.lexists(path):
-            raise Unreadable(f"it holds {outside.shown(one.name)} twice")
+            raise UnusableDocument(f"it holds {outside.shown(one.name)} twice")
         _fetch_whole(machine, str(there.parent / one.name), path, one.size)
         path.chmod(bounded_tar.harmless(one.mode))
     _tell_left_out(bounded_tar.make_links(kept, links))
     top = kept / there.name
     if not top.exists() or top.is_dir() is not packed.is_folder:
-        raise Unreadable(f"it does not hold {outside.shown(there.name)}")
+        raise UnusableDocument(f"it does not hold {outside.shown(there.name)}")
     return top
 
 
@@ -252,7 +252,7 @@ def _in_words(what: str) -> Iterator[None]:
     """Convert an unusable answer, or a local write failure, into SlipwayError."""
     try:
         yield
-    except Unreadable as error:
+    except UnusableDocument as error:
         raise SlipwayError(
             f"{what}: the answer of the control host cannot be used: {error}; no file was changed on this machine"
         ) from None

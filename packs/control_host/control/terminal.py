@@ -69,9 +69,9 @@ def outcome_of(text: str) -> RemoteOutcome:
         problem = outside.printable(outside.typed(said, "problem", str))[:MOST_PROBLEM]
         archive = outside.typed(said, "archive", str)
         if not 0 <= code <= 255:
-            raise outside.Unreadable(f"the exit code is {code}; expected 0 to 255")
+            raise outside.UnusableDocument(f"the exit code is {code}; expected 0 to 255")
         if not archive.isascii():
-            raise outside.Unreadable("the copy of the journal is not in ASCII")
+            raise outside.UnusableDocument("the copy of the journal is not in ASCII")
         return RemoteOutcome(code, archive, outside.printable(digest)[:MOST_PROBLEM], problem)
     except ValueError as error:
         raise SlipwayError(

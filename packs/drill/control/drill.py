@@ -46,7 +46,7 @@ from infra.runs.launch import Terms
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
 from infra.settings import Settings
-from infra.transport.host_keys import StrangeHost
+from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.protocol import Transport
 from infra.transport.ssh import Ssh
 from infra.units import duration
@@ -57,8 +57,8 @@ from packs.drill.control.evidence import (
     STRAY,
     TIMED,
     WORKER,
+    DrillObservations,
     Evidence,
-    Ground,
     SelfDelete,
     Trial,
     Vendor,
@@ -105,7 +105,7 @@ class Drill:
     runs: dict[str, str] = field(default_factory=dict)  # run name per trial
     failures: dict[str, str] = field(default_factory=dict)  # failure message per trial
     has_ssh: bool = True  # False for an extension without SSH
-    ground: Ground = Ground()
+    ground: DrillObservations = DrillObservations()
     self_deletes: tuple[SelfDelete, ...] = ()
     creates: int | None = None
     spot_in_v2: bool | None = None
@@ -394,7 +394,7 @@ class Drill:
         try:
             with Ssh(way.address, way.known_hosts) as second:
                 second.run(["true"], timeout_s=boot.COMMAND_S)
-        except StrangeHost:
+        except HostKeyMismatch:
             return "another host key"
         except SlipwayError as error:
             return f"no second connection: {error}"

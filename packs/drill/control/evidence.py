@@ -70,7 +70,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class DrillObservations:
     """Observations on the worker and in the store.
 
     Each field is None before the observation, "" on success and a description of the problem otherwise.
@@ -107,7 +107,7 @@ class Evidence:
     vendor: Vendor
     asked: tuple[VerbCall, ...] = ()
     trials: tuple[Trial, ...] = ()
-    ground: Ground = field(default_factory=Ground)
+    ground: DrillObservations = field(default_factory=DrillObservations)
     creates: int | None = None  # create requests sent for the stray trial
     throttled: int = 0  # create requests rejected with status 429
     unknown_refusals: tuple[str, ...] = ()  # status and message of refusals missing from Slipway's table

@@ -14,7 +14,7 @@ from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
 from infra.money import told_micro_usd
 from infra.providers import Market, listed, look_up
-from infra.providers.json_api import Exchange, JsonApi, Unclear
+from infra.providers.json_api import Exchange, JsonApi, UnclearOutcome
 from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 from packs.drill.control.evidence import Slice, VerbCall
@@ -90,7 +90,7 @@ class Watch:
         about = {"time_s": limits.time_s, "spend_micro_usd": limits.spend_micro_usd}
         try:
             pod = self._noting("create", token, lambda: self._create(request, offer, token, limits), **about)
-        except Unclear as error:
+        except UnclearOutcome as error:
             # A rejection in unknown words, which does not tell whether a machine was rented.
             if error.reply is not None and 400 <= error.reply.status < 500:
                 self.unknown_refusals.append(f"{error.reply.status}: {error.reply.said}")

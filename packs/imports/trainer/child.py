@@ -41,7 +41,7 @@ NAMES = {
 }
 
 
-class Unfit(Exception):
+class UnsupportedModel(Exception):
     """The file is not a model or tokenizer supported by our decoder."""
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         if asked["tokenizer"]:
             bpe.save(bpe.assemble(words_of(Path(asked["tokenizer"]))), out)
         problem = ""
-    except (Unfit, ConfigError, DataError, OSError, MemoryError) as error:
+    except (UnsupportedModel, ConfigError, DataError, OSError, MemoryError) as error:
         problem = " ".join(f"{error}".split()) or type(error).__name__
     print(json.dumps({"problem": problem}))
 
@@ -81,11 +81,13 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise Unfit(f"the file cannot be loaded as tensors only: {str(error).splitlines()[0][:300]}") from None
+        raise UnsupportedModel(
+            f"the file cannot be loaded as tensors only: {str(error).splitlines()[0][:300]}"
+        ) from None
     if not isinstance(found, dict) or not all(
         type(one) is str and type(value) is Tensor for one, value in found.items()
     ):
-        raise Unfit("the file holds values other than tensors by name")
+        raise UnsupportedModel("the file holds values other than tensors by name")
     return {name.removeprefix(UNSEEN): one for name, one in found.items()}
 
 
@@ -99,7 +101,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
     for name, tensor in tensors.items():
         ours = our_name(name)
         if not tensor.is_floating_point():
-            raise Unfit(f"{outside.shown(name)} is {tensor.dtype}")
+            raise UnsupportedModel(f"{outside.shown(name)} is {tensor.dtype}")
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and tensor.dim() == 2:
             heads = tensor.shape[0] // model.head_dim
             if heads * model.head_dim == tensor.shape[0]:
@@ -118,7 +120,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
         if name in found and tuple(found[name].shape) != shape
     ]
     if odd:
-        raise Unfit(
+        raise UnsupportedModel(
             f"{'; '.join(odd[:5])}: later versions of nanochat have parts that Slipway's decoder does not support"
         )
     return found
@@ -155,20 +157,22 @@ def words_of(path: Path) -> list[bytes]:
     try:
         with outside.opened(path) as file:
             if os.fstat(file.fileno()).st_size > TOKENIZER_BYTES:
-                raise Unfit(f"{path} is larger than {TOKENIZER_BYTES} bytes")
+                raise UnsupportedModel(f"{path} is larger than {TOKENIZER_BYTES} bytes")
             state = OnlyEncodings(file).load().state
         ranks, special, pattern = state["mergeable_ranks"], state["special_tokens"], state["pat_str"]
         words = sorted(ranks, key=lambda word: ranks[word])
         is_whole = [ranks[word] for word in words] == list(range(len(words)))
         is_whole = is_whole and all(type(word) is bytes for word in words)
-    except Unfit:
+    except UnsupportedModel:
         raise
     except Exception as error:  # a pickle may raise any exception
-        raise Unfit(f"{path} is not a tokenizer of nanochat: {str(error)[:200]}") from None
+        raise UnsupportedModel(f"{path} is not a tokenizer of nanochat: {str(error)[:200]}") from None
     if not is_whole or special != {name: len(words) + at for at, name in enumerate(SPECIALS)}:
-        raise Unfit(f"{path}: expected the ids of words, followed by the ids of {', '.join(SPECIALS)}")
+        raise UnsupportedModel(f"{path}: expected the ids of words, followed by the ids of {', '.join(SPECIALS)}")
     if pattern != PATTERN:
-        raise Unfit(f"{path}: the tokenizer splits text by {outside.shown(pattern)}; Slipway splits by {PATTERN}")
+        raise UnsupportedModel(
+            f"{path}: the tokenizer splits text by {outside.shown(pattern)}; Slipway splits by {PATTERN}"
+        )
     return words
 
 

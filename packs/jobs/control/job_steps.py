@@ -89,7 +89,7 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
     )
 
 
-def _planned(one: Carried, at: str, weight: shipment.SendWeight, anyway: Sequence[str]) -> PlannedMount:
+def _planned(one: Carried, at: str, weight: shipment.SendSize, anyway: Sequence[str]) -> PlannedMount:
     source = Path(one.source) / one.file
     return PlannedMount(
         source=homes.shown(source),

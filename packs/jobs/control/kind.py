@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from flows.runs import launch
 from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
 from flows.specs.launch import LaunchSpec
@@ -71,7 +71,7 @@ class TrainingFile(AskedJob):
 
     def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
         found = launch.understand(spec, settings)
-        assert isinstance(found.work, Work)
+        assert isinstance(found.work, PlannedWork)
         return replace(found, work=replace(found.work, names_tag=not self.is_tag_typed))
 
 

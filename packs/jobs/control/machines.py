@@ -1,7 +1,7 @@
 """Translation of a task's `resources` into machine requests with the same meaning as the flags of a launch.
 
-Flags override the file. The result has one `Wish` per acceptable alternative, and notes about keys without effect on
-the selected provider.
+Flags override the file. The result has one `MachineWish` per acceptable alternative, and notes about keys without
+effect on the selected provider.
 """
 
 import re
@@ -27,7 +27,7 @@ RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "inst
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class MachineWish:
     """An acceptable alternative for the machine of a task."""
 
     provider: str
@@ -37,10 +37,10 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class MachineWishes:
     """All acceptable alternatives for the machine of a task, with notes for the user."""
 
-    wishes: tuple[Wish, ...]
+    wishes: tuple[MachineWish, ...]
     is_ordered: bool
     """True to take the first available alternative; False to take the cheapest."""
     notes: tuple[str, ...] = ()
@@ -57,14 +57,14 @@ def provider_of(task: JobTask, where: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
+def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> MachineWishes:
     """Return the alternatives of a task.
 
     `typed` holds the machine flags and `provider` the --provider flag, "" without one. Raise UsageError for invalid
     resources, or if no alternative is left.
     """
     notes: list[str] = []
-    found: list[Wish] = []
+    found: list[MachineWish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
         if cloud and cloud not in ours() and not provider:
@@ -84,7 +84,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
                 machine = replace(machine, gpu=typed.gpu, num_gpus=typed.num_gpus)
             if machine.gpu.lower() == NO_GPU:
                 machine = replace(machine, gpu="", num_gpus=0)
-            wish = Wish(provider=cloud, machine=machine, pool=pool)
+            wish = MachineWish(provider=cloud, machine=machine, pool=pool)
             if wish not in found:
                 found.append(wish)
     if not found:
@@ -95,7 +95,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
         )
     notes += [] if provider in packs.engines() else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
-    return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
+    return MachineWishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
 
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:

@@ -203,7 +203,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
             raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
 
 
-def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
+def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.MachineWishes:
     """Return the machine alternatives shared by all tasks. Raise UsageError if two tasks ask for different machines."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)

@@ -30,7 +30,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class TurnedAway:
+class RefusedRequest:
     """A refused request: HTTP status and reason."""
 
     status: int
@@ -78,26 +78,28 @@ class Gate:
 
     def refuse(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
-    ) -> TurnedAway | None:
+    ) -> RefusedRequest | None:
         """Return the refusal of a request, or None to let the request pass. Header names are in lower case."""
         if headers.get("host", "").lower() not in self.hosts:
-            return TurnedAway(421, "this server answers only at the address that inv ui has printed; use this address")
+            return RefusedRequest(
+                421, "this server answers only at the address that inv ui has printed; use this address"
+            )
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in [f"http://{one}" for one in self.hosts]:
-            return TurnedAway(403, "the request came from another page")
+            return RefusedRequest(403, "the request came from another page")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not _is_link(method, path, headers):
-            return TurnedAway(403, "the request came from another page")
+            return RefusedRequest(403, "the request came from another page")
         if method not in SAFE and origin is None:
-            return TurnedAway(403, "a request with changes needs the header Origin")
+            return RefusedRequest(403, "a request with changes needs the header Origin")
         if path not in OPEN_PATHS and not path.startswith("/static/"):
             given = cookies.get(self.cookie, "")
             if not hmac.compare_digest(given.encode(), self._session.encode()):
-                return TurnedAway(401, "open the link that inv ui has printed in the terminal")
+                return RefusedRequest(401, "open the link that inv ui has printed in the terminal")
         if path.startswith("/api/acts"):
             if not self.acts_allowed:
-                return TurnedAway(403, "acts are off; start the page with: inv ui --allow-acts")
+                return RefusedRequest(403, "acts are off; start the page with: inv ui --allow-acts")
             if headers.get(ACT_HEADER) != "1":
-                return TurnedAway(403, f"an act needs the header {ACT_HEADER}: 1")
+                return RefusedRequest(403, f"an act needs the header {ACT_HEADER}: 1")
         return None
 
 

@@ -28,7 +28,7 @@ from infra.errors import SlipwayError
 from packs.page.views.access import HEADERS, Gate
 from packs.page.views.acts import Acts
 from packs.page.views.chat import VIEW as CHAT
-from packs.page.views.chat import Talks
+from packs.page.views.chat import ChatBackend
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts
 from packs.page.views.sections.ask import View, ViewQuery
@@ -106,7 +106,7 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
 
         return Route(name, answer)
 
-    talks, acts = Talks(context), Acts(context)
+    talks, acts = ChatBackend(context), Acts(context)
 
     async def chat(request: Request) -> Response:
         return StreamingResponse(talks.answer(await _json(request)), media_type="text/event-stream")
@@ -146,7 +146,7 @@ async def _json(request: Request) -> Mapping[str, Any]:
             raise HTTPException(400, f"the request has more than {MOST_BODY_BYTES} bytes")
     try:
         return outside.mapping(body, MOST_BODY_BYTES)
-    except outside.Unreadable as error:
+    except outside.UnusableDocument as error:
         raise HTTPException(400, f"the request cannot be read: {error}") from None
 
 

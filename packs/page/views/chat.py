@@ -50,7 +50,7 @@ VIEW = View(models)
 
 
 @dataclass(frozen=True)
-class Answerer:
+class ModelEndpoint:
     """The endpoint of a model."""
 
     url: str
@@ -72,14 +72,14 @@ class ServedHere:
 
 
 @dataclass
-class Talks:
+class ChatBackend:
     """The chat backend of the page: finds endpoints and runs the local model server."""
 
     context: PageContext
     _local: ServedHere | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def find(self, model: str) -> Answerer:
+    def find(self, model: str) -> ModelEndpoint:
         """Return the endpoint of a model; start the local server for a stored model.
 
         Raise SlipwayError if the service has no address or the model cannot be served.
@@ -92,12 +92,12 @@ class Talks:
             if seen is None or not seen.endpoint:
                 raise UsageError(f"the service {name} has no address yet; check: inv serve.status {name}")
             url = seen.endpoint.rstrip("/").removesuffix("/v1")
-            return Answerer(url, os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), "", certfile)
+            return ModelEndpoint(url, os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), "", certfile)
         with self._turn:
             if self._local is None or self._local.name != model or self._local.child.poll() is not None:
                 self.close()
                 self._local = self._begin(model)
-            return Answerer(self._local.url, self._local.key, "model")
+            return ModelEndpoint(self._local.url, self._local.key, "model")
 
     def close(self) -> None:
         """Stop the local model server."""
@@ -167,7 +167,7 @@ class Talks:
             yield _error(str(error) or type(error).__name__)
 
 
-async def _stream(partner: Answerer, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
+async def _stream(partner: ModelEndpoint, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
     url, name = partner.url, partner.name
     headers = {"Authorization": f"Bearer {partner.key}"} if partner.key else {}
     timeout = httpx.Timeout(SILENT_S, connect=10.0)

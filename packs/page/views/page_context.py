@@ -25,7 +25,7 @@ MOST_NOTES = 50
 T = TypeVar("T")
 
 
-class Fresh(Generic[T]):
+class CachedValue(Generic[T]):
     """A cached value with an expiry time. Concurrent callers wait during a recomputation."""
 
     def __init__(self, make: Callable[[], tuple[T, float]]) -> None:
@@ -61,8 +61,8 @@ class PageContext:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._runs: Fresh[list[PodView]] = Fresh(self._look)
-        self._artifacts: Fresh[list[Artifact]] = Fresh(self._look_at_store)
+        self._runs: CachedValue[list[PodView]] = CachedValue(self._look)
+        self._artifacts: CachedValue[list[Artifact]] = CachedValue(self._look_at_store)
 
     def journal(self) -> Journal:
         """Open the journal as a context manager."""

@@ -16,7 +16,7 @@ from typing import Any
 from data.config import TextSpec
 from flows.planning import estimates, memory_check
 from flows.planning.extensions import use_source
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.runs.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
@@ -217,7 +217,7 @@ def training(settings: Settings, space: Workspace, file: Path, digest: str, quie
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
     asked = WorkSpec(phase="base", tag=space.experiment, with_missing=True)
-    work = Work(spec=asked, given=given, made="keep")
+    work = PlannedWork(spec=asked, given=given, made="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
     said = "everything is here"

@@ -21,7 +21,7 @@ from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.shards.asked import stamps
-from data.shards.pipeline import How, Stopped, check_place
+from data.shards.pipeline import RunOptions, StoppedBySignal, check_place
 from data.single_writer import PARENT, leave_behind
 from data.text.inputs import STDIN, Share, list_inputs
 from packs.shard_engines.data.work import HOME, MERGE, ROOT, ShardWork, begin, locked, task_words
@@ -58,21 +58,21 @@ class Interrupted(BaseException):
         self.signal_number = signal_number
 
 
-def on_ray(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
+def on_ray(spec: TextSpec, folder: Path, how: RunOptions, world: int, options: Mapping[str, str]) -> dict[str, Any]:
     """Write the shards with tasks on a Ray cluster. `options["ray_python"]` is an interpreter with Ray."""
     from packs.shard_engines.data.ray import Ray
 
     return shard(spec, folder, how, world, Ray(options.get("ray_python", "")))
 
 
-def on_slurm(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
+def on_slurm(spec: TextSpec, folder: Path, how: RunOptions, world: int, options: Mapping[str, str]) -> dict[str, Any]:
     """Write the shards with an array job on Slurm."""
     from packs.shard_engines.data.slurm import Slurm
 
     return shard(spec, folder, how, world, Slurm())
 
 
-def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -> dict[str, Any]:
+def shard(spec: TextSpec, folder: Path, how: RunOptions, world: int, engine: Cluster) -> dict[str, Any]:
     """Write the shards of `spec` into `folder` with `world` ranks and return the summary.
 
     Raises:
@@ -98,7 +98,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -
             _drive(work, engine)
         except Interrupted as stop:
             what = engine.cancel()
-            raise Stopped(stop.signal_number, f"cancelled {what}, {_finished(work)}") from None
+            raise StoppedBySignal(stop.signal_number, f"cancelled {what}, {_finished(work)}") from None
         return _result(work)
 
 

@@ -44,7 +44,7 @@ HIDDEN = {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "PYTHONWARNINGS": "ignore"}
 TELLING = re.compile(r"HOME|SKY.*|.*_proxy|SSL_CERT_.*|REQUESTS_CA_BUNDLE", re.IGNORECASE)
 
 
-class NotAnswered(Ambiguous):
+class SkyPilotTimeout(Ambiguous):
     """Raised when SkyPilot does not answer in time, or the worker dies; the request may have taken effect."""
 
 
@@ -111,11 +111,11 @@ class Client:
                 with self._heard(deadline) as caller:
                     line = self._answer(caller, asked, deadline)
             except TimeoutError:
-                raise NotAnswered(f"skypilot: {what}: no answer in {timeout_s:g} s") from None
+                raise SkyPilotTimeout(f"skypilot: {what}: no answer in {timeout_s:g} s") from None
             if line:
                 break
         if not line:
-            raise NotAnswered(f"skypilot: {what}: SkyPilot's worker process ended; see the log: {self._log}")
+            raise SkyPilotTimeout(f"skypilot: {what}: SkyPilot's worker process ended; see the log: {self._log}")
         said = json.loads(line)
         if "kind" in said:
             raise self._error(said["kind"], str(said["error"]).strip())

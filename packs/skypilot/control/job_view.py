@@ -16,7 +16,7 @@ from typing import Any
 from infra.errors import SlipwayError
 from infra.transport.protocol import LIMIT_BYTES, LIST, LOGS, READ_BYTES, Result, Unreachable
 from packs.skypilot.agent.managed import BETWEEN, REPORT
-from packs.skypilot.control.client import NoServer, NotAnswered, SkyPilotAnswer
+from packs.skypilot.control.client import NoServer, SkyPilotAnswer, SkyPilotTimeout
 from store.untrusted_names import is_part
 
 OVER = {  # final states of a managed job in SkyPilot
@@ -201,7 +201,7 @@ class JobView:
         if found is None or time.monotonic() - at > FRESH_S:
             try:
                 found = ask()
-            except (NotAnswered, NoServer) as error:  # the job continues meanwhile; the caller retries
+            except (SkyPilotTimeout, NoServer) as error:  # the job continues meanwhile; the caller retries
                 raise Unreachable(str(error)) from error
             self._seen[what] = (time.monotonic(), found)
         return found

@@ -27,9 +27,9 @@ from infra.runs.timing import Say, stage
 from infra.settings import Settings
 from infra.units import duration
 from packs.skypilot.control import bundle, price_table, task
-from packs.skypilot.control.client import LAUNCH_S, Client, NotAnswered, SkyPilotAnswer
+from packs.skypilot.control.client import LAUNCH_S, Client, SkyPilotAnswer, SkyPilotTimeout
 from packs.skypilot.control.job_view import ENDING, OVER, JobView
-from packs.skypilot.control.price_table import Considered
+from packs.skypilot.control.price_table import OptimizerChoice
 
 NAME = "skypilot"
 STATES = {  # values of `Pod.state`; any other status is booting
@@ -80,7 +80,7 @@ class ManagedJobs(RunEngine):
         """Return the offer that SkyPilot's optimizer would choose now for the requested machine."""
         return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
 
-    def priced(self, keys: Mapping[str, Any], nodes: int) -> Considered:
+    def priced(self, keys: Mapping[str, Any], nodes: int) -> OptimizerChoice:
         """Return the offers that SkyPilot considers now, priced per node. Raises NoOffer, UsageError."""
         asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
         return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
@@ -158,7 +158,7 @@ class ManagedJobs(RunEngine):
         seen = self.seen(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
-            raise NotAnswered(f"skypilot: no answer yet; the last answer is {duration(time.time() - seen.at)} old")
+            raise SkyPilotTimeout(f"skypilot: no answer yet; the last answer is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
     def list(self) -> "list[Pod]":

@@ -19,14 +19,14 @@ GB = 10**9
 
 
 @dataclass(frozen=True)
-class Considered:
+class OptimizerChoice:
     """Offer chosen by the optimizer, and the alternatives."""
 
     chosen: Offer
     others: Sequence[Offer] = ()
 
 
-def read(text: str, nodes: int, provider: str, now: float) -> Considered:
+def read(text: str, nodes: int, provider: str, now: float) -> OptimizerChoice:
     """Parse the table into offers, each priced per node. Raises NoOffer when no row is marked as chosen."""
     lines = [COLOURS.sub("", line).strip() for line in text.splitlines()]
     heads = [number for number, line in enumerate(lines) if tuple(re.split(r"\s{2,}", line)) == COLUMNS]
@@ -36,7 +36,7 @@ def read(text: str, nodes: int, provider: str, now: float) -> Considered:
     if not chosen:
         said = " ".join(lines)[-300:]
         raise NoOffer(f"{provider}: the optimizer chose no machine; the output was: {said or 'nothing'}")
-    return Considered(chosen[0], [offer for is_chosen, offer in found if not is_chosen])
+    return OptimizerChoice(chosen[0], [offer for is_chosen, offer in found if not is_chosen])
 
 
 def _offer(cells: Sequence[str], nodes: int, provider: str, now: float) -> Offer:

@@ -149,7 +149,7 @@ def cancel(job_id: int) -> None:
     sky.get(sky.jobs.cancel(job_ids=[job_id]))
 
 
-class LastWords(io.StringIO):
+class TailBuffer(io.StringIO):
     """Stream with at least the last `LONGEST_LOG` characters, and at most twice as many, of the written text."""
 
     def write(self, text: str) -> int:
@@ -168,7 +168,7 @@ def log(job_id: int, tail: Any = None) -> str:
     import sky
 
     server()
-    said = LastWords()
+    said = TailBuffer()
     sky.jobs.tail_logs(job_id=job_id, follow=False, tail=tail, output_stream=said)
     return said.getvalue()[-LONGEST_LOG:]
 

@@ -103,7 +103,7 @@ def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: 
         chosen = [next(iter(one["here"].items())) for one in said]
     else:
         plan = [{"addresses": list(one["there"]), "port": one["ports"][0]} for one in said]
-        heard = meet.Meeting({"rank": rank, "key": job.group.key, "within_s": CALL_S, "nodes": plan}).hold()
+        heard = meet.ReachabilityTest({"rank": rank, "key": job.group.key, "within_s": CALL_S, "nodes": plan}).hold()
         chosen = choose(said, _exchange(folder, "reached", rank, nodes, heard))
     port, words_port = said[0]["ports"]
     group = NodeGroup(

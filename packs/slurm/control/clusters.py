@@ -24,14 +24,14 @@ from typing import Any
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import ask, at_once, run_script
-from infra.machines.inventory import Unusable, tell_unusable
+from infra.machines.inventory import InvalidEntry, tell_unusable
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
 from infra.providers import PartialListing, Provider
 from infra.providers.pod_keys import is_token
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from packs.slurm.agent import queue
 from packs.slurm.control.inventory import Clusters, SlurmCluster, load
 from packs.slurm.control.partitions import Nodes, fit, kinds_of, options_of, state_of
@@ -50,7 +50,7 @@ class SlurmClusters(Provider):
 
     clusters: tuple[SlurmCluster, ...]
     connect: Callable[[SlurmCluster], Transport]
-    unusable: tuple[Unusable, ...] = ()  # entries of the inventory
+    unusable: tuple[InvalidEntry, ...] = ()  # entries of the inventory
 
     name = "slurm"
     is_here, is_rented = False, False
@@ -108,7 +108,7 @@ class SlurmClusters(Provider):
             raise NoOffer(f"slurm: {offer.offer_id}: {problem}")
         try:
             said = ask(transport, cluster.python, "mark", check_name(request.run), token, "beside")
-        except (TimedOut, Lost) as error:
+        except (TimedOut, ConnectionLost) as error:
             raise Ambiguous(f"slurm: marking {request.run} on {cluster.name}: {error}") from error
         if "holder" in said:
             holder = said["holder"]
@@ -118,7 +118,7 @@ class SlurmClusters(Provider):
         try:
             place = PodFolder(Path(said["folder"])).state / "sbatch.json"
             transport.put(json.dumps({"options": options}).encode(), place)
-        except (TimedOut, Lost, Unreachable) as error:
+        except (TimedOut, ConnectionLost, Unreachable) as error:
             raise Ambiguous(f"slurm: writing to {request.run} on {cluster.name}: {error}") from error
         return _pod(cluster, request.run, token, said["folder"], offer.micro_usd_per_hour)
 

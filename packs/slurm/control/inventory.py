@@ -24,7 +24,7 @@ from typing import Any
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.machines import inventory
-from infra.machines.inventory import Unusable, check_keys, price_of, refuse_unusable, text_of
+from infra.machines.inventory import InvalidEntry, check_keys, price_of, refuse_unusable, text_of
 from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_config
@@ -80,7 +80,7 @@ class Clusters:
     """Usable clusters of a file, in file order, and the unusable entries."""
 
     usable: tuple[SlurmCluster, ...] = ()
-    unusable: tuple[Unusable, ...] = ()
+    unusable: tuple[InvalidEntry, ...] = ()
 
     def find(self, name: str) -> SlurmCluster:
         """Return the cluster with this name. Raises UsageError."""
@@ -135,7 +135,7 @@ def load(path: Path, home: Path | None = None) -> Clusters:
         try:
             usable.append(_cluster(path, name, body, ssh))
         except UsageError as error:
-            unusable.append(Unusable(str(name), "", str(error)))
+            unusable.append(InvalidEntry(str(name), "", str(error)))
     return Clusters(tuple(usable), tuple(unusable))
 
 

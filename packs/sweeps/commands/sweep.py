@@ -32,7 +32,7 @@ from packs.sweeps.control import plan as planning
 from packs.sweeps.control.begin import begin
 from packs.sweeps.control.limit import default_of
 from packs.sweeps.control.plan import SweepPlan
-from packs.sweeps.control.rehearsed import Rehearsed
+from packs.sweeps.control.rehearsed import RehearsedSweep
 from packs.sweeps.control.settings import SweepSettings
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials import resume_sweep
@@ -334,7 +334,7 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     return replace(found, num_pods=spec.pods or found.num_pods, spend_limit=spec.spend_limit or found.spend_limit)
 
 
-def rows(planned: SweepPlan, toys: Rehearsed | None, settings: Settings) -> list[dict[str, Any]]:
+def rows(planned: SweepPlan, toys: RehearsedSweep | None, settings: Settings) -> list[dict[str, Any]]:
     """Return the trials of a plan as JSON rows."""
     costs = prices.of_runs(planned, toys.real if toys else {}, settings)
     real = {run: words for run, words, _ in rehearsed.rows(toys)} if toys else {}

@@ -17,7 +17,7 @@ from packs.sweeps.control.answer import ArmRow, SweepAnswer
 from packs.sweeps.control.plan import SweepPlan
 from packs.sweeps.control.pods import SweepPods
 from packs.sweeps.control.prices import SweepPrice
-from packs.sweeps.control.rehearsed import Rehearsed
+from packs.sweeps.control.rehearsed import RehearsedSweep
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial, shown
 from packs.sweeps.control.trials.results import SweepResult
@@ -129,7 +129,7 @@ def work_lines(planned: SweepPlan) -> Iterator[str]:
         return
 
 
-def toy_lines(toys: Rehearsed) -> Iterator[str]:
+def toy_lines(toys: RehearsedSweep) -> Iterator[str]:
     """Yield a table of the real runs and their toys in the rehearsal."""
     rows = list(rehearsed.rows(toys))
     if rows:

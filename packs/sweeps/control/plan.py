@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
 from flows.planning import machine_choice
-from flows.planning.training_plan import Work, plan_for
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.specs.launch import LaunchSpec
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
@@ -25,7 +25,7 @@ from infra.settings import Settings
 from infra.units import count
 from packs.sweeps.control.limit import HighCost, default_of, limit_before
 from packs.sweeps.control.pods import SweepPods, on_held
-from packs.sweeps.control.schedule import Berth, Lane, pack, split
+from packs.sweeps.control.schedule import Lane, TrialSlot, pack, split
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial
 from store import credentials
 from trainer.plan import profile_named
@@ -122,7 +122,9 @@ def plan_on(
         idle = len(machines.keys() - {one.trial.pod for one in held.values()})
         return SweepPlan(spec, trials, list(in_turn(held)), idle, False, None, shared)
     each = max(one.plan.request.num_gpus for one in trials.values())
-    berths = {part.name: part for name, (gpus, _) in machines.items() for part in split(Berth(name, name), gpus, each)}
+    berths = {
+        part.name: part for name, (gpus, _) in machines.items() for part in split(TrialSlot(name, name), gpus, each)
+    }
     lanes = [
         replace(lane, host=berths[lane.pod].host, devices=berths[lane.pod].devices)
         for lane in pack({run: one.estimate_s for run, one in trials.items()}, list(berths), {})
@@ -223,7 +225,7 @@ def plan_of(
     own, vendor = settings_of(trial, settings), candidates[0]
     credentials.lend(secrets(own))
     try:
-        work = Work.of(replace(trial.spec, with_missing=True), own)
+        work = PlannedWork.of(replace(trial.spec, with_missing=True), own)
         if request is None:
             request, _ = request_of(trial, own, candidates)
             request = work.draft(request, own) if vendor.is_rented else request
@@ -331,7 +333,7 @@ def lanes_of(
         if len(set(found)) < (wanted or sys.maxsize):
             try:
                 for offer in candidates[0].offers(request):
-                    found += split(Berth(offer.place, offer.place), offer.num_gpus, each)
+                    found += split(TrialSlot(offer.place, offer.place), offer.num_gpus, each)
             except NoOffer:
                 if not found:
                     raise
@@ -343,7 +345,7 @@ def lanes_of(
             )
         found = found[:wanted]
     else:
-        found = [Berth(f"{provider}-{number}") for number in range(1, (wanted or 1) + 1)]
+        found = [TrialSlot(f"{provider}-{number}") for number in range(1, (wanted or 1) + 1)]
         if candidates[0].is_here and each:
             found = _parts_of_this_machine(candidates[0], request, each, wanted)
     berths = {one.name: one for one in found}
@@ -353,14 +355,14 @@ def lanes_of(
     return [lane for lane in lanes if lane.runs], sum(1 for lane in lanes if not lane.runs)
 
 
-def _berth(op: Op) -> Berth:
+def _berth(op: Op) -> TrialSlot:
     """Return the part of an own machine used by a run, now or earlier."""
-    return Berth(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
+    return TrialSlot(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
 
 
-def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: int | None) -> list[Berth]:
+def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: int | None) -> list[TrialSlot]:
     """Return up to `wanted` parts of this machine (None: all). Raises NoOffer when the machine has too few parts."""
-    parts = [part for one in here.offers(request) for part in split(Berth("local-1"), one.num_gpus, each)]
+    parts = [part for one in here.offers(request) for part in split(TrialSlot("local-1"), one.num_gpus, each)]
     if not parts or wanted and wanted > len(parts):
         said = (
             f"local: {count(wanted or 1, 'run')} at once, with {count(each, 'GPU')} each, do not fit: this machine has "

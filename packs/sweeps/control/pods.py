@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from flows.limits.shares import Offered
+from flows.limits.shares import LaunchOffers
 from flows.pods import apply, held_pods
 from flows.pods.apply import SetLimit
 from flows.specs.launch import LaunchSpec
@@ -377,7 +377,7 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
             raise OutOfMoney(f"the {in_usd(limit.amount)} of {limit.budget} are fully reserved; nothing was rented")
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    had = Offered(request=request, offers=tuple(offers))
+    had = LaunchOffers(request=request, offers=tuple(offers))
     return held_pods.make(
         had,
         limits,

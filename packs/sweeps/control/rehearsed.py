@@ -36,7 +36,7 @@ OF_LARGE_MODELS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsed:
+class RehearsedSweep:
     """Sweep for a rehearsal on this machine, with toys in place of large models."""
 
     spec: SweepSpec
@@ -46,7 +46,7 @@ class Rehearsed:
     """Launches that toys replace, by run name."""
 
 
-def reduced(spec: SweepSpec, profile: str) -> Rehearsed:
+def reduced(spec: SweepSpec, profile: str) -> RehearsedSweep:
     """Return the sweep with a toy for each run of a large model. Raises UsageError for an impossible run.
 
     profile: profile of the runs that name none.
@@ -64,7 +64,7 @@ def reduced(spec: SweepSpec, profile: str) -> Rehearsed:
         toy = replace(toy, options={**toy.options, f"{last}.optimizer.eps": f"{own:.12g}"})
         trials[run] = replace(one, spec=toy)
     about = f"{spec.about} (rehearsed: the runs are toys)" if real else spec.about
-    return Rehearsed(spec=replace(spec, trials=trials, about=about), profile=profile, real=real)
+    return RehearsedSweep(spec=replace(spec, trials=trials, about=about), profile=profile, real=real)
 
 
 def is_large(spec: LaunchSpec, profile: str) -> bool:
@@ -96,7 +96,7 @@ def toy_of(spec: LaunchSpec) -> LaunchSpec:
     return replace(spec, **more, profile=profile, options=options, with_missing=True)
 
 
-def rows(found: Rehearsed) -> Iterator[tuple[str, str, str]]:
+def rows(found: RehearsedSweep) -> Iterator[tuple[str, str, str]]:
     """Yield run name, description of the real run and description of the toy for each replaced run."""
     for run, real in found.real.items():
         yield run, described(real, found.profile), described(found.spec.trials[run].spec, found.profile)

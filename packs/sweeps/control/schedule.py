@@ -17,7 +17,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Berth:
+class TrialSlot:
     """Machine, or some GPUs of a machine, for a single run at a time."""
 
     name: str
@@ -25,7 +25,7 @@ class Berth:
     devices: str = ""
 
 
-def split(machine: Berth, num_gpus: int, each: int) -> list[Berth]:
+def split(machine: TrialSlot, num_gpus: int, each: int) -> list[TrialSlot]:
     """Split a machine with `num_gpus` GPUs into parts of `each` GPUs for parallel runs.
 
     Returns the whole machine when only a single part fits, or `each` is 0.
@@ -33,7 +33,7 @@ def split(machine: Berth, num_gpus: int, each: int) -> list[Berth]:
     if not each or num_gpus < 2 * each:
         return [machine]
     parts = [",".join(map(str, range(first, first + each))) for first in range(0, num_gpus - each + 1, each)]
-    return [Berth(f"{machine.name} device {part}", machine.host, part) for part in parts]
+    return [TrialSlot(f"{machine.name} device {part}", machine.host, part) for part in parts]
 
 
 def pack(estimates_s: Mapping[str, float], pods: Sequence[str], placed: Mapping[str, str]) -> list[Lane]:

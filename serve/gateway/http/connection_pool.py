@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from serve.gateway.http.limits import GatewayLimits
 
 
-class CrowdMember(Protocol):
+class PoolMember(Protocol):
     """Interface of a client connection."""
 
     @property
@@ -26,7 +26,7 @@ class CrowdMember(Protocol):
         """Return the time at which the idle limit expires."""
 
 
-M = TypeVar("M", bound=CrowdMember)
+M = TypeVar("M", bound=PoolMember)
 
 
 class ConnectionPool(Generic[M]):

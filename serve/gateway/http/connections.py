@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
+from serve.gateway.http.wire import MOST_HEAD_BYTES, MalformedMessage, Message, Wire
 
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 PASSED = {
@@ -90,13 +90,13 @@ class Line(Wire):
         self.close()
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.fail(Broken(why))
+            reply.fail(MalformedMessage(why))
 
     # Callbacks of the parser. The parser may not be fed again before a callback returns, so callbacks wake no task.
 
     def on_message_begin(self) -> None:
         if self._reply is None:
-            raise Broken("an answer to nothing")
+            raise MalformedMessage("an answer to nothing")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         reply, name = self._reply, name.lower()

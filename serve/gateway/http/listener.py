@@ -20,7 +20,7 @@ from serve.gateway.http.connection_pool import ConnectionPool
 from serve.gateway.http.eager import EagerTask
 from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked, date, target
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
+from serve.gateway.http.wire import MOST_HEAD_BYTES, MalformedMessage, Message, Wire
 
 LINGER_S = 2.0  # time to read the unread rest of a body
 MOST_LINGER_BYTES = 16 << 20
@@ -260,7 +260,7 @@ class Connection(Wire):
     def _break(self, why: str) -> None:
         self._is_deaf = True
         if self._coming is not None:
-            self._coming.fail(Broken(why))
+            self._coming.fail(MalformedMessage(why))
             return
         self._refuse(*UNREADABLE)
 
@@ -420,7 +420,7 @@ class Connection(Wire):
             while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
                 size += len(await request.readany())
             request.keeps = request.keeps and request.is_whole
-        except Broken:
+        except MalformedMessage:
             self._is_deaf = True
         finally:
             timer.cancel()

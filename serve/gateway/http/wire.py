@@ -14,7 +14,7 @@ MOST_PIECES = 32 << 10  # pieces of a body, chunks or reads; each piece costs wo
 HELD_BYTES = 128 << 10  # unread bytes of a message; above this the connection stops receiving
 
 
-class Broken(ConnectionError):
+class MalformedMessage(ConnectionError):
     """A message ended early or was malformed."""
 
 
@@ -78,7 +78,7 @@ class Message:
     """A message with a body in pieces."""
 
     is_whole = False  # the message is complete
-    error: Broken | None = None  # set when no more data will come
+    error: MalformedMessage | None = None  # set when no more data will come
     pieces = 0  # number of received pieces
     _held = 0
 
@@ -101,7 +101,7 @@ class Message:
         if self._held > HELD_BYTES:
             self.wire.stop()
 
-    def fail(self, error: Broken) -> None:
+    def fail(self, error: MalformedMessage) -> None:
         """Record that no more data will come. A reader receives the pieces already here first."""
         if not self.is_whole and self.error is None:
             self.error = error

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from data.report.quality import Frequent, Repeated, measure
+from data.report.quality import DuplicateCounter, FrequencyCounter, measure
 from tests.data.conftest import run_step
 
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)></pre></style><svg onload=alert(3)>'
@@ -89,7 +89,7 @@ def test_a_folder_without_shards_is_one_line(tmp_path):
 
 
 def test_frequent_things_are_found_in_little_memory():
-    frequent = Frequent(100)
+    frequent = FrequencyCounter(100)
     for n in range(5000):
         frequent.add([f"rare {n}", "often"] + ["now and then"] * (n % 5 == 0))
     (first, count), (second, _) = frequent.top()[:2]
@@ -99,7 +99,7 @@ def test_frequent_things_are_found_in_little_memory():
 
 
 def test_the_share_of_duplicates_is_estimated_from_a_part_of_the_hashes():
-    repeated, step = Repeated(1000), 0x9E3779B97F4A7C15
+    repeated, step = DuplicateCounter(1000), 0x9E3779B97F4A7C15
     for n in range(40_000):
         repeated.add((n % 30_000) * step % 2**64, f"document {n % 30_000}")
     assert repeated.shift >= 4 and len(repeated.counts) <= 1000

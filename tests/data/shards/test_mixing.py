@@ -8,7 +8,7 @@ from data.config import TextSpec
 from data.errors import ConfigError, InputError
 from data.manifest import read_manifest
 from data.shards import pipeline
-from data.shards.pipeline import How, shard
+from data.shards.pipeline import RunOptions, shard
 from data.shards.shards import read, shard_paths
 
 
@@ -70,7 +70,7 @@ def test_a_kill_behind_any_batch_changes_nothing(sources, tmp_path, monkeypatch)
     for _ in range(100):
         left[0] = 1
         try:
-            found = shard(asked, tmp_path / "killed", False, How(keep_every_s=-1))
+            found = shard(asked, tmp_path / "killed", False, RunOptions(keep_every_s=-1))
             break
         except Killed:
             pass
@@ -81,8 +81,8 @@ def test_a_kill_behind_any_batch_changes_nothing(sources, tmp_path, monkeypatch)
 @pytest.mark.process
 def test_the_number_of_processes_changes_nothing(sources, tmp_path):
     asked = spec(sources, weights="b=1,a=1", take=700)
-    shard(asked, tmp_path / "1", False, How(workers=1))
-    shard(asked, tmp_path / "5", False, How(workers=5))
+    shard(asked, tmp_path / "1", False, RunOptions(workers=1))
+    shard(asked, tmp_path / "5", False, RunOptions(workers=5))
     assert read_manifest(tmp_path / "1") == read_manifest(tmp_path / "5")
     assert len(texts(tmp_path / "1")) == 700
 

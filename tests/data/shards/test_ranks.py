@@ -10,7 +10,7 @@ from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.manifest import MANIFEST, read_manifest
 from data.merge import merge, merged
-from data.shards.pipeline import How, shard
+from data.shards.pipeline import RunOptions, shard
 from data.shards.shards import read, shard_paths
 from data.text.inputs import Share
 from data.verify import verify
@@ -30,7 +30,7 @@ def corpus(tmp_path):
 
 def make(corpus, out, share, **spec):
     made = TextSpec(**{"source": str(corpus), "val_ratio": 0.2, "seed": 3, "lines_per_shard": 30, **spec})
-    return shard(made, out, bool(made.val_ratio), How(workers=1), share)
+    return shard(made, out, bool(made.val_ratio), RunOptions(workers=1), share)
 
 
 def ranks(corpus, out, world, **spec):

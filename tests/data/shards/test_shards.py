@@ -12,7 +12,7 @@ from data.card import CARD
 from data.errors import DataError, InputError
 from data.manifest import MANIFEST, is_shard, read_manifest
 from data.shards.shards import Writer, read, shard_paths
-from data.text.document_batch import Listed
+from data.text.document_batch import TextList
 from data.text.escapes import escape, escape_all, held_out, unescape
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
@@ -30,7 +30,7 @@ def test_every_text_becomes_one_line_and_comes_back(text):
     line = escape(text)
     assert "\n" not in line and "\r" not in line
     assert unescape(line) == text
-    assert b"".join(escape_all(Listed([text.encode()] * 2))) == 2 * (line.encode() + b"\n")
+    assert b"".join(escape_all(TextList([text.encode()] * 2))) == 2 * (line.encode() + b"\n")
 
 
 @pytest.mark.parametrize("line", ["\\", "\\t", "a\\\\\\"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data import prefetch
 from data.errors import DataError, InputError
-from data.prefetch import Ahead
+from data.prefetch import PrefetchIterator
 from data.report.compressors import anchors
 from data.shards.shards import Writer as TextWriter
 from data.shards.shards import read, shard_paths
@@ -285,11 +285,11 @@ def test_what_is_made_ahead_comes_in_order_and_no_further_ahead_than_asked():
         made.append(step)
         return step * step
 
-    with Ahead(make, 3, 9, depth=2) as one:
+    with PrefetchIterator(make, 3, 9, depth=2) as one:
         gate.release(100)
         assert [one.take()[0] for _ in range(6)] == [9, 16, 25, 36, 49, 64]
     assert made == [3, 4, 5, 6, 7, 8]
-    with Ahead(make, 0, 100, depth=2) as one:
+    with PrefetchIterator(make, 0, 100, depth=2) as one:
         one.take()
     assert len(made) <= 6 + 3
 
@@ -300,7 +300,7 @@ def test_what_making_raises_is_raised_where_it_is_taken():
             raise DataError("torn")
         return step
 
-    with Ahead(make, 0, 5) as one:
+    with PrefetchIterator(make, 0, 5) as one:
         assert [one.take()[0], one.take()[0]] == [0, 1]
         with pytest.raises(DataError, match="torn"):
             one.take()
@@ -324,7 +324,7 @@ def test_what_was_waited_for_is_told(monkeypatch):
         return step
 
     monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=now))
-    with Ahead(make, 0, 2) as made:
+    with PrefetchIterator(make, 0, 2) as made:
         assert [made.take(), made.take()] == [(0, 0.0), (1, 5.0)]
 
 

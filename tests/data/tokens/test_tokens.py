@@ -19,7 +19,7 @@ import pytest
 
 from data import process_pool
 from data.card import CARD
-from data.config import Input, Making
+from data.config import Input, StepContext
 from data.errors import DataError
 from data.shards.shards import Writer as TextWriter
 from data.shards.shards import read, shard_paths
@@ -178,7 +178,7 @@ def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
     store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
     for name, folder in (("x/text", shards), ("tokenizer", tokenizer_folder)):
         Store(str(store)).publish(folder, name, f"of-{name}", {})
-    making = Making(
+    making = StepContext(
         store=str(store),
         name="x/tokens",
         fingerprint="a-b-c",

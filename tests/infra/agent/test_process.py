@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from infra.agent import process, shortage
-from infra.agent.execution.progress import Redactor, Tail
+from infra.agent.execution.progress import RecordTail, Redactor
 
 
 def sleeper(token: str) -> "subprocess.Popen[bytes]":
@@ -101,7 +101,7 @@ def test_ps_tells_the_same_parents_as_the_process_table() -> None:
 def test_a_tail_gives_each_whole_record_once_and_passes_over_what_is_none(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"kind": "old"}\n')
-    tail = Tail(path)
+    tail = RecordTail(path)
     with open(path, "a", buffering=1) as file:
         file.write('{"kind": "progress", "done": 1}\n{"kind": "pro')
         file.flush()

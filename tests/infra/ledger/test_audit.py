@@ -6,7 +6,7 @@ from infra.agent.limits import Clocks
 from infra.ledger.audit import findings
 from infra.ledger.op import Op
 from infra.ledger.reap import CUT_OFF, due
-from infra.ledger.reconcile import Listing, Look
+from infra.ledger.reconcile import AccountSnapshot, Listing
 from infra.records import Pod
 
 PREFIX = "sw1-aaaaaaaa-"
@@ -31,7 +31,7 @@ def seen(rows, *pods, denied=(), busy=(), is_complete=True):
     listing = Listing(
         began=Clocks("boot", NOW, NOW), pods=tuple(pods), is_complete=is_complete, denied=frozenset(denied)
     )
-    look = Look(listing, {one.token: one for one in rows}, frozenset(busy), ())
+    look = AccountSnapshot(listing, {one.token: one for one in rows}, frozenset(busy), ())
     return findings(look, provider="m", prefix=PREFIX, now=NOW)
 
 

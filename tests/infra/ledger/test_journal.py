@@ -23,8 +23,8 @@ from infra.errors import SlipwayError
 from infra.journal_file import Fenced
 from infra.ledger import life_cycle
 from infra.ledger.journal import Journal, JournalError
-from infra.ledger.leases import Held
-from infra.ledger.op import Leased, Taken
+from infra.ledger.leases import LeaseHeld
+from infra.ledger.op import AlreadyLive, Leased
 from infra.names import new_token
 from infra.records import Pod
 from tests import seeds
@@ -110,7 +110,7 @@ def test_files_are_for_their_owner_only(journal, environ):
 def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
     op = plan(journal, "a-1", target="t", store="s")
     for again in ({"run": "a-1"}, {"run": "b-2", "target": "t", "store": "s"}):
-        with pytest.raises(Taken, match="a-1 already runs this work") as taken:
+        with pytest.raises(AlreadyLive, match="a-1 already runs this work") as taken:
             plan(journal, **again)
         assert taken.value.op == op and taken.value.exit_code == 2
     others = [plan(journal, "a-1", rank=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]
@@ -130,7 +130,7 @@ def test_a_detached_row_frees_its_run_rank_and_target_and_the_tables_hold_that(j
     plan(journal, **same, place="box/2")
     assert [op.detached for op in journal.ops(live=True)] == [True, True, False]
     for more in (same, {**same, "run": "b-2"}, {"run": "a-1.1", "rank": 1}):
-        with pytest.raises(Taken):
+        with pytest.raises(AlreadyLive):
             plan(journal, **more)
     for wrong in ({"detached": False}, {"detached": False, "rank": 2}, {"detached": False, "target": ""}, {"rank": -1}):
         with pytest.raises(JournalError, match="constraint failed"):
@@ -358,7 +358,9 @@ def test_a_journal_of_another_schema_is_refused_unchanged_and_one_in_its_place_k
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = path.read_bytes()
     found = f"schema {schema}" if schema else "tables without a schema number"
-    with pytest.raises(journal_file.OtherSchema, match=f"has {found}, .* no machine was touched.* mv .* vendors' list"):
+    with pytest.raises(
+        journal_file.SchemaMismatch, match=f"has {found}, .* no machine was touched.* mv .* vendors' list"
+    ):
         Journal.open(environ=environ)
     assert path.read_bytes() == before
     path.rename(f"{path}.schema{schema}")
@@ -373,7 +375,7 @@ def test_tables_of_another_program_are_not_taken_for_a_journal(environ):
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE recipes (name TEXT)")
     before = path.read_bytes()
-    with pytest.raises(journal_file.OtherSchema, match="tables without a schema number"):
+    with pytest.raises(journal_file.SchemaMismatch, match="tables without a schema number"):
         Journal.open(environ=environ)
     assert path.read_bytes() == before
 
@@ -435,14 +437,14 @@ sys.stdin.read()
     holder = child(script, environ)
     try:
         assert holder.stdout.readline() == "up\n"
-        with pytest.raises(Held, match=f"run:a is held by process {holder.pid}"):
+        with pytest.raises(LeaseHeld, match=f"run:a is held by process {holder.pid}"):
             journal.leases.take("run:a")
     finally:
         holder.kill()
         holder.communicate()
     lease = journal.leases.take("run:a")
     assert lease.epoch == 2
-    with pytest.raises(Held):
+    with pytest.raises(LeaseHeld):
         journal.leases.take("run:a")
     renewed = journal.leases.renew(lease)
     with pytest.raises(Fenced, match="another process has taken over"):
@@ -484,7 +486,7 @@ class Histories(RuleBasedStateMachine):
         taken = [op for op in live if not op.detached and (op.run == run or (aim and op.target == aim))]
         try:
             op = plan(self.journal, run, target=aim, store="s")
-        except Taken as error:
+        except AlreadyLive as error:
             assert error.op in taken
             return error.op
         assert not taken

@@ -13,7 +13,7 @@ from tests.world import until
 
 HOLDER = """
 import sys
-from infra.interrupts import Replaced
+from infra.interrupts import WorkTakenOver
 from infra.ledger import leases
 from infra.ledger.journal import Journal
 leases.BEAT_S, leases.SILENT_S = 0.2, 4.0
@@ -33,7 +33,7 @@ with Journal.open() as journal:
             else:
                 journal.leases.release(lease)
             print("done", flush=True)
-        except (Replaced, leases.Fenced) as error:
+        except (WorkTakenOver, leases.Fenced) as error:
             print(f"{type(error).__name__}: {error}", flush=True)
 """
 
@@ -79,7 +79,7 @@ def test_a_holder_that_was_stopped_is_replaced_and_may_do_nothing_when_it_wakes(
     holder.send_signal(signal.SIGCONT)
     for word in ("call", "write", "call"):
         said = tell(word)
-        assert said.startswith(f"Replaced: run:a: process {os.getpid()} has taken over"), said
+        assert said.startswith(f"WorkTakenOver: run:a: process {os.getpid()} has taken over"), said
     assert tell("release").startswith("Fenced: run:a: another process has taken over")
     assert journal.version() == before and journal.leases.is_ours(ours)
 
@@ -90,7 +90,7 @@ def test_a_holder_that_hangs_though_its_threads_live_is_replaced(journal, stoppa
     assert tell("hang") == "done\n"
     until(lambda: journal.leases.holder("run:a") is None, "silence")
     journal.leases.take("run:a")
-    assert tell("write").startswith("Replaced: ")
+    assert tell("write").startswith("WorkTakenOver: ")
 
 
 @pytest.mark.process

@@ -19,10 +19,10 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import accounts, audit, reap, reconcile
 from infra.ledger.journal import Journal, JournalError
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
-from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
+from infra.ledger.reconcile import APART_S, AdoptedRow, Delete, Listing, RowEvent, decide
 from infra.names import new_token
 from infra.providers import Abilities
 from infra.providers.local import Local
@@ -63,7 +63,7 @@ def decided(rows, *pods, began_at=10_000, **listing):
 
 
 def events(actions):
-    return [action.event if isinstance(action, Move) else type(action).__name__ for action in actions]
+    return [action.event if isinstance(action, RowEvent) else type(action).__name__ for action in actions]
 
 
 def test_a_launch_that_was_cut_off_before_its_request_has_failed():
@@ -94,7 +94,7 @@ def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minu
     others = [row(READY, "other", remote_id="id-2", last_seen_at=5)]
     assert decided([unknown, *others], seen, began_at=SETTLE_S) == []
     first = decided([unknown, *others], seen, began_at=SETTLE_S + 1)
-    assert first == [Move(unknown.token, "note", {"absent_n": 1, "first_absent_at": SETTLE_S + 1})]
+    assert first == [RowEvent(unknown.token, "note", {"absent_n": 1, "first_absent_at": SETTLE_S + 1})]
     once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
     assert decided([once, *others], seen, began_at=SETTLE_S + APART_S) == []
     assert events(decided([once, *others], seen, began_at=SETTLE_S + 1 + APART_S)) == ["absent"]
@@ -163,7 +163,7 @@ def test_a_row_whose_id_its_vendor_does_not_know_takes_that_of_the_pod_with_its_
     damaged = row(READY, remote_id="id- ", last_seen_at=5)
     assert decided([damaged], pod()) == []  # the listing may be a little late
     (note,) = decided([damaged], pod(), denied=frozenset({"id- "}))
-    assert note == Move(damaged.token, "note", {"last_seen_at": 10_000, "remote_id": "id-1"})
+    assert note == RowEvent(damaged.token, "note", {"last_seen_at": 10_000, "remote_id": "id-1"})
     fresh = row(BOOTING, remote_id="id-2", sent_at=9_990)  # and "id-1" was made by a request before it
     assert decided([fresh], pod(), denied=frozenset({"id-2"}))[0].facts["remote_id"] == "id-2"
 
@@ -172,7 +172,7 @@ def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it()
     fresh, denied = row(BOOTING, remote_id="id-1", sent_at=9_900), frozenset({"id-1"})
     assert decided([fresh], began_at=9_900 + int(providers.LAG_S), denied=denied) == []
     assert events(decided([fresh], began_at=9_901 + int(providers.LAG_S), denied=denied)) == ["gone"]
-    shown = Move(fresh.token, "note", {"last_seen_at": 9_910, "remote_id": "id-1"})
+    shown = RowEvent(fresh.token, "note", {"last_seen_at": 9_910, "remote_id": "id-1"})
     assert decided([fresh], pod(), began_at=9_910) == [shown]
     seen = row(BOOTING, remote_id="id-1", sent_at=9_900, last_seen_at=9_910)
     assert decided([seen], pod(), began_at=9_915) == []
@@ -206,9 +206,9 @@ def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s
 
 def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
     actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
-    assert events(actions) == ["resurfaced", "Delete", "Claim", "Delete"]
+    assert events(actions) == ["resurfaced", "Delete", "AdoptedRow", "Delete"]
     assert [action.pod_id for action in actions if isinstance(action, Delete)] == ["id-1", "id-7"]
-    assert next(action.pod.pod_id for action in actions if isinstance(action, Claim)) == "id-7"
+    assert next(action.pod.pod_id for action in actions if isinstance(action, AdoptedRow)) == "id-7"
 
 
 def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
@@ -219,7 +219,7 @@ def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
     ]
     said = Listing(began=at(10_000), pods=tuple(pods))
     actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000)
-    kept, kept_too, orphan = (Claim(one, is_kept=one is not pods[2]) for one in pods)
+    kept, kept_too, orphan = (AdoptedRow(one, is_kept=one is not pods[2]) for one in pods)
     assert actions == [kept, kept_too, orphan, Delete(pods[2].token, "id-3")]
     partly = Listing(began=at(10_000), pods=tuple(pods), is_complete=False)
     assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000) == []
@@ -249,12 +249,12 @@ def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_
     with Journal.open(tmp_path / "journal.db") as journal:
         held = [journal.leases.take("reconcile:local")]
         monkeypatch.setattr(reconcile.time, "sleep", lambda _: journal.leases.release(held.pop()))
-        assert reconcile.reconcile_in_turn(provider, journal) == reconcile.Reconciled((), ())
+        assert reconcile.reconcile_in_turn(provider, journal) == reconcile.ReconcileResult((), ())
         assert not held
         held.append(journal.leases.take("reconcile:local"))
         monkeypatch.setattr(reconcile, "TURN_S", 0.0)
         said = f"process {os.getpid()}, another inv command, has been reading this account .* check again: inv status"
-        with pytest.raises(Held, match=said):
+        with pytest.raises(LeaseHeld, match=said):
             reconcile.reconcile_in_turn(provider, journal)
 
 
@@ -393,7 +393,7 @@ ENDS = {
     "answer lost, arrived": {"found", "gone", "Delete"},
     "answer lost, arrives late": {"found", "gone", "Delete"},
     "answer lost, lost": {"note", "absent"},
-    "no row at all": {"Claim", "gone", "Delete"},
+    "no row at all": {"AdoptedRow", "gone", "Delete"},
 }
 
 
@@ -462,7 +462,7 @@ class Launches(RuleBasedStateMachine):
         done = reconcile.reconcile(self.market, self.journal, lambda: at(self.market.now))
         assert bool(done.problems) or not listing_fails
         for action in done.actions:
-            self.seen[action.event if isinstance(action, Move) else type(action).__name__] += 1
+            self.seen[action.event if isinstance(action, RowEvent) else type(action).__name__] += 1
 
     @rule()
     def sweep_again_and_again(self):

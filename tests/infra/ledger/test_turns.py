@@ -89,9 +89,9 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
     end(journal, has)
     assert turns.why_waiting(journal, lines["one"]) == "is first in line"
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
-    with pytest.raises(turns.InLine, match="one came before, and is waiting; wait in line: --wait"):
+    with pytest.raises(turns.QueuedBehind, match="one came before, and is waiting; wait in line: --wait"):
         take(journal, "impatient")
-    with pytest.raises(turns.InLine):
+    with pytest.raises(turns.QueuedBehind):
         take(journal, "two", own=lines["two"])
     processes.dead.add(1)
     take(journal, "two", own=lines["two"])
@@ -106,7 +106,7 @@ def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
     turns.withdraw(journal, mine)
     processes.me = 2
     assert turns.stand_in_line(journal, "two", "ssh", (BOX,), "").number == mine.number
-    with pytest.raises(turns.Withdrawn, match="one: inv down ended the run during the wait"):
+    with pytest.raises(turns.EndedInQueue, match="one: inv down ended the run during the wait"):
         take(journal, "one", own=mine)
     assert journal.ops() == []
 
@@ -122,7 +122,7 @@ def test_a_run_is_in_the_line_that_it_has_joined_last_and_leaves_all_of_them_at_
     assert [(one.run, one.vendor) for one in turns.waiting(journal)] == [("two", "lium"), ("one", "budget")]
     take(journal, "two", "", vendor="lium", own=other)
     turns.withdraw(journal, money)
-    with pytest.raises(turns.Withdrawn):
+    with pytest.raises(turns.EndedInQueue):
         take(journal, "one", "", vendor="lium", own=offer)
 
 
@@ -135,7 +135,7 @@ def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, pr
         "lab/box2: elsewhere has it until the end of the run"
     )
     take(journal, "beside", devices="3")
-    with pytest.raises(turns.InLine):
+    with pytest.raises(turns.QueuedBehind):
         take(journal, "across", devices="2")
     end(journal, has)
     take(journal, "one", devices="1,2", own=turn)

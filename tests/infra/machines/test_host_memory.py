@@ -11,7 +11,7 @@ import pytest
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
-from infra.machines.host_memory import HostMemory, Known, at_once
+from infra.machines.host_memory import HostFacts, HostMemory, at_once
 from tests.hosts import hosts  # noqa: F401 (a fixture)
 
 REPOSITORY = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ def memory(tmp_path):
 
 
 def test_facts_and_failures_are_kept_apart_and_forgiving_keeps_the_facts(memory):
-    assert memory.all() == {} and memory.of("ssh:lab/a") == Known()
+    assert memory.all() == {} and memory.of("ssh:lab/a") == HostFacts()
     memory.see("ssh:lab/a", {"cpus": 8})
     memory.blame("ssh:lab/a", "disk write: 3 MB/s")
     memory.blame("lium:exec-1", "GPUs: 8 promised, 7 there")

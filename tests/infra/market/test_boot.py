@@ -20,7 +20,7 @@ from infra.records import Plan, Request
 from infra.runs import boot, launch, pods
 from infra.runs.launch import Terms
 from infra.settings import VENDORS, Settings
-from infra.transport.protocol import Lost
+from infra.transport.protocol import ConnectionLost
 from tests.faults.trial import rounds
 from tests.infra.rehearsal.worlds import world
 from tests.world import ROOT
@@ -56,7 +56,7 @@ def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds)
             vendor = market(vendors[number % len(vendors)])
             assert vendor is not None
             op = rent(vendor, journal, f"otter-{number}")
-            with pytest.raises(boot.Unbooted):
+            with pytest.raises(boot.BootFailed):
                 boot.boot(op, vendor, journal, BOOT_S)
             return pods.end(vendor, journal.op(op.token), journal, "it did not boot").state
 
@@ -78,7 +78,7 @@ def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp
         job = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0))
         op = pods.rent(vendor, request, offer, job, journal)
         if trait == "dear":
-            with pytest.raises(boot.Unbooted, match="the pod costs 0.68 USD/h; the agreed price was 0.476987 USD/h"):
+            with pytest.raises(boot.BootFailed, match="the pod costs 0.68 USD/h; the agreed price was 0.476987 USD/h"):
                 boot.boot(op, vendor, journal, BOOT_S)
         else:
             assert vendor.find(op.remote_id).micro_usd_per_hour == (476_987 if trait else 340_000)
@@ -156,7 +156,7 @@ def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
         ops: list = []
         refused = ["", "an old driver"]
         terms = Terms(boot_s=BOOT_S, accept=lambda *_: refused.pop())
-        launch._rent_all(launch._Renting(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
+        launch._rent_all(launch._RentalState(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
         (op,) = ops
         assert journal.op(op.token).state == "BOOTING" and op.address
         truth = running.truth()
@@ -216,14 +216,14 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
         op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
         op = journal.note(op, ttl_s=3600.0)
         plan = Plan("t", "", (), Job.from_json(op.job), Request(run="otter"))
-        renting = launch._Renting(plan, [], lambda _: vendor, journal, said.append, Terms())
+        renting = launch._RentalState(plan, [], lambda _: vendor, journal, said.append, Terms())
         with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._whole([op], renting):
             vendor.delete(op.remote_id or "")
             running.move(late_s + 300)  # its own clock, and that of the row
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
-            raise Lost(f"{op.run}: the connection broke")
+            raise ConnectionLost(f"{op.run}: the connection broke")
         words = str(seen.value)
-        assert type(seen.value) is (LimitHit if late_s else launch.TakenAway), words
+        assert type(seen.value) is (LimitHit if late_s else launch.PodTakenAway), words
         assert "the connection broke" not in words and vendor_name in words, words
         assert "no pod of the run is left, and nothing bills: launch again" in words, words
         now = journal.op(op.token)
@@ -262,11 +262,11 @@ def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_
 
         def work(ops):
             down()
-            raise Lost("the connection broke")
+            raise ConnectionLost("the connection broke")
 
-        renting = launch._Renting(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
+        renting = launch._RentalState(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
         with pytest.raises(
-            launch.EndedMeanwhile, match="was ended by inv down during the start; no pod of the run is left"
+            launch.EndedDuringStart, match="was ended by inv down during the start; no pod of the run is left"
         ):
             launch._had(renting, work)
         assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
@@ -299,7 +299,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
                 taken.append(op.token)
                 vendor.delete(op.remote_id or "")
                 running.move(pass_s)
-                raise Lost("the connection broke")
+                raise ConnectionLost("the connection broke")
             return ""
 
         terms = Terms(accept=accept, blame=lambda _, why: blamed.append(why), boot_s=BOOT_S)
@@ -317,7 +317,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
 
         taken.clear()
         most_taken, request = 3, replace(request, run="heron")
-        with pytest.raises(launch.TakenAway, match="no pod of the run is left, and nothing bills: launch again"):
+        with pytest.raises(launch.PodTakenAway, match="no pod of the run is left, and nothing bills: launch again"):
             launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
         assert len(taken) == launch.MOST_STARTS and running.truth()["billing"] == 0
 

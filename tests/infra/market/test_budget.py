@@ -37,7 +37,7 @@ def begun(tmp_path, monkeypatch):
         limits = Limits(time_s=HOURS * 3600, spend_micro_usd=20 * USD, idle_gpu_s=900.0)
         plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=limits), request)
         ops: list = []
-        renting = launch._Renting(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms())
+        renting = launch._RentalState(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms())
         launch._rent_all(renting, ops)
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)

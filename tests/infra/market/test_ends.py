@@ -201,7 +201,7 @@ def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_pa
         )
 
         def trial(number):
-            with pytest.raises(boot.Unbooted) as caught:
+            with pytest.raises(boot.BootFailed) as caught:
                 boot.boot(ops[number], made[number][0], journal, 10 * BOOT_S)
             return str(caught.value)
 
@@ -221,7 +221,7 @@ def test_an_armed_spend_limit_above_the_one_that_was_asked_for_is_no_limit(tmp_p
         job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=50_000_000))
         op = pods.rent(vendor, request, offer, job, journal)
         running.fault(rows=[{"vendor": "shadeform", "says": {"auto_delete": {"spend_threshold": "5000.00"}}}])
-        with pytest.raises(boot.Unbooted, match=r"armed a spend limit of 5000.00 USD; the requested limit was 50.00"):
+        with pytest.raises(boot.BootFailed, match=r"armed a spend limit of 5000.00 USD; the requested limit was 50.00"):
             boot.boot(op, vendor, journal, 10 * BOOT_S)
         running.fault()
         assert boot.boot(op, vendor, journal, 10 * BOOT_S).address

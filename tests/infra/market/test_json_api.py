@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.providers import json_api
-from infra.providers.json_api import JsonApi, Unsent, VendorRefused, endpoint
+from infra.providers.json_api import JsonApi, RequestNotSent, VendorRefused, endpoint
 from infra.providers.pace import Pace
 from tests.infra.market.stand import Answer, Stand
 
@@ -141,7 +141,7 @@ def test_an_act_without_a_clear_answer_may_have_been_done_and_is_not_repeated(st
 def test_what_was_never_sent_was_not_done():
     with Stand(KEY) as gone:
         pass
-    with pytest.raises(Unsent, match="nothing was sent"):
+    with pytest.raises(RequestNotSent, match="nothing was sent"):
         api(gone).act("POST", "/thing")
     with pytest.raises(SlipwayError, match="no usable answer"):
         api(gone).read("/thing", Thing)

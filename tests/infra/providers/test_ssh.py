@@ -22,7 +22,7 @@ from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Offer, Request
 from infra.runs import hand_over, pods
-from infra.transport.host_keys import StrangeHost
+from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
@@ -261,7 +261,7 @@ def test_a_changed_host_key_is_no_machine_of_ours(inventory):
     provider = inventory(1)
     pod = take(provider, "a-1", "")
     inventory.hosts[0].change_key()
-    with pytest.raises(StrangeHost, match="no data was sent"):
+    with pytest.raises(HostKeyMismatch, match="no data was sent"):
         provider.find(pod.pod_id)
 
 

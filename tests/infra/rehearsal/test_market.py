@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import read_offers
-from infra.rehearsal.records import TERMS, Fate, Machine, Offer, Order, Refused, rate
+from infra.rehearsal.records import TERMS, Machine, MachineFault, Offer, Order, Refused, rate
 
 USD = 1_000_000
 
@@ -25,7 +25,7 @@ def market(*offers: Offer) -> Market:
     return Market(list(offers) or [offer(vendor) for vendor in TERMS], now=1000.0)
 
 
-def rent(market: Market, vendor: str, *fates: Fate, **fields) -> Machine:
+def rent(market: Market, vendor: str, *fates: MachineFault, **fields) -> Machine:
     return market.create(Order(offer_id=f"{vendor}/K", name="sw1-a", **fields), fates)
 
 
@@ -51,10 +51,10 @@ def test_billing_begins_when_the_vendor_says_and_stops_at_the_delete(vendor, bil
 def test_an_order_that_makes_two_machines_does_so_also_where_each_host_is_rented_whole():
     first, second = (replace(offer("lium", stock=1), offer_id=f"lium/{name}") for name in "AB")
     world = market(first, second)
-    machine = world.create(Order(offer_id="lium/A", name="sw1-a"), (Fate("twice"),))
+    machine = world.create(Order(offer_id="lium/A", name="sw1-a"), (MachineFault("twice"),))
     assert machine.offer == first and [one.offer for one in world.listed("lium")] == [second, first]
     alone = market(first)
-    machine = alone.create(Order(offer_id="lium/A", name="sw1-a"), (Fate("twice"),))
+    machine = alone.create(Order(offer_id="lium/A", name="sw1-a"), (MachineFault("twice"),))
     assert alone.listed("lium") == [machine]
 
 
@@ -78,7 +78,7 @@ def test_a_spend_limit_ends_a_machine_at_the_vendors_next_look_and_not_before():
 
 def test_a_time_limit_ends_a_machine_that_never_boots():
     world = market()
-    machine = rent(world, "runpod", Fate("hang"), expires_at=1600.0)
+    machine = rent(world, "runpod", MachineFault("hang"), expires_at=1600.0)
     world.advance(1599)
     assert machine.state == "booting"
     world.advance(1600 + TERMS["runpod"].check_s)
@@ -113,7 +113,7 @@ def test_a_list_that_lags_lacks_the_new_and_shows_the_gone():
 @pytest.mark.parametrize(("vendor", "state"), [("runpod", "stopped"), ("lium", "deleting"), ("shadeform", "failed")])
 def test_a_preempted_machine_no_longer_bills(vendor, state):
     world = market()
-    machine = rent(world, vendor, Fate("preempted", after_s=100))
+    machine = rent(world, vendor, MachineFault("preempted", after_s=100))
     boot(world, machine)
     world.advance(machine.active_at + 100)
     billed = world.billed_micro_usd(machine)
@@ -141,7 +141,7 @@ def test_a_stopped_disk_bills_on_and_a_start_needs_its_gpus():
 def test_ghosts_and_taken_offers_are_refused_and_cost_nothing():
     world = market(offer("runpod", stock=1))
     with pytest.raises(Refused) as ghost:
-        rent(world, "runpod", Fate("ghost"))
+        rent(world, "runpod", MachineFault("ghost"))
     rent(world, "runpod")
     with pytest.raises(Refused) as taken:
         rent(world, "runpod")
@@ -154,7 +154,7 @@ def test_prices_change_for_new_orders_and_some_machines_cost_more_than_quoted():
     world.price_changes = [(1010.0, "lium", 1.5)]
     world.advance(1010)
     assert (rate(before), rate(rent(world, "lium"))) == (3_600_000, 5_400_000)
-    assert rate(rent(world, "lium", Fate("dear", factor=2))) == 10_800_000
+    assert rate(rent(world, "lium", MachineFault("dear", factor=2))) == 10_800_000
 
 
 def test_an_order_that_the_balance_does_not_cover_is_refused_and_an_empty_one_ends_all():
@@ -236,7 +236,7 @@ class Life(RuleBasedStateMachine):
         fields = {"spot": spot, "spend_limit_micro_usd": limit, "replay_key": key}
         expires_at = None if life_s is None else self.world.now + life_s
         try:
-            machine = rent(self.world, vendor, *map(Fate, traits), expires_at=expires_at, **fields)
+            machine = rent(self.world, vendor, *map(MachineFault, traits), expires_at=expires_at, **fields)
         except Refused:
             return multiple()
         assert machine.machine_id not in self.seen  # never used again

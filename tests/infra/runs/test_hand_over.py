@@ -11,7 +11,7 @@ from infra.ledger.journal import Journal
 from infra.providers.local import Local
 from infra.records import Request
 from infra.runs import hand_over, pods
-from infra.transport.protocol import Lost, ThisMachine
+from infra.transport.protocol import ConnectionLost, ThisMachine
 
 pytestmark = pytest.mark.process
 
@@ -41,7 +41,7 @@ class Cut:
         self.clock["s"] += SLOW_S
         if self.losses:
             self.losses -= 1
-            raise Lost("the connection broke")
+            raise ConnectionLost("the connection broke")
         return self.far.run(["echo", f'{{"token": "{self.token}"}}'], timeout_s=20)
 
 

@@ -16,8 +16,8 @@ from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held, keeper_lease
-from infra.ledger.op import Leased, Op, Taken
+from infra.ledger.leases import LeaseHeld, keeper_lease
+from infra.ledger.op import AlreadyLive, Leased, Op
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.names import new_token
@@ -167,10 +167,10 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
         return of_machines(local, wanted)
 
     keeper = replace(keeper_of(journal, local, home), find=find)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
         keeper.elsewhere(gone, recoveries=1)
     assert [op.outcome for op in journal.ops()] == ["asked"]
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
 
 
@@ -187,7 +187,7 @@ with Journal.open({str(journal.path)!r}) as journal:
     other = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, env=os.environ)
     try:
         assert other.stdout and other.stdout.readline() == b"ok\n"
-        with pytest.raises(Held, match=str(other.pid)):
+        with pytest.raises(LeaseHeld, match=str(other.pid)):
             journal.leases.take(keeper_lease("a-1"))
         holder = journal.leases.holder(keeper_lease("a-1"))
         assert holder and holder.pid == other.pid
@@ -233,7 +233,7 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
     monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="was ended by inv down"):
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
     assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{sight.GONE}{keep.WAITS}{why}"
@@ -401,7 +401,7 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
         again(place=lost.place)
     new = again(place="box/2")
     assert journal.ops(run=lost.run)[-1] == new and run_rows.detached_of("a-1", journal) == [lost]
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyLive):
         again(place="box/3")
     assert journal.advance(lost, "gone").detached
 

@@ -9,7 +9,7 @@ import pytest
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.errors import Ambiguous, NoOffer, SlipwayError
 from infra.ledger.journal import Journal
-from infra.ledger.op import Taken
+from infra.ledger.op import AlreadyLive
 from infra.providers.local import Local
 from infra.records import Request
 from infra.runs import pods, run_rows, sight
@@ -92,7 +92,7 @@ def test_a_rented_pod_has_a_row_with_the_job_to_hand_over(local, journal):
 
 def test_a_second_rent_of_the_same_asks_the_provider_for_nothing(local, journal):
     first = rent(local, journal, target="t", store="s")
-    with pytest.raises(Taken) as taken:
+    with pytest.raises(AlreadyLive) as taken:
         rent(local, journal, run="b-2", target="t", store="s")
     assert taken.value.op == first and [pod.run for pod in local.list()] == ["a-1"]
 

@@ -12,7 +12,7 @@ from infra.errors import SlipwayError
 from infra.transport import group_run, large_files, rsync
 from infra.transport.fabric_connection import LocalConnection
 from infra.transport.meter import Meter
-from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, Lost, ThisMachine, TooLarge, Unreachable
+from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, ConnectionLost, ThisMachine, TooLarge, Unreachable
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
 from tests.infra.transport.memory import bounded
@@ -191,7 +191,7 @@ def test_a_server_that_sends_more_than_the_window_loses_the_connection(rogue):
 
 
 def test_a_server_that_sends_an_endless_packet_loses_the_connection(rogue):
-    with bounded(), rogue("a packet") as pod, pytest.raises((Lost, Unreachable)):
+    with bounded(), rogue("a packet") as pod, pytest.raises((ConnectionLost, Unreachable)):
         pod.run(["true"], timeout_s=60)
 
 

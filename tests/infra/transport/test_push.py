@@ -13,8 +13,8 @@ import pytest
 from infra.agent import receive
 from infra.errors import SlipwayError, UsageError
 from infra.transport import shipment
-from infra.transport.protocol import Lost, ThisMachine
-from infra.transport.push import Pushed, adopt, differences, push, pushed
+from infra.transport.protocol import ConnectionLost, ThisMachine
+from infra.transport.push import PushResult, adopt, differences, push, pushed
 from infra.transport.scan.inspector import FileInspector
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
@@ -123,16 +123,16 @@ def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
 def test_what_is_unchanged_is_neither_sent_nor_touched(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     count = len(shipment.survey(root))
-    assert push(machine, root, dest, TOKEN) == Pushed(count, 0, 0)
+    assert push(machine, root, dest, TOKEN) == PushResult(count, 0, 0)
     before = untouched(dest)
     for _ in range(2):
-        assert push(machine, root, dest, TOKEN) == Pushed(0, count, 0)
+        assert push(machine, root, dest, TOKEN) == PushResult(0, count, 0)
     (root / "empty").touch()  # another time, the same content
-    assert push(machine, root, dest, TOKEN) == Pushed(0, count, 0)
+    assert push(machine, root, dest, TOKEN) == PushResult(0, count, 0)
     assert untouched(dest) == before
     (root / "sub/data.bin").write_bytes(b"new")
     (root / "empty").unlink()
-    assert push(machine, root, dest, TOKEN) == Pushed(1, count - 2, 1)
+    assert push(machine, root, dest, TOKEN) == PushResult(1, count - 2, 1)
 
 
 def test_what_the_pod_changed_is_put_right_and_what_it_made_stays(machine, root, tmp_path):
@@ -208,7 +208,7 @@ def test_a_push_that_was_cut_off_is_mended_by_the_next(sshd, root, tmp_path):  #
                     sshd.kill_sessions()
                 yield piece
 
-    with Cut(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(Lost):
+    with Cut(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(ConnectionLost):
         push(pod, root, dest, TOKEN)
     until(lambda: not list(dest.rglob("*.draft")), "the end of what was cut off")
     sent = held(dest)

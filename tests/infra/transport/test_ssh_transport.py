@@ -17,8 +17,8 @@ import pytest
 
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
-from infra.transport.host_keys import StrangeHost
-from infra.transport.protocol import SILENT_S, Lost, Unreachable
+from infra.transport.host_keys import HostKeyMismatch
+from infra.transport.protocol import SILENT_S, ConnectionLost, Unreachable
 from infra.transport.ssh import Ssh
 from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
 from tests.processes import command_lines
@@ -142,11 +142,11 @@ def test_another_host_key_stops_everything_before_it_is_sent(pod, sshd):  # noqa
         pod.close()
         sshd.change_key()
         before = connections(sshd)
-        with pytest.raises(StrangeHost, match="no data was sent") as refusal:
+        with pytest.raises(HostKeyMismatch, match="no data was sent") as refusal:
             pod.run(["true"], timeout_s=20)
         assert prints[0] in str(refusal.value) and fingerprint(sshd) in str(refusal.value)
         assert connections(sshd) == before and "Postponed" not in (sshd.folder / "sshd.log").read_text()
-    with pytest.raises(StrangeHost):
+    with pytest.raises(HostKeyMismatch):
         pod.shell(["true"])
     assert subprocess.run(pod.line(["true"], is_terminal=False), stderr=subprocess.DEVNULL).returncode == 255
     assert pod.known_hosts.read_text() == pin
@@ -164,7 +164,7 @@ def test_a_key_of_another_type_is_another_key(pod, sshd):  # noqa: F811
     (sshd.folder / "host").unlink()
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", sshd.folder / "host"], check=True)
     sshd.start()
-    with pytest.raises(StrangeHost):
+    with pytest.raises(HostKeyMismatch):
         pod.run(["true"], timeout_s=20)
 
 
@@ -245,7 +245,9 @@ def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tm
             running = threads.submit(pod.run, ["sh", "-c", script], timeout_s=60)
             until(lambda: began.exists() and len(began.read_text()) == 2 * number, "the command")  # noqa: B023
             sshd.kill_sessions()
-            with pytest.raises(Lost, match="may have run, or may still run: check before you repeat the command"):
+            with pytest.raises(
+                ConnectionLost, match="may have run, or may still run: check before you repeat the command"
+            ):
                 running.result(timeout=VERDICT_S)
         go.touch()
         until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023
@@ -302,7 +304,7 @@ def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_
         assert quiet.result().exited == 0 and connections(healthy) == 1
     for what, calls in seen.items():
         kinds = {name: kind for name, (kind, _) in calls.items()}
-        lost = "Lost" if what == "a firewall resets" else "Silent"
+        lost = "ConnectionLost" if what == "a firewall resets" else "Silent"
         assert kinds == {"waiting": lost, "sending": lost, "connecting": "Unreachable"}, what
         assert max(at for _, at in calls.values()) < VERDICT_S, (what, calls)
     assert all(seen[what]["waiting"][1] > SILENT_S - 4 for what in FAULTS if "resets" not in what)
@@ -326,6 +328,9 @@ def test_another_host_at_the_address_of_a_pod_is_not_taken_for_it(hosts, tmp_pat
         assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
     first.cut()
     second.take_address(first)
-    with Ssh(first.address, tmp_path / "known_hosts") as pod, pytest.raises(StrangeHost, match="a different machine"):
+    with (
+        Ssh(first.address, tmp_path / "known_hosts") as pod,
+        pytest.raises(HostKeyMismatch, match="a different machine"),
+    ):
         pod.run(["hostname"], timeout_s=60)
     assert connections(second) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from infra.errors import SlipwayError, UsageError
 from infra.transport.protocol import Result, ThisMachine, TimedOut
-from infra.transport.push import Pushed, push
+from infra.transport.push import PushResult, push
 from infra.transport.shipment import pack
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
@@ -147,11 +147,11 @@ def test_a_growing_file_is_read_on_from_where_reading_stopped(way, tmp_path):
 
 
 def test_a_push_sends_what_git_would_keep_and_a_second_one_touches_nothing(way, root, dest):
-    assert push(way, root, dest, TOKEN) == Pushed(4, 0, 0)
+    assert push(way, root, dest, TOKEN) == PushResult(4, 0, 0)
     assert held(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
     assert os.access(dest / "sub/run.sh", os.X_OK) and not os.access(dest / "new.txt", os.X_OK)
     before = {path: path.stat() for path in dest.rglob("*")}
-    assert push(way, root, dest, TOKEN) == Pushed(0, 4, 0)
+    assert push(way, root, dest, TOKEN) == PushResult(0, 4, 0)
     assert {path: path.stat() for path in dest.rglob("*")} == before
 
 
@@ -161,7 +161,7 @@ def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, r
     (root / "tracked.py").write_text("2")
     (root / "new.txt").unlink()
     (root / "sub/run.sh").unlink()
-    assert push(way, root, dest, TOKEN) == Pushed(1, 1, 2)
+    assert push(way, root, dest, TOKEN) == PushResult(1, 1, 2)
     assert not (dest / "sub").exists()
     assert held(dest) == {
         "tracked.py": "2",

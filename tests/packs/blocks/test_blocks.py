@@ -81,10 +81,10 @@ def test_attention_of_views_is_that_of_the_plain_mask_whichever_way_it_goes(monk
     q, k, v = (torch.randn(3, heads, length, 16, requires_grad=True) for heads in (4, 2, 2))
     wanted = F.scaled_dot_product_attention(q, k, v, dense(mask), enable_gqa=True)
     found = block_attention.attend(q, k, v, mask)
-    assert "InBlocks" in found.grad_fn.name()
+    assert "BlockedAttention" in found.grad_fn.name()
     monkeypatch.setattr(block_attention, "SQUARES", 1)
     too_large = block_attention.attend(q, k, v, mask)
-    assert "InBlocks" not in too_large.grad_fn.name()
+    assert "BlockedAttention" not in too_large.grad_fn.name()
     slope = torch.randn_like(wanted)
     theirs = torch.autograd.grad(wanted, (q, k, v), slope)
     for ours in (found, too_large):

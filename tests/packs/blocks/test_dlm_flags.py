@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import tasks
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from flows.specs import files
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import filled
@@ -27,7 +27,7 @@ def test_the_sizes_are_flags_which_outweigh_settings_and_are_for_dlm():
     settings = Settings.load(ROOT, {}, ("BLOCK_SIZE=16", "TOKENS=2048"), environ={})
 
     def sizes(phase: str, **flags):
-        wanted = Work.of(typed(phase, **flags), settings).wanted(settings)
+        wanted = PlannedWork.of(typed(phase, **flags), settings).wanted(settings)
         return tuple(wanted.sizes.values())
 
     assert sizes("sft+dlm") == (16, 0, 0, 2048)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infra.installation import this_machine
-from infra.journal_file import Moved
+from infra.journal_file import JournalMoved
 from infra.providers import Abilities
 from infra.providers.promises.shutdown_paths import caveats_of
 from infra.settings import Settings
@@ -56,10 +56,12 @@ def test_the_answer_to_the_question_says_what_to_type():
 
 
 def test_a_journal_that_has_moved_is_answered_with_the_pack_where_it_is_not_there(tmp_path, monkeypatch):
-    assert str(Moved(tmp_path, "box")).endswith("add --control box, or move the journal back: ./inv control.down")
-    assert str(Moved(tmp_path, "box", is_home=True)).endswith(
+    assert str(JournalMoved(tmp_path, "box")).endswith(
+        "add --control box, or move the journal back: ./inv control.down"
+    )
+    assert str(JournalMoved(tmp_path, "box", is_home=True)).endswith(
         "is moving back to box; wait for ./inv control.down on box, or run the command again"
     )
     monkeypatch.setattr(packs, "installed", lambda: {})
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
-    assert "control.down belongs to the pack control_host" in str(Moved(tmp_path, "box"))
+    assert "control.down belongs to the pack control_host" in str(JournalMoved(tmp_path, "box"))

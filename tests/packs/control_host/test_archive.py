@@ -14,9 +14,9 @@ from hypothesis import given, settings
 
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.journal_file import JournalError, Moved
+from infra.journal_file import JournalError, JournalMoved
 from infra.ledger.journal import Journal
-from infra.ledger.reconcile import Claim, Listing, decide
+from infra.ledger.reconcile import AdoptedRow, Listing, decide
 from infra.names import new_token
 from infra.providers.pod_keys import PodKeys
 from infra.records import Address, Pod
@@ -62,7 +62,9 @@ def test_an_installation_arrives_whole_and_is_not_written_to_where_it_was(laptop
     assert journal_moves.moved_to(laptop) == "box"
     with pytest.raises(JournalError, match="moved or replaced"):
         old.note(op, reason="by somebody who did not know")
-    with pytest.raises(Moved, match=re.escape("has moved to box, and this copy is read-only; add --control box")):
+    with pytest.raises(
+        JournalMoved, match=re.escape("has moved to box, and this copy is read-only; add --control box")
+    ):
         Journal.open(laptop)
     text = archive.pack(laptop)
     assert archive.installation_of(text) == installation and archive.runs_at_work(text) == [op.run]
@@ -89,7 +91,8 @@ def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, 
         journal.note(journal.ops()[0], reason="by the control host")
     journal_moves.move_away(host, "laptop", is_home=True)
     with pytest.raises(
-        Moved, match=r"is moving back to laptop; wait for \./inv control\.down on laptop, or run the command again"
+        JournalMoved,
+        match=r"is moving back to laptop; wait for \./inv control\.down on laptop, or run the command again",
     ):
         Journal.open(host)
     archive.unpack(archive.pack(host), laptop)
@@ -123,7 +126,7 @@ def test_what_a_copy_does_not_know_is_kept_and_not_ended(laptop):
             settle_s=600.0,
             replaced_ago_s=journal.replaced_ago_s(now),
         )
-        assert claim == Claim(unknown, is_kept=True)
+        assert claim == AdoptedRow(unknown, is_kept=True)
 
 
 def test_what_only_this_machine_can_look_after_keeps_the_installation_here(laptop):

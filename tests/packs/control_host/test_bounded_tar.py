@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from packs.control_host.control import bounded_tar
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 
 
 def packed(*members, form=tarfile.PAX_FORMAT):
@@ -84,7 +84,7 @@ def test_files_folders_and_links_come_with_harmless_permissions(tmp_path):
 )
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
 def test_a_name_that_leads_elsewhere_or_was_not_asked_for_is_refused(tmp_path, name, kind):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnusableDocument):
         extract(packed(file("top/a"), (name, kind, "a" if kind in b"12" else b"", 0o644)), tmp_path / "out")
     assert sorted(one.name for one in tmp_path.rglob("*")) == ["a", "out", "top"]
 
@@ -119,7 +119,7 @@ def test_no_file_is_written_through_a_link_and_no_second_name_is_one_of_ours(tmp
         (("top/d", tarfile.CHRTYPE, b"", 0o644),),
     )
     for number, members in enumerate(attacks):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnusableDocument):
             extract(packed(*members), tmp_path / f"out{number}")
     after = (kept / "id_rsa").stat()
     assert os.listdir(kept) == ["id_rsa"] and (after.st_mode, after.st_nlink) == (before.st_mode, before.st_nlink)
@@ -135,15 +135,15 @@ def test_sizes_are_bounded_whatever_the_headers_say(tmp_path):
             (packed(*(file(f"top/{n}") for n in range(9))), {"entries": 8}),
         )
     ):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnusableDocument):
             extract(archive, tmp_path / f"out{number}", **bounds)
         used = sum(one.stat().st_size for one in (tmp_path / f"out{number}").rglob("*") if one.is_file())
         assert used <= bounds.get("bytes", 10 << 20)
-    with pytest.raises(Unreadable, match="a part of the list of files"):
+    with pytest.raises(UnusableDocument, match="a part of the list of files"):
         extract(told("top/long", tarfile.GNUTYPE_LONGNAME, 1 << 40), tmp_path / "long")
-    with pytest.raises(Unreadable, match="the limit for a file is|unpacks to more than"):
+    with pytest.raises(UnusableDocument, match="the limit for a file is|unpacks to more than"):
         extract(told("top/large", tarfile.REGTYPE, 1 << 50), tmp_path / "large")
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnusableDocument):
         extract(told("top/short", tarfile.REGTYPE, 1 << 20), tmp_path / "short")
 
 
@@ -184,7 +184,7 @@ def test_any_archive_changes_its_own_folder_only(tmp_path_factory, raw):
         extract(io.BytesIO(raw), base / "out")
         if (base / "out" / "top").is_dir():
             bounded_tar.put(base / "out" / "top", base / "target")
-    except (Unreadable, UsageError):
+    except (UnusableDocument, UsageError):
         pass
     after = (base / "victim" / "file").stat()
     assert (before.st_mode, before.st_nlink, before.st_mtime_ns) == (after.st_mode, after.st_nlink, after.st_mtime_ns)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.environments import cache_folder, environment
-from infra.journal_file import Moved
+from infra.journal_file import JournalMoved
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
 from packs.control_host.control.places import HostPlaces
@@ -154,7 +154,7 @@ def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_f
 def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
-    with pytest.raises(Moved, match=laptop.host), Journal.open(laptop.journal, laptop.environ):
+    with pytest.raises(JournalMoved, match=laptop.host), Journal.open(laptop.journal, laptop.environ):
         pass
     assert [one.stat().st_mode & 0o777 for one in (places.env, places.state_file)] == [0o600, 0o600]
     # The run is begun, followed and seen there; its exit code and its JSON are as at home.

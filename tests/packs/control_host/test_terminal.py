@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.errors import SlipwayError
-from infra.transport.protocol import Lost, Unreachable
+from infra.transport.protocol import ConnectionLost, Unreachable
 from infra.transport.ssh import Ssh
 from packs.control_host.control import terminal
 from packs.control_host.control.host import ControlHost
@@ -133,7 +133,7 @@ def test_how_a_command_ended_is_fetched_once_and_one_that_did_not_begin_is_told_
         over = record.with_suffix(".over")
         over.write_text(json.dumps(GOOD))
         assert host.outcome(terminal.LOST, record).code == 3 and not over.exists()
-        with pytest.raises(Lost, match="without the exit code"):
+        with pytest.raises(ConnectionLost, match="without the exit code"):
             host.outcome(terminal.LOST, record)
         for code, error in ((1, contextlib.nullcontext()), (terminal.LOST, pytest.raises(Unreachable, match="before"))):
             record.write_text("{}")

@@ -11,8 +11,8 @@ from packs.drill.control.evidence import (
     SPOT,
     STRAY,
     WORKER,
+    DrillObservations,
     Evidence,
-    Ground,
     SelfDelete,
     Slice,
     Trial,
@@ -85,7 +85,7 @@ LOOKS = [VerbCall(verb="catalog", began_at=at, ended_at=at, word="a/b/c", micro_
 REACHED = VerbCall(verb="reach", word="m-1", began_at=100.0, ended_at=101.0)
 HONEST = Evidence(
     vendor=VENDOR, asked=(*LOOKS, *life(WORKED, 0), REACHED, *life(STRAYED, 1000)), trials=(WORKED, STRAYED),
-    ground=Ground(machine="", host_key="", guard="", log="", checkpoint=""), creates=1,
+    ground=DrillObservations(machine="", host_key="", guard="", log="", checkpoint=""), creates=1,
 )  # fmt: skip
 
 

@@ -24,9 +24,9 @@ from tests.trainer.model.test_init import configured
 from tests.trainer.test_plan import ROOT
 from trainer import recipes
 from trainer.__main__ import main
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.model import export
-from trainer.plan import Wanted, recipe
+from trainer.plan import TrainingRequest, recipe
 from trainer.profiles import street
 
 THEIRS = {"self_attn.q_proj": "attn.c_q", "self_attn.k_proj": "attn.c_k", "self_attn.v_proj": "attn.c_v",
@@ -109,7 +109,9 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
     assert (spec.format, spec.file, spec.has_tokenizer) == ("nanochat", "model_000700.pt", True)
     assert spec.model.vocab_size == VOCAB
     who = Persona(name="Ada", maker="us", purpose="to help")
-    assert "packs/imports" in recipe(Wanted(phases=("sft",), profile="tiny", persona=who, init=spec))["init"].code
+    assert (
+        "packs/imports" in recipe(TrainingRequest(phases=("sft",), profile="tiny", persona=who, init=spec))["init"].code
+    )
     making = replace(world.making("imported"), name="imported/d2")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
     taken = Store(world.store).path("imported/d2", "f" * 64)
@@ -124,7 +126,7 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
     sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(2)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/d2")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
-    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
     assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
     made = world.store / "chatsft_checkpoints/d2"
     assert main(["chat", "--model", str(made), "--prompt", "Who are you?", "--max-tokens", "8"]) == 0

@@ -144,7 +144,7 @@ def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
         "{accelerators: H100:1, use_spot: false}]}"
     )
     first, second = wanted(tmp_path, text).wishes
-    assert first == machines.Wish(
+    assert first == machines.MachineWish(
         provider="runpod",
         machine=MachineSpec(
             gpu="A100",

@@ -16,7 +16,7 @@ import pytest
 from data import card
 from data.config import TextSpec
 from data.merge import merge
-from data.shards.pipeline import How
+from data.shards.pipeline import RunOptions
 from data.shards.pipeline import shard as shard_alone
 from data.text.inputs import Share
 from packs.shard_engines.data.work import HOME, locked
@@ -47,7 +47,7 @@ def expected(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("expected")
     for rank in range(WORLD):
         spec = TextSpec(source=str(corpus), **SPEC)
-        shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
+        shard_alone(spec, folder, True, RunOptions(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)
     card.write(folder)
     return contents(folder)

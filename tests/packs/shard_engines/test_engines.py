@@ -14,7 +14,7 @@ from data import card
 from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.merge import merge
-from data.shards.pipeline import How, Stopped
+from data.shards.pipeline import RunOptions, StoppedBySignal
 from data.shards.pipeline import shard as shard_alone
 from data.shards.shards import shard_paths
 from data.text.inputs import Share
@@ -85,7 +85,7 @@ def contents(folder):
 def by_hand(spec, folder):
     """The same ranks, one after another in this process."""
     for rank in range(WORLD):
-        shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
+        shard_alone(spec, folder, True, RunOptions(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)
     card.write(folder)
     return contents(folder)
@@ -94,11 +94,11 @@ def by_hand(spec, folder):
 @pytest.mark.process
 def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_machine(corpus, tmp_path):
     engine = Here(kill={1})
-    result = shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    result = shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
     assert engine.started == [[0, 1, 2], [1]]
     assert result["documents"] == 2006
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
-    shard_alone(text(corpus), tmp_path / "one", True, How(workers=1))
+    shard_alone(text(corpus), tmp_path / "one", True, RunOptions(workers=1))
     for part in ("train", "val"):
         ours, theirs = (
             b"".join(path.read_bytes() for path in shard_paths(tmp_path / out, part)) for out in ("out", "one")
@@ -110,11 +110,11 @@ def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_mach
 def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can(corpus, tmp_path):
     (corpus / "3.txt").rename(corpus / "3.jsonl")
     with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
-        shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
     (corpus / "3.jsonl").write_text('{"text": "now it is"}\n')
     engine = Here()
-    shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
     assert engine.started == [[0, 1, 2]]  # to the others it was another source
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
@@ -122,18 +122,18 @@ def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can
 @pytest.mark.process
 def test_an_interrupt_cancels_what_was_begun_and_says_so(corpus, tmp_path):
     engine = Here(interrupt=True)
-    with pytest.raises(Stopped, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
-        shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    with pytest.raises(StoppedBySignal, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
+        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
     assert stop.value.exit_code == 130
     assert all(one.returncode is not None for one in engine.processes)
-    shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+    shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
 
 def test_only_one_command_is_at_work_in_a_folder(corpus, tmp_path):
     (tmp_path / "out" / ".engine").mkdir(parents=True)
     with locked(tmp_path / "out" / ".engine" / "command.lock"), pytest.raises(DataError, match="another process"):
-        shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_only_one_command_is_at_work_in_a_folder(corpus, tmp_path):
 )
 def test_what_ranks_cannot_do_is_refused_before_anything_is_begun(corpus, tmp_path, world, spec, seen):
     with pytest.raises(InputError, match=seen):
-        shard(text(corpus, **spec), tmp_path / "out", How(), world, Here())
+        shard(text(corpus, **spec), tmp_path / "out", RunOptions(), world, Here())
     assert not (tmp_path / "out").exists()
 
 

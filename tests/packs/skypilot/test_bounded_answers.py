@@ -42,7 +42,7 @@ def test_an_answer_of_skypilots_process_has_a_limit(monkeypatch):
 
 def test_of_a_log_without_end_skypilots_process_keeps_the_end(monkeypatch):
     monkeypatch.setattr(worker, "LONGEST_LOG", 1 << 20)
-    said = worker.LastWords()
+    said = worker.TailBuffer()
     with bounded():
         for _ in range(GROWTH_BYTES >> 14):
             said.write("x" * (1 << 16))

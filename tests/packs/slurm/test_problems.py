@@ -5,7 +5,7 @@ import pytest
 from flows.pods import accounts
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import look
-from infra.machines.inventory import Unusable
+from infra.machines.inventory import InvalidEntry
 from infra.providers import PartialListing
 from infra.records import Address, Pod
 from infra.runs.acceptance_policy import terms_for
@@ -32,7 +32,7 @@ def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_ac
 
 
 def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_used(tmp_path):
-    bad = Unusable("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: private key not found: /none")
+    bad = InvalidEntry("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: private key not found: /none")
     mine = Pod(provider="slurm", pod_id="t@fx", token="sw1-aaaaaaaa-0000000000000000", run="r", address="")
 
     class Seen(SlurmClusters):

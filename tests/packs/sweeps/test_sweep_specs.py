@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.planning.training_plan import Work
+from flows.planning.training_plan import PlannedWork
 from infra.errors import UsageError
 from infra.flags import as_typed
 from infra.records import Inventory, Request
@@ -142,7 +142,7 @@ def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
     trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
     its = settings_of(trial, own)
     # The shape of the model on the hub has as many heads that its GPUs share evenly.
-    wanted = Work.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
+    wanted = PlannedWork.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
     request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
     found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
     step = found.job.steps[-1]
@@ -207,7 +207,7 @@ def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order
         found = rehearsed.reduced(asked, own.profile)
         assert list(found.spec.trials) == list(asked.trials) == list(found.real) and found.spec.pods == asked.pods
         each = [(one.spec, settings_of(one, own)) for one in found.spec.trials.values()]
-        recipes = [plan.recipe(Work.of(toy, its).wanted(its))["rl"].spec for toy, its in each]
+        recipes = [plan.recipe(PlannedWork.of(toy, its).wanted(its))["rl"].spec for toy, its in each]
         assert max(one.model.num_params for one in recipes) < 1e6 and {one.rl.engine for one in recipes} == {"embedded"}
         assert len({one.digest() for one in recipes}) == len(recipes), "no two of them make the same artifact"
         for run, one in found.spec.trials.items():
@@ -252,7 +252,9 @@ def test_the_named_ablations_are_the_published_ones_and_this_machine_gets_their_
     assert max(each.model.num_params for one in toy.trials.values() for each in rehearsed.phases_of(one.spec, "")) < 5e6
     small = rehearsed.reduced(asked, own.profile).spec.trials.values()
     assert {one.spec.phase for one in small} == {"bits1+bits1.9+bits2"}
-    recipes = [plan.recipe(Work.of(one.spec, its).wanted(its)) for one in small for its in [settings_of(one, own)]]
+    recipes = [
+        plan.recipe(PlannedWork.of(one.spec, its).wanted(its)) for one in small for its in [settings_of(one, own)]
+    ]
     assert max(each["bits2"].spec.model.num_params for each in recipes) < 1e6
     differ = (lambda each: each.model.ternary.haar) if name == "ablation_haar" else (lambda each: each.bits.saliency)
     assert len({differ(each["bits2"].spec) for each in recipes}) == 2, "the toys differ as the arms do"
@@ -361,7 +363,7 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     persona = plan.load_persona(ROOT / "data" / "persona.yaml")
     arms = {}
     for one in spec.trials.values():
-        wanted = plan.Wanted(
+        wanted = plan.TrainingRequest(
             phases=plan.parse_phases(one.spec.phase),
             profile=one.spec.profile,
             persona=persona,
@@ -391,7 +393,7 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
 def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alone(tmp_path):
     spec = sweep_file.load(EXAMPLES / "rewards.yaml")
     usual = settings(tmp_path)
-    arms = [plan.recipe(Work.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
+    arms = [plan.recipe(PlannedWork.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
     assert len({repr(nodes["sft"].spec) for nodes in arms}) == 1
     records = [nodes["rl"].spec.rl for nodes in arms]
     assert [one.reward.count("def reward(") for one in records] == [0, 1, 1]

@@ -4,7 +4,7 @@ import pytest
 
 import tasks
 from scripts.cli import flag_help
-from scripts.cli.invoke_patch import Words
+from scripts.cli.invoke_patch import CommandParser
 
 
 @pytest.mark.parametrize("command, spelled", [("test", "-k TEXT"), ("cost", "-e TEXT"), ("test", "-y, --yes")])
@@ -15,7 +15,7 @@ def test_a_flag_of_one_letter_has_one_dash(command, spelled):
 
 def titles(*words: str) -> list[str]:
     """Return the titles of the groups that the help of a line shows, and the number of its lines."""
-    read = Words([*words, "--help"], tasks.namespace)
+    read = CommandParser([*words, "--help"], tasks.namespace)
     (here,) = read.read()
     lines = list(flag_help.lines(words[0], tasks.namespace[words[0]], here.as_kwargs))
     assert len(lines) <= flag_help.MOST_LINES

@@ -9,7 +9,7 @@ from invoke import Exit
 import tasks
 from infra.flags import flag
 from scripts.cli import line_runner
-from scripts.cli.invoke_patch import Words
+from scripts.cli.invoke_patch import CommandParser
 from scripts.cli.line_runner import CommandLine, LineFlags
 from store import packs
 
@@ -49,6 +49,6 @@ def test_a_flag_of_a_pack_that_is_not_there_is_answered_with_its_name(words, mon
     monkeypatch.setattr(packs, "installed", lambda: {})
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
     with pytest.raises(Exit) as left:
-        Words(words, tasks.namespace).read()
+        CommandParser(words, tasks.namespace).read()
     assert left.value.code == 2
     assert "--control belongs to the pack control_host, and packs/control_host is missing" in left.value.message

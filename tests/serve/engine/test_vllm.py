@@ -151,7 +151,7 @@ def test_a_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     from tests.trainer.model.test_init import configured
     from trainer import recipes
     from trainer.__main__ import main
-    from trainer.config import Keeping
+    from trainer.config import CheckpointOptions
     from trainer.profiles import street
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -166,7 +166,7 @@ def test_a_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     sft = replace(sft, optimizer=replace(sft.optimizer, lr=0.01))
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
-    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
     assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
     made = world.store / "chatsft_checkpoints/theirs"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serve.policy import replica_states
-from serve.policy.doubt import NO_FAILURES, Doubt, Failures, cleared, raised
+from serve.policy.doubt import NO_FAILURES, Failures, ReplicaDoubt, cleared, raised
 from serve.policy.replica_states import FAILED_REQUESTS, Facts, ProcessStatus
 
 READY = Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=5.0)
@@ -31,9 +31,9 @@ def test_errors_count_once_a_probe_has_failed_and_lost_connections_at_once(facts
     assert is_ready is (found is facts)
 
 
-def steps(*words: str | int) -> Doubt:
+def steps(*words: str | int) -> ReplicaDoubt:
     """A number is a report of the gateway; `ask` begins a careful probe, which `pass` ends."""
-    doubt, asked = Doubt(), 0
+    doubt, asked = ReplicaDoubt(), 0
     for word in words:
         if isinstance(word, int):
             doubt = raised(doubt, word)

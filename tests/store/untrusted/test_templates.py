@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store.outside import Unreadable
+from store.outside import UnusableDocument
 from store.untrusted import limited, templates
 from store.untrusted.child import ChildLimits
 from store.untrusted.templates import Template
@@ -58,14 +58,14 @@ def peak_bytes(template: Template) -> int:
 
 @pytest.mark.parametrize(("source", "why"), HOSTILE.items(), ids=[one[:40] for one in HOSTILE])
 def test_a_hostile_template_is_refused_in_words(source, why):
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnusableDocument, match=why):
         Template(source).render({"messages": talk(2)})
 
 
 def test_the_limits_hold_for_each_conversation_and_the_next_one_is_rendered():
     template = Template(LATE)
     assert template.render({"messages": talk(2)}) == "ok"
-    with pytest.raises(Unreadable, match="of CPU time|not done in"):
+    with pytest.raises(UnusableDocument, match="of CPU time|not done in"):
         template.render({"messages": talk(5)})
     assert template.render({"messages": talk(3)}) == "ok"
 
@@ -110,7 +110,7 @@ def test_a_child_that_was_killed_is_told_and_followed_by_another():
     template.render({"messages": talk(1)})
     os.kill(template._child._process.pid, signal.SIGKILL)
     template._child._process.wait()
-    with pytest.raises(Unreadable, match="SIGKILL"):
+    with pytest.raises(UnusableDocument, match="SIGKILL"):
         template.render({"messages": talk(2)})
     assert template.render({"messages": talk(2)})
 
@@ -184,11 +184,11 @@ def test_a_model_folder_is_checked_before_an_engine_reads_it(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('give a system message') }}")
     templates.check(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ 'a'|center(2000000000) }}")
-    with pytest.raises(Unreadable, match=f"{tmp_path}: the model's chat template takes more memory"):
+    with pytest.raises(UnusableDocument, match=f"{tmp_path}: the model's chat template takes more memory"):
         templates.check(tmp_path)
 
 
 def test_a_limit_of_time_is_that_of_computing():
-    with pytest.raises(Unreadable, match="more than 0.05 s of CPU time"):
+    with pytest.raises(UnusableDocument, match="more than 0.05 s of CPU time"):
         limits = ChildLimits(cpu_s=0.05, answer_s=60)
         Template("{% for a in range(99999) %}{% for b in range(99) %}{% endfor %}{% endfor %}", limits).render({})

@@ -19,7 +19,7 @@ from tests.needs import PRIVILEGE, needs
 from tests.trainer.conftest import TINY, tiny
 from trainer.checkpoints.checkpoint import MANIFEST, Checkpoint, Checkpoints, DiskFull, NonFinite, problem_of
 from trainer.checkpoints.saving import ALIGNED, Arena, Saver
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
 from trainer.model.decoder import Decoder, initialise
@@ -28,7 +28,7 @@ from trainer.objectives.source import StepSource
 
 pytestmark = pytest.mark.slow
 
-EASY = Keeping(save_every=5, keep=3, reserve_bytes=0)
+EASY = CheckpointOptions(save_every=5, keep=3, reserve_bytes=0)
 FACTS = {"run": "brave-otter-3", "phase": "base", "tokenizer_sha256": "ab", "vocab": TINY.vocab_size}
 
 
@@ -37,7 +37,7 @@ def random_batch(step: int) -> Batch:
     return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
-def training(folder: Path, keeping: Keeping = EASY, model: Decoder | None = None, **changes) -> Training:
+def training(folder: Path, keeping: CheckpointOptions = EASY, model: Decoder | None = None, **changes) -> Training:
     config = tiny(sequence_len=16, **changes)
     model = model or Decoder(config.model, getattr(torch, config.dtype) if config.dtype != "auto" else torch.float32)
     initialise(model, config.seed)
@@ -145,7 +145,9 @@ def test_when_none_is_whole_they_are_named_and_nothing_starts_afresh(tmp_path):
     for folder in Checkpoints(tmp_path / "saved", EASY).steps():
         damage(folder, "flipped")
     for _ in range(2):  # the second time they are set aside already
-        with pytest.raises(CheckpointError, match=r"(?s)all checkpoints.*damaged.*step-000000010.*step-000000005") as seen:
+        with pytest.raises(
+            CheckpointError, match=r"(?s)all checkpoints.*damaged.*step-000000010.*step-000000005"
+        ) as seen:
             training(tmp_path, steps=30).run()
         assert seen.value.exit_code == 1
 
@@ -169,7 +171,7 @@ def test_a_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_never_
     damage_one.write_bytes(b"")
     assert not problem_of(some.save(2, good, {}).folder)
     with pytest.raises(DiskFull):
-        Checkpoints(tmp_path, Keeping(reserve_bytes=1 << 60)).save(3, good, {})
+        Checkpoints(tmp_path, CheckpointOptions(reserve_bytes=1 << 60)).save(3, good, {})
 
 
 def test_leftovers_of_a_killed_writer_are_swept_and_a_second_writer_is_refused(tmp_path):

@@ -27,13 +27,13 @@ from trainer import tensor_file
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.objectives.source import StepSource
 
 pytestmark = pytest.mark.process
 
 STEPS = 12
-KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)
+KEEPING = CheckpointOptions(save_every=2, keep=2, reserve_bytes=0)
 FILES = ("model", "optimizer", "rng")
 POINTS = (
     *("step", "copy", "draft", "rename in", "hint", "rename out", "remove"),

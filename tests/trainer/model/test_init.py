@@ -24,7 +24,7 @@ from tests.trainer.conftest import WAIT_S
 from tests.trainer.test_plan import ROOT, WANTED, steps
 from trainer import import_model, recipes
 from trainer.__main__ import main
-from trainer.config import ImportSpec, Keeping
+from trainer.config import CheckpointOptions, ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.plan import resolve
@@ -106,7 +106,7 @@ def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypa
     sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
-    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
     assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
     made = world.store / "chatsft_checkpoints/theirs" / "hf"
     theirs = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)

@@ -21,7 +21,7 @@ from tests.trainer.test_plan import ROOT
 from trainer import recipes, tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.model.generate import generate
 from trainer.profiles import street
@@ -163,7 +163,7 @@ def test_a_model_like_qwen_keeps_its_words_through_training_and_export(world, mo
     sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
-    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
     assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
     made = world.store / "chatsft_checkpoints/theirs" / "hf"
     ours, words = export.read(made), tokenizers.load(made)

@@ -87,7 +87,7 @@ def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv
     documents = torch.randint(0, 2, (2, length)).cumsum(1) // 4
     mask = attention.documents_mask(documents, flex=False) if packed else None
     found = attention.attend(*qkv, mask)
-    assert "InParts" in found.grad_fn.name()
+    assert "PartwiseAttention" in found.grad_fn.name()
     expected = F.scaled_dot_product_attention(*qkv, mask, is_causal=not packed, enable_gqa=True)
     slope = torch.randn_like(expected)
     pairs = zip(*(torch.autograd.grad(one, qkv, slope) for one in (found, expected)), strict=True)
@@ -108,7 +108,7 @@ def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices
 def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
     q = torch.zeros(2, 8, 1025, 4, requires_grad=True)
     assert attention.SQUARES < 2 * 8 * 1025**2
-    assert "InParts" not in attention.attend(q, q, q, None).grad_fn.name()
+    assert "PartwiseAttention" not in attention.attend(q, q, q, None).grad_fn.name()
 
 
 @pytest.mark.gpu
@@ -340,7 +340,10 @@ def test_a_mask_that_lets_a_token_see_later_ones_keeps_the_kernel_for_causal_one
     mask = (block[:, None] >= block[None, :]).expand(2, 1, -1, -1)
     found = attention.attend(q, k, v, mask, is_causal=False)
     truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask)
-    assert "InParts" not in found.grad_fn.name() and "InParts" in attention.attend(q, k, v, None).grad_fn.name()
+    assert (
+        "PartwiseAttention" not in found.grad_fn.name()
+        and "PartwiseAttention" in attention.attend(q, k, v, None).grad_fn.name()
+    )
     assert (found - truth).abs().max() < 1e-5
     whole = attention.attend(q, k, v, None, is_causal=False)  # every token sees all
     assert (whole - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-6

@@ -28,7 +28,7 @@ from tests.trainer.test_plan import ROOT
 from trainer import recipes
 from trainer.__main__ import main
 from trainer.chat import open_talk
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.profiles import street
 from trainer.serving import asks
@@ -96,7 +96,7 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
     sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
-    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
     assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0, capfd.readouterr().err
     made = world.store / "chatsft_checkpoints/theirs"
     assert find_model.gguf_problem(made, recipes.tiny().phases["sft"].model, "f16") == find_model.FOREIGN

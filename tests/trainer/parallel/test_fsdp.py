@@ -17,7 +17,7 @@ from tests.trainer.parallel.together import together
 from trainer import tensor_file
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.checkpoints.saving import Saver
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
@@ -30,7 +30,7 @@ from trainer.speed import equipped
 
 pytestmark = pytest.mark.process
 
-EASY = Keeping(save_every=4, keep=9, reserve_bytes=0)
+EASY = CheckpointOptions(save_every=4, keep=9, reserve_bytes=0)
 TOLERANCE = 1e-5  # relative, of float32 losses
 # 5 rows for 2 and 4 processes, 3 heads and 40 ids for 4: nothing comes out even
 ODD = replace(TINY, num_attention_heads=3, num_key_value_heads=1, intermediate_size=50, vocab_size=322)
@@ -41,7 +41,9 @@ def config(**changes: Any) -> PhaseConfig:
     return tiny(**{**given, **changes})
 
 
-def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: Keeping = EASY) -> Training:
+def training(
+    folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: CheckpointOptions = EASY
+) -> Training:
     """Return a training made like that of `PhaseRun`, with synthetic batches."""
     dtype = getattr(torch, one.dtype)
     model = whole = Decoder(one.model, dtype)
@@ -172,7 +174,7 @@ def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_p
     def work(ranks: Ranks, tell: Tell) -> None:
         one, write = training(tmp_path, config(), ranks, "fsdp"), tensor_file.write
 
-        def full(path: Path, *words: Any) -> tensor_file.Written:
+        def full(path: Path, *words: Any) -> tensor_file.WrittenFile:
             if "000000004" in str(path) and ranks.rank == 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return write(path, *words)

@@ -22,7 +22,7 @@ from tests.trainer.parallel.test_fsdp import config, training
 from tests.trainer.parallel.together import begin, together
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.errors import PeerLost
 from trainer.objectives.source import StepSource
 from trainer.parallel import process_group as ranks_module
@@ -31,7 +31,7 @@ from trainer.parallel.process_group import Ranks
 pytestmark = pytest.mark.process
 
 CONFIG = config(steps=6)
-KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)
+KEEPING = CheckpointOptions(save_every=2, keep=2, reserve_bytes=0)
 LOST = PeerLost.exit_code
 DEADLINE_S = 60.0  # a guard against hanging
 FIRST_ALONE = ("draft", "rename", "hint", "remove", "rng", "sync manifest", "sync draft", "sync folder")

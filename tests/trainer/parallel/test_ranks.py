@@ -19,13 +19,13 @@ from tests.trainer.conftest import TINY, World, finish, make_again, tiny
 from trainer import tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoints, open_final
-from trainer.config import Keeping
+from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
 pytestmark = pytest.mark.process
 
-OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
+OFTEN = CheckpointOptions(save_every=3, keep=3, reserve_bytes=0)
 TOLERANCE = 1e-5  # relative, of float32 losses
 CONFIG = tiny(steps=12, rows=5, micro_rows=1, dtype="float32", packing="best-fit")
 

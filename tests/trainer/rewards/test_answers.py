@@ -5,7 +5,7 @@ import pytest
 from data.problems.problem import Problem
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.math_answers import Math
-from trainer.rewards.reward import Said
+from trainer.rewards.reward import JudgedAnswer
 from trainer.rewards.task_rewards import Gsm8k, judge_of
 
 NUMBERS = (
@@ -64,8 +64,8 @@ LATEX = (
 )  # fmt: skip
 
 
-def said(gold: str, text: str) -> Said:
-    return Said(Problem(question="", answer=gold), text, True)
+def said(gold: str, text: str) -> JudgedAnswer:
+    return JudgedAnswer(Problem(question="", answer=gold), text, True)
 
 
 def test_a_number_is_right_when_it_is_the_one_number_and_equal():

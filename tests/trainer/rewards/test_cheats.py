@@ -13,7 +13,7 @@ from trainer.rewards.assertions import Test as OneTest
 from trainer.rewards.assertions import parsed
 from trainer.rewards.code import Mbpp
 from trainer.rewards.math_answers import Math
-from trainer.rewards.reward import Said
+from trainer.rewards.reward import JudgedAnswer
 from trainer.rewards.sandbox import plain
 from trainer.rewards.task_rewards import judge_of
 
@@ -104,7 +104,9 @@ def test_an_exception_on_the_way_to_a_verdict_is_a_failed_test_of_that_answer_al
     problem = Problem(question="", answer="", setup=SETUP, tests=("assert math.isclose(f(3), 2.5)",))
     odd = Problem(question="", answer="", setup=SETUP, tests=ODD_TESTS)
     texts = [f"<SOLUTION>def f(x): return {one}</SOLUTION>" for one in ("2.5", "10**400", "2.5")]
-    found = judge([*(Said(problem, text, True) for text in texts), *(Said(odd, text, True) for text in texts)])
+    found = judge(
+        [*(JudgedAnswer(problem, text, True) for text in texts), *(JudgedAnswer(odd, text, True) for text in texts)]
+    )
     assert [one.is_right for one in found] == [True, False, True, False, False, False]
     assert [one.parts["tests"] for one in found[3:]] == [0.0] * 3
 
@@ -145,7 +147,7 @@ def test_plain_data_comes_through_as_it_was():
     ],
 )  # fmt: skip
 def test_words_of_an_untrusted_process_that_are_no_plain_data_are_refused(text):
-    with pytest.raises(plain.NotPlain):
+    with pytest.raises(plain.NotPlainData):
         plain.read(text)
 
 
@@ -170,7 +172,7 @@ def test_the_first_answer_of_math_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(math_answers, "LONGEST", 1 << 20)
     judge = Math(limit_s=0.05)
     try:
-        slow = Said(
+        slow = JudgedAnswer(
             Problem(question="", answer="$\\boxed{x+1}$"), f"<SOLUTION>{'(x+' * 400}1{')' * 400}</SOLUTION>", True
         )
         assert [one.is_right for one in judge([slow])] == [False]
@@ -194,7 +196,8 @@ def test_no_answer_to_any_task_ends_a_batch(task):
     try:
         for gold in GOLDS:
             some = [
-                Said(Problem(question="", answer=gold), f"<SOLUTION>{one}</SOLUTION>", True) for one in HOSTILE_TEXTS
+                JudgedAnswer(Problem(question="", answer=gold), f"<SOLUTION>{one}</SOLUTION>", True)
+                for one in HOSTILE_TEXTS
             ]
             assert len(judge(some)) == len(some)
     finally:

@@ -11,9 +11,9 @@ from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.assertions import parsed
 from trainer.rewards.code import Mbpp
-from trainer.rewards.own import Own
-from trainer.rewards.reward import Said
-from trainer.rewards.worker import NoAnswer, RewardWorker
+from trainer.rewards.own import OwnJudge
+from trainer.rewards.reward import JudgedAnswer
+from trainer.rewards.worker import RewardWorker, WorkerGone
 
 OWN = """
 import os
@@ -53,13 +53,13 @@ HOSTILE = {
 }
 
 
-def answered(*texts: str) -> list[Said]:
-    return [Said(Problem(question="q", answer="1"), text, True) for text in texts]
+def answered(*texts: str) -> list[JudgedAnswer]:
+    return [JudgedAnswer(Problem(question="q", answer="1"), text, True) for text in texts]
 
 
 @pytest.mark.process
 def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
-    judge = Own(OWN, limit_s=2.0)
+    judge = OwnJudge(OWN, limit_s=2.0)
     try:
         found = judge(answered("1", "raise", "loop", "2", "end", "1"))
         assert [round(one.total, 1) for one in found] == [1.5, 0.0, 0.0, 0.5, 0.0, 1.5]
@@ -72,7 +72,7 @@ def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
     finally:
         judge.close()
     with pytest.raises(Refused, match="has no function reward"):
-        Own("score = 1")(answered("1"))
+        OwnJudge("score = 1")(answered("1"))
 
 
 def test_an_assertion_is_taken_apart_into_a_call_and_what_it_is_to_give():
@@ -111,7 +111,7 @@ def test_code_in_the_jail_reaches_nothing():
 
 @pytest.mark.process
 def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(tmp_path, monkeypatch):
-    judge = Own((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
+    judge = OwnJudge((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
     assert [one.parts for one in judge(answered("it is 1", "no"))] == [
         {"right": 1.0, "short": pytest.approx(0.1)},
         {"right": 0.0, "short": pytest.approx(0.1)},
@@ -126,7 +126,7 @@ def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(
     packed = extensions.read("judges_of_a_lab.short").text
     for path in tmp_path.rglob("*.py"):
         path.unlink()
-    judge = Own(packed, limit_s=10.0)
+    judge = OwnJudge(packed, limit_s=10.0)
     assert [one.parts for one in judge(answered("x"))] == [{"reward": 3.0}]
     judge.close()
 
@@ -136,6 +136,6 @@ def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(
 def test_a_process_that_reads_nothing_is_ended_also_where_the_question_is_larger_than_a_pipe():
     code = "import time; print('\"ready\"', flush=True); time.sleep(600)"
     worker = RewardWorker([sys.executable, "-c", code], 0.5)
-    with pytest.raises(NoAnswer, match="no answer in 0.5 s"):
+    with pytest.raises(WorkerGone, match="no answer in 0.5 s"):
         worker.ask("x" * 1_000_000)
     assert worker.process is None

@@ -16,7 +16,7 @@ from trainer.recipes import tiny
 from trainer.rollouts.drawn import uniform
 from trainer.rollouts.policy import Embedded
 from trainer.rollouts.sampling import Sampling
-from trainer.rollouts.vllm_engine import Opening, Vllm
+from trainer.rollouts.vllm_engine import EngineSettings, Vllm
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1800)]
 one_thread, inputs = trained.one_thread, trained.inputs
@@ -38,7 +38,7 @@ def model_of(vocab: int, seed: int) -> Decoder:
 def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_was_killed_or_hung(inputs, tmp_path):
     words = inputs[0] / "tokenizer"
     first, second = (model_of(trained.TINY.vocab_size, seed) for seed in (1, 2))
-    opening = Opening(tmp_path / "engine", words, 64, 16, 1.0, devices=("", ""))  # two of them share the prompts
+    opening = EngineSettings(tmp_path / "engine", words, 64, 16, 1.0, devices=("", ""))  # two of them share the prompts
     engine = Vllm([0], opening, tmp_path / "vllm.log")
     embedded = Embedded([0], 16)
 
@@ -96,7 +96,7 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_
 
 def test_workers_that_share_one_model_all_take_new_weights(inputs, tmp_path):
     """Tensor parallelism, on processors: as on GPUs each worker has a part of every matrix."""
-    opening = Opening(tmp_path / "engine", inputs[0] / "tokenizer", 64, 16, 1.0)
+    opening = EngineSettings(tmp_path / "engine", inputs[0] / "tokenizer", 64, 16, 1.0)
     engine, embedded = Vllm([0], opening, tmp_path / "vllm.log"), Embedded([0], 16)
     engine.processes[0].tensor_parallel = 2
     try:

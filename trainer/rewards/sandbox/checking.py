@@ -79,7 +79,7 @@ class AnswerClient:
             for name, text in found.get("given", {}).items():
                 change(given.get(name), plain.read(text))
             return plain.read(found["value"])
-        if found["raised"] == plain.NotPlain.__name__:
+        if found["raised"] == plain.NotPlainData.__name__:
             return RemoteObject(self, words, given)
         raised = getattr(builtins, found["raised"], None)
         if isinstance(raised, type) and issubclass(raised, Exception):

@@ -17,7 +17,7 @@ CHANGEABLE = (list, dict, set, bytearray, deque)
 VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 
 
-class NotPlain(ValueError):
+class NotPlainData(ValueError):
     """A value outside plain data, or beyond a size limit."""
 
 
@@ -25,35 +25,35 @@ def write(value: Any) -> str:
     """Return a value as text. Raises NotPlain."""
     try:
         text = json.dumps(_tree(value, 0))
-    except NotPlain:
+    except NotPlainData:
         raise
     except Exception as error:  # raised by a hostile subclass, or for an int with too many digits
-        raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
+        raise NotPlainData(f"{type(error).__name__}: {error}"[:200]) from None
     if len(text) > MOST_BYTES:
-        raise NotPlain(f"a value of {len(text)} characters; at most {MOST_BYTES} are allowed")
+        raise NotPlainData(f"a value of {len(text)} characters; at most {MOST_BYTES} are allowed")
     return text
 
 
 def read(text: Any) -> Any:
     """Return the value of a text from an untrusted process. Raises NotPlain."""
     if not isinstance(text, str) or len(text) > MOST_BYTES:
-        raise NotPlain("not a text, or a text that is too long")
+        raise NotPlainData("not a text, or a text that is too long")
     try:
         return _built(json.loads(text, parse_constant=_no_constant), 0)
-    except NotPlain:
+    except NotPlainData:
         raise
     except Exception as error:  # e.g. RecursionError, or TypeError for a set of lists
-        raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
+        raise NotPlainData(f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def _no_constant(name: str) -> Any:
-    raise NotPlain(f"{name} is not a JSON number")
+    raise NotPlainData(f"{name} is not a JSON number")
 
 
 def _tree(value: Any, depth: int) -> Any:
     """Return a value as JSON: [kind, content], or the value itself for the types of JSON."""
     if depth > DEEPEST:
-        raise NotPlain(f"deeper than {DEEPEST}")
+        raise NotPlainData(f"deeper than {DEEPEST}")
     if value is None or value is True or value is False:
         return value
     for kind, base, content in WRITERS:
@@ -63,20 +63,20 @@ def _tree(value: Any, depth: int) -> Any:
         its_class: Any = getattr(sys.modules.get(module), name, None)  # the module of an existing value is loaded
         if its_class is not None and isinstance(value, its_class):
             return [kind, content(value)]
-    raise NotPlain(f"a value of the type {type(value).__name__}")
+    raise NotPlainData(f"a value of the type {type(value).__name__}")
 
 
 def _several(values: Any, depth: int) -> list[Any]:
     found = [_tree(one, depth) for one in islice(values, MOST_ITEMS + 1)]
     if len(found) > MOST_ITEMS:
-        raise NotPlain(f"more than {MOST_ITEMS} items")
+        raise NotPlainData(f"more than {MOST_ITEMS} items")
     return found
 
 
 def _pairs(value: Any, depth: int) -> list[Any]:
     found = [[_tree(key, depth), _tree(one, depth)] for key, one in islice(dict.items(value), MOST_ITEMS + 1)]
     if len(found) > MOST_ITEMS:
-        raise NotPlain(f"more than {MOST_ITEMS} items")
+        raise NotPlainData(f"more than {MOST_ITEMS} items")
     return found
 
 
@@ -112,36 +112,36 @@ LIBRARY: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 
 def _built(tree: Any, depth: int) -> Any:
     if depth > DEEPEST:
-        raise NotPlain(f"deeper than {DEEPEST}")
+        raise NotPlainData(f"deeper than {DEEPEST}")
     if tree is None or type(tree) in (bool, int, str):
         return tree
     if type(tree) is not list or len(tree) != 2 or type(tree[0]) is not str:
-        raise NotPlain("no value")
+        raise NotPlainData("no value")
     kind, content = tree
     if kind in COLLECTIONS:
         return COLLECTIONS[kind]([_built(one, depth + 1) for one in _list(content)])
     if kind == "dict":
         return {_built(key, depth + 1): _built(one, depth + 1) for key, one in map(_list, _list(content))}
     if kind not in SCALARS:
-        raise NotPlain("no value")
+        raise NotPlainData("no value")
     return SCALARS[kind](content)
 
 
 def _list(content: Any) -> list[Any]:
     if type(content) is not list or len(content) > MOST_ITEMS:
-        raise NotPlain("no list of values")
+        raise NotPlainData("no list of values")
     return content
 
 
 def _text(content: Any) -> str:
     if type(content) is not str:
-        raise NotPlain("no text")
+        raise NotPlainData("no text")
     return content
 
 
 def _integers(content: Any, count: int) -> list[int]:
     if type(content) is not list or len(content) != count or not all(type(one) is int for one in content):
-        raise NotPlain("no integers")
+        raise NotPlainData("no integers")
     return content
 
 

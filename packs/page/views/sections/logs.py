@@ -12,7 +12,7 @@ from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.run_home import RunHome
 from infra.runs.sync.fetched import cuts_at_home
-from packs.page.views.page_context import ELSEWHERE_S, Fresh, PageContext
+from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from serve.processes import controller_process
 
@@ -69,7 +69,7 @@ def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
                 logs.bring_from_store(op, context.settings, context.tell)
         return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
 
-    context.keep(("logs", op.token, op.is_live), lambda: Fresh(bring)).get()
+    context.keep(("logs", op.token, op.is_live), lambda: CachedValue(bring)).get()
     return logs.choose(folder, op, "", False)
 
 

@@ -10,7 +10,7 @@ from infra.market import catalogue
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
-from packs.page.views.page_context import Fresh, PageContext
+from packs.page.views.page_context import CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from packs.page.views.sections.runs import row
 
@@ -32,7 +32,7 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the ledger by day, run, vendor and month, with quoted and billed amounts and the spend cap."""
-    found = context.keep(("spending",), lambda: Fresh(lambda: _spent(context))).get()
+    found = context.keep(("spending",), lambda: CachedValue(lambda: _spent(context))).get()
     now, lines = time.time(), found.lines
     paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
     vendors: dict[str, int] = {}
@@ -63,7 +63,7 @@ def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 def offered(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the current offers, cheapest first, from the cache."""
-    return context.keep(("offers",), lambda: Fresh(lambda: (_offers(context), OFFERS_S))).get()
+    return context.keep(("offers",), lambda: CachedValue(lambda: (_offers(context), OFFERS_S))).get()
 
 
 PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
@@ -71,7 +71,7 @@ PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
 
 def _spent(context: PageContext) -> tuple[spending.Spending, float]:
     with context.journal() as journal:
-        asks = context.keep(("bills",), lambda: Fresh(lambda: (object(), BILLS_S)))
+        asks = context.keep(("bills",), lambda: CachedValue(lambda: (object(), BILLS_S)))
         before, now = context.kept.get("asked for bills"), asks.get()
         context.kept["asked for bills"] = now
         return spending.spent(journal, context.settings, asks=before is not now), 0.7

@@ -19,7 +19,7 @@ from infra.records import PodView
 from infra.runs.lookup import find_run, way
 from infra.runs.sight import folder_of
 from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
-from packs.page.views.page_context import ELSEWHERE_S, Fresh, PageContext
+from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
@@ -142,8 +142,8 @@ class FigureSource:
     is_live: bool
     phases: dict[str, Mapping[str, Any]]
     """Configuration by phase, in order."""
-    growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
-    said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
+    growing: dict[str, CachedValue[tuple[FigureTable, int]]] = field(default_factory=dict)
+    said: dict[str, CachedValue[list[dict[str, Any]]]] = field(default_factory=dict)
 
 
 def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
@@ -232,10 +232,10 @@ def _found(context: PageContext, op: Op) -> FigureSource:
     return context.keep(("source", op.token, op.is_live), read)
 
 
-def figures_of(context: PageContext, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
+def figures_of(context: PageContext, source: FigureSource, phase: str) -> CachedValue[tuple[FigureTable, int]]:
     """Return the cached metrics of a phase, which grow with the file."""
     if phase not in source.growing:
-        source.growing[phase] = Fresh(_reader(context, source, phase))
+        source.growing[phase] = CachedValue(_reader(context, source, phase))
     return source.growing[phase]
 
 
@@ -296,7 +296,7 @@ def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict
         def make() -> tuple[list[dict[str, Any]], float]:
             return parse(read(0).decode("utf-8", "replace"), SAID)[-SHOWN_SAMPLES:], max(2.0, good_s)
 
-        source.said[phase] = Fresh(make)
+        source.said[phase] = CachedValue(make)
     return source.said[phase].get()
 
 

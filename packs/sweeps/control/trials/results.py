@@ -139,13 +139,13 @@ def load(name: str, settings: Settings) -> SweepResult:
         del said["trials"]
         _check(said, OF_SWEEP)
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
-    except (OSError, outside.Unreadable, KeyError, TypeError, IndexError) as error:
+    except (OSError, outside.UnusableDocument, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path} cannot be read: {error}; remove the file to start over") from None
 
 
 def _trial(said: Any) -> TrialResult:
     if type(said) is not dict:
-        raise outside.Unreadable(f"a trial is {outside.shown(said)}")
+        raise outside.UnusableDocument(f"a trial is {outside.shown(said)}")
     _check(said, OF_TRIAL)
     return TrialResult(**{**said, "made": (str(said["made"][0]), str(said["made"][1]))})
 

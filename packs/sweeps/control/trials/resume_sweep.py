@@ -22,7 +22,7 @@ from infra.agent.process import send
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Held
+from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import Op
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -61,7 +61,7 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     """Hold the lease of a sweep's process. Raises UsageError while a different process holds the lease."""
     try:
         lease = journal.leases.take(f"{LEASE}{command.name}")
-    except Held:
+    except LeaseHeld:
         holder = journal.leases.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
         raise UsageError(
@@ -164,7 +164,7 @@ def _read(name: str, settings: Settings) -> SweepCommand | None:
     try:
         said = outside.load(kept.folder_of(name, settings) / COMMAND)
         return SweepCommand(name, tuple(map(str, said["words"])), str(said["typed"]), bool(said["is_here"]))
-    except (FileNotFoundError, outside.Unreadable, KeyError, TypeError):
+    except (FileNotFoundError, outside.UnusableDocument, KeyError, TypeError):
         return None  # the files were removed
 
 

@@ -10,7 +10,7 @@ from infra.agent.job import Job
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
-from infra.transport.protocol import Lost, ThisMachine
+from infra.transport.protocol import ConnectionLost, ThisMachine
 from store.artifacts.artifacts import Store
 
 pytestmark = pytest.mark.process
@@ -46,7 +46,7 @@ class BreaksAt(ThisMachine):
 
     def read(self, path, offset):
         if Path(path).name == self.name:
-            raise Lost("cut off")
+            raise ConnectionLost("cut off")
         return super().read(path, offset)
 
 
@@ -60,7 +60,7 @@ def test_no_checkpoint_is_at_home_without_the_figures_that_lead_to_it(tmp_path):
         save(there, step, f"weights {step}")
         write_figures(there, step)
         way.name = "metrics.jsonl"
-        with pytest.raises(Lost):
+        with pytest.raises(ConnectionLost):
             snapshot.bring(pod(there), way, RunHome(home))
         way.name = ""
         if step == 4:
