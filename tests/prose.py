@@ -1,6 +1,8 @@
-"""Measure the language of the project: pointing words per thousand words of docstrings and comments, by folder.
+"""Measure the language of the project: pointing words per thousand words, by folder.
 
-    python -m tests.prose [FOLDER ...]
+    python -m tests.prose [FOLDER ...]       docstrings and comments
+    python -m tests.prose messages           messages and help texts, as one table
+    python -m tests.prose guides             README, guides and notes, as one table
 
 A pointing word stands for a noun that the sentence leaves out: "what", "one", "its", "there". Prints the rate of each
 word beside the target, and the files that use most of them.
@@ -12,7 +14,7 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,11 @@ TARGETS = {
 }  # fmt: skip
 DIRECTIVES = ("noqa", "fmt:", "type:")
 SHOWN = 15
+LETTERS = 60  # A shorter text is a word, a key or a part of a message.
+PROGRAM = re.compile(r"\n\s*\S.*\n|^(SELECT|UPDATE|INSERT|DELETE|CREATE|PRAGMA) ", re.DOTALL)
+FACT = re.compile(
+    r"nothing (was|is) (rented|sent|changed|paid|made)"
+)  # Says that no money runs, in the words of docs/.
 
 
 def texts(source: str) -> Iterator[str]:
@@ -36,36 +43,78 @@ def texts(source: str) -> Iterator[str]:
             yield token.string
 
 
-def count(path: Path) -> Counter[str]:
-    """Return the words of a file that have a target, and the number of all words under ""."""
+def messages(source: str) -> Iterator[str]:
+    """Yield every literal that a user can read: text of at least `LETTERS` letters, neither docstring nor program."""
+    tree = ast.parse(source)
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for one in body if isinstance(body, list) else ():
+            if isinstance(one, ast.Expr):
+                skipped.add(id(one.value))
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {id(one) for one in node.values}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = " ".join(one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str))
+        if len(re.findall("[A-Za-z]", text)) >= LETTERS and not PROGRAM.search(text):
+            yield FACT.sub("", text)
+
+
+def counted(texts: Iterable[str]) -> Counter[str]:
+    """Return the words of texts that have a target, and the number of all words under ""."""
     found: Counter[str] = Counter()
-    for text in texts(path.read_text("utf-8")):
+    for text in texts:
         words = re.findall(r"[a-z']+", text.lower())
         found[""] += len(words)
         found.update(word for word in words if word in TARGETS)
     return found
 
 
+def count(path: Path) -> Counter[str]:
+    """Return the counted words of a file's docstrings and comments."""
+    return counted(texts(path.read_text("utf-8")))
+
+
+def guides() -> list[Path]:
+    """Return the pages that people write: README, guides, notes, pages of packs; no generated page."""
+    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "packs").glob("*/README.md")]
+    return [one for one in found if (ROOT / "docs/reference") not in one.parents]
+
+
+def tables() -> dict[str, dict[str, Counter[str]]]:
+    """Return the counted words of messages and of guides, by file."""
+    code = {str(one.relative_to(ROOT)): one.read_text("utf-8") for folder in FOLDERS for one in files(folder)}
+    pages = {str(one.relative_to(ROOT)): one.read_text("utf-8") for one in guides()}
+    prose = {name: [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)] for name, text in pages.items()}
+    return {
+        "messages": {name: counted(messages(text)) for name, text in code.items()},
+        "guides": {name: counted(text) for name, text in prose.items()},
+    }
+
+
 def files(folder: str) -> Iterator[Path]:
     """Yield the Python files of a folder of the project."""
-    yield from sorted(one for one in (ROOT / folder).rglob("*.py") if "__pycache__" not in one.parts)
+    yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def rates(folder: str) -> dict[str, float]:
+def rates(counts: Iterable[Counter[str]]) -> dict[str, float]:
     """Return how often each word occurs per thousand words."""
-    total = sum((count(path) for path in files(folder)), Counter())
+    total = sum(counts, Counter())
     return {word: 1000 * total[word] / max(1, total[""]) for word in TARGETS}
 
 
-def main(folders: list[str]) -> None:
-    for folder in folders:
-        found = rates(folder)
-        over = {word: rate for word, rate in found.items() if rate > TARGETS[word]}
+def main(names: list[str]) -> None:
+    for name in names:
+        table = tables()[name] if name in ("messages", "guides") else {str(one): count(one) for one in files(name)}
+        over = {word: rate for word, rate in rates(table.values()).items() if rate > TARGETS[word]}
         said = ", ".join(f"{word} {rate:.1f} ({TARGETS[word]:g})" for word, rate in over.items())
-        print(f"{folder}: {said or 'every word is at its target'}")
-        worst = [(sum(number for word, number in count(one).items() if word), one) for one in files(folder)]
+        print(f"{name}: {said or 'every word is at its target'}")
+        worst = [(sum(number for word, number in found.items() if word), path) for path, found in table.items()]
         for number, path in sorted(worst, reverse=True)[:SHOWN]:
-            print(f"  {number:4} of {count(path)['']:5}  {path.relative_to(ROOT)}")
+            print(f"  {number:4} of {table[path]['']:5}  {path}")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def open_budget(
         now = find(journal, name)
         is_wanted = now is not None and now.amount == amount  # a concurrent process set the same amount first
         if not is_wanted and (now and now.epoch) != (before and before.epoch):
-            raise Fenced(f"{name}: another command changed the limit in the meantime; run the command again")
+            raise Fenced(f"{name}: a concurrent command changed the limit; run the command again")
         if now is None:
             journal.execute("INSERT INTO budgets VALUES (?, 1, ?, ?)", name, amount, int(time.time()))
         elif now.amount != amount:

@@ -308,7 +308,7 @@ def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_
             holder = journal.leases.holder(f"reconcile:{provider.name}")
             by = f"process {holder.pid}" if holder else "another process"
             raise LeaseHeld(
-                f"not checked: {by}, another inv command, has been reading this account for {TURN_S:g} s. If that "
+                f"not checked: {by}, an inv command, has been reading this account for {TURN_S:g} s. If that "
                 "command hangs or is suspended, end the command, then check again: inv status"
             ) from None
 

@@ -43,7 +43,7 @@ def want(journal: Journal, name: str, wanted: str, before: ServiceRow | None) ->
     with journal.writing():
         now = find(journal, name)
         if (now and now.epoch) != (before and before.epoch):
-            raise Fenced(f"{name}: another command changed the service in the meantime; run: inv serve.status {name}")
+            raise Fenced(f"{name}: a concurrent command changed the service; run: inv serve.status {name}")
         if now is None:
             journal.execute("INSERT INTO services VALUES (?, 1, ?, '')", name, wanted)
         else:

@@ -49,7 +49,7 @@ def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
     if num_bytes > room:
         raise SlipwayError(
             f"{what} has {in_words(num_bytes)}, but {folder} has room for {in_words(room)}; no file was "
-            "copied. Free space on the disk, or choose another place: --to PATH"
+            "copied. Free space on the disk, or choose a different place: --to PATH"
         )
 
 
@@ -245,6 +245,6 @@ def _refuse_another_kind(place: Path, is_folder: bool, is_top: bool) -> None:
         here = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
         raise UsageError(
             f"{place} is {here} on this machine but {'a folder' if is_folder else 'a file'} on the "
-            "control host; no file was changed. Move the local path away, or choose another place: --to "
+            "control host; no file was changed. Move the local path away, or choose a different place: --to "
             "PATH"
         )

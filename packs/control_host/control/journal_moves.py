@@ -119,9 +119,7 @@ def _fold(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
-                raise JournalError(
-                    f"journal {path}: another process keeps reading the journal; the journal was not moved"
-                )
+                raise JournalError(f"journal {path}: a process keeps reading the journal; the journal was not moved")
             time.sleep(POLL_S)
 
 

@@ -95,9 +95,7 @@ def listen(port: int | None) -> socket.socket:
             why = "cannot be used: the number must be between 0 and 65535"
         except OSError as error:
             why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-    sys.exit(
-        f"ui: port {asked[-1]} of this machine {why}; choose another port: inv ui --port N, or 0 for any free port"
-    )
+    sys.exit(f"ui: port {asked[-1]} of this machine {why}; choose a free port: inv ui --port N, or 0 for any free port")
 
 
 if __name__ == "__main__":

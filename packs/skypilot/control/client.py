@@ -200,7 +200,7 @@ class Client:
         if kind == "unreachable":
             return NoServer(
                 f"skypilot: no API server answers: {one_line}; start a server on this machine: {sky} api "
-                f"start; or choose another server: {VARIABLE}=https://..."
+                f"start; or name a different server: {VARIABLE}=https://..."
             )
         if kind == "skew":
             return SlipwayError(

@@ -246,7 +246,7 @@ def test_an_amount_is_changed_by_one_command_at_a_time_and_never_below_what_is_o
     with Journal.open(environ=environ) as other:
         assert budgets.open_budget(other, "b", 500, None) == first  # two terminals that open the same at once
         more = budgets.open_budget(other, "b", 900, first)
-    with pytest.raises(Fenced, match="another command changed the limit"):
+    with pytest.raises(Fenced, match="a concurrent command changed the limit"):
         budgets.open_budget(journal, "b", 700, first)
     rent(journal, "a", 600)
     with pytest.raises(UsageError, match=r"Give at least 0\.01 USD: --budget b=USD, or end"):

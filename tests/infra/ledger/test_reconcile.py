@@ -253,7 +253,7 @@ def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_
         assert not held
         held.append(journal.leases.take("reconcile:local"))
         monkeypatch.setattr(reconcile, "TURN_S", 0.0)
-        said = f"process {os.getpid()}, another inv command, has been reading this account .* check again: inv status"
+        said = f"process {os.getpid()}, an inv command, has been reading this account .* check again: inv status"
         with pytest.raises(LeaseHeld, match=said):
             reconcile.reconcile_in_turn(provider, journal)
 

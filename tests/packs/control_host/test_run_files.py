@@ -240,5 +240,5 @@ def test_any_answer_of_a_control_host_is_words_or_lies_in_the_target(tmp_path_fa
 
 def test_a_disk_keeps_its_reserve(tmp_path):
     assert bounded_tar.room_of(tmp_path) > 0
-    with pytest.raises(SlipwayError, match="Free space on the disk, or choose another place: --to PATH"):
+    with pytest.raises(SlipwayError, match="Free space on the disk, or choose a different place: --to PATH"):
         bounded_tar.refuse_without_room("it", bounded_tar.room_of(tmp_path) + (1 << 40), tmp_path)
