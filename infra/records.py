@@ -107,6 +107,7 @@ class Pod:
     run: str
     address: str  # a folder for `local`, else an `Address` as text; "" = none yet
     micro_usd_per_hour: int = 0
+    disk_micro_usd_per_hour: int = 0  # price of the disk; whether the rate above includes the price is unknown
     created_at: int = 0  # UTC epoch seconds; 0 = unknown
     billed_at: float | None = None  # start of billing, if later than creation; None = unknown
     # Facts from the vendor; "" and None = unknown.
@@ -118,6 +119,17 @@ class Pod:
     ends_at: float | None = None  # time at which the vendor's own timer ends the pod
     spend_limit_micro_usd: int | None = None  # cost at which the vendor ends the pod
     spent_micro_usd: int | None = None
+
+    def rate(self, agreed: int = 0) -> int:
+        """Return the rate to count, in micro-USD per hour: the agreed rate, or the highest rate that can be meant.
+
+        `agreed` includes the disk. A report of the agreed rate, with or without the disk, confirms that rate. Any other
+        report counts without the disk, so that the count is never below the bill.
+        """
+        reported, disk, rounding = self.micro_usd_per_hour, self.disk_micro_usd_per_hour, agreed // 1000
+        if not reported or reported <= agreed - disk + rounding or abs(reported - agreed) <= rounding:
+            return agreed
+        return max(agreed, reported + disk)
 
 
 def bracketed(host: str) -> str:

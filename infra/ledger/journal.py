@@ -135,7 +135,7 @@ class Journal:
             reason=reason,
             remote_id=pod.pod_id or None,
             address=pod.address,
-            rate=pod.micro_usd_per_hour,
+            rate=pod.rate(),
             intent_at=now,
             sent_at=sent_at,
             boot_id=clocks.boot_id,

@@ -135,7 +135,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         if ours is None:
             return [*doubt, *_absence(row, listing, settle_s, needed, "absent")]
         facts = {"remote_id": ours.pod_id or None, "address": ours.address, "absent_n": 0, "first_absent_at": None}
-        rate = max(row.rate, ours.micro_usd_per_hour)
+        rate = ours.rate(row.rate)
         adopted = [*doubt, RowEvent(row.token, "found", {**facts, "rate": rate})]
         if ours.micro_usd_per_hour > row.rate * OVERPRICED:
             reason = f"the machine costs {per_hour(ours.micro_usd_per_hour)}; the agreed price was {per_hour(row.rate)}"
@@ -393,13 +393,7 @@ def _carry_out(
     except Exception as error:  # an error with a pod must not block the other pods
         if not isinstance(action, Delete):  # an action must be recorded before the effect
             lost.add(token)
-        rate = (
-            rows[token].rate
-            if token in rows
-            else action.pod.micro_usd_per_hour
-            if isinstance(action, AdoptedRow)
-            else 0
-        )
+        rate = rows[token].rate if token in rows else action.pod.rate() if isinstance(action, AdoptedRow) else 0
         cost = f"; the machine may still cost {per_hour(rate)}" if rate else ""
         problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
     return False

@@ -84,7 +84,7 @@ def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
     The start is on the wall clock as of the sending of the request. Rounding errors make the start too early, never too
     late.
     """
-    rate = max(op.rate, pod.micro_usd_per_hour)
+    rate = pod.rate(op.rate)
     if not pod.billed_at:
         return {"rate": rate}
     ago_s = max(0.0, provider.now() - pod.billed_at) / provider.clock_scale

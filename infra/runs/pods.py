@@ -369,7 +369,7 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
-    rate = max(op.rate, pod.micro_usd_per_hour)
+    rate = pod.rate(op.rate)
     try:
         return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
     except Fenced:  # The row was ended, perhaps hours ago, before the pod existed.

@@ -211,6 +211,7 @@ class RunPod(ByHttp):
             address="",
             name=token,
             micro_usd_per_hour=rate,
+            disk_micro_usd_per_hour=offer.disk_micro_usd_per_hour,
             state="booting",
         )
 
@@ -287,6 +288,7 @@ class RunPod(ByHttp):
             run=env.get("SLIPWAY_RUN", ""),
             way=one.way if one.state == "RUNNING" else None,
             rate=told_micro_usd(one.costPerHr),
+            disk_micro_usd_per_hour=_disk_rate(one.containerDiskInGb),
             state=STATES.get(one.state, one.state),
             name=one.name,
             created_at=int(epoch(one.createdAt) or 0),
@@ -388,7 +390,7 @@ class RunPod(ByHttp):
     def _offer(self, one: GpuType, cloud: str, center: str, count: int, rate: int, request: Request) -> Offer:
         """Return the offer of these GPUs, at the GPU price plus the price of the disk for the request."""
         disk_gb = max(LEAST_DISK_GB, -(-max(request.disk_bytes, request.work_disk_bytes) // 10**9))
-        disk_rate = -(-disk_gb * DISK_MICRO_USD_PER_GB_MONTH // MONTH_H)
+        disk_rate = _disk_rate(disk_gb)
         return Offer(
             provider=self.name,
             offer_id="/".join([cloud, center or "any", one.id, str(count), *(["spot"] if request.spot else [])]),
@@ -421,10 +423,16 @@ class RunPod(ByHttp):
             run=env.get("SLIPWAY_RUN", ""),
             way=(direct.username, direct.host, direct.port) if direct and one.status == "RUNNING" else None,
             rate=told_micro_usd(one.cost),
+            disk_micro_usd_per_hour=_disk_rate(one.disk),
             state=STATES.get(one.status, one.status),
             name=one.name,
             created_at=int(epoch(one.createdAt) or 0),
         )
+
+
+def _disk_rate(disk_gb: int) -> int:
+    """Return the price of a container disk in micro-USD per hour, rounded up."""
+    return -(-disk_gb * DISK_MICRO_USD_PER_GB_MONTH // MONTH_H)
 
 
 def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:

@@ -14,7 +14,7 @@ BID = """query ($id: String, $count: Int, $secure: Boolean) { gpuTypes(input: {i
 TERMINATE = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
 SPOT = """mutation ($input: PodRentInterruptableInput!) {
   podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
-SPOT_PODS = """query { myself { id pods { id name podType desiredStatus costPerHr env createdAt
+SPOT_PODS = """query { myself { id pods { id name podType desiredStatus costPerHr containerDiskInGb env createdAt
   runtime { ports { ip isIpPublic privatePort publicPort } } } } }"""
 INTERRUPTABLE = "INTERRUPTABLE"  # type of a spot pod
 SSH_PORT, SSH_USER = 22, "root"  # in the vendor's own images
@@ -74,6 +74,7 @@ class SpotPod(Struct):
     podType: str
     desiredStatus: str
     costPerHr: Decimal
+    containerDiskInGb: int = 0
     env: list[Any] | None = None
     createdAt: Any = None
     runtime: Runtime | None = None

@@ -92,6 +92,7 @@ class PodRow(Struct):
     name: str
     status: str
     cost: Decimal
+    disk: int = 0  # GB
     env: dict[str, Any] | None = None
     ssh: SshEndpoints | None = None
     createdAt: Any = None

@@ -80,6 +80,7 @@ def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp
         if trait == "dear":
             with pytest.raises(boot.BootFailed, match="the pod costs 0.68 USD/h; the agreed price was 0.476987 USD/h"):
                 boot.boot(op, vendor, journal, BOOT_S)
+            assert journal.op(op.token).rate == 680_000 + 136_987  # the vendor reports the price without the disk
         else:
             assert vendor.find(op.remote_id).micro_usd_per_hour == (476_987 if trait else 340_000)
             assert boot.boot(op, vendor, journal, BOOT_S).rate == op.rate == 476_987
@@ -326,7 +327,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
             journal.note(op, boot_s=(op.boot_s or 0) - 90_000 / SPEED)  # it was rented 25 hours ago
             return "an old driver"
 
-        with pytest.raises(LimitHit, match="given back have used up its limit"):
+        with pytest.raises(LimitHit, match="given back have used up the limit"):
             launch.hold(
                 replace(request, run="tern"),
                 limits,
