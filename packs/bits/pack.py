@@ -4,7 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="bits",
-    about="Train models with weights of 1.58 bits: phases bits1, bits1.9, bits2, bits3",
+    about="Train models with 1.58-bit weights: phases bits1 to bits3",
     phases={
         "bits1": "packs.bits.records.phases:BITS1",
         "bits1.9": "packs.bits.records.phases:BITS1_9",

@@ -103,7 +103,7 @@ def test_what_takes_too_long_is_ended_and_what_is_left_in_the_background_is_not(
     mark = f"{os.getpid()}03"
     found = outcomes(world, "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
     assert [(one["stdout"], one["exit_code"]) for one in found] == [("begun\n", 143)] * 2
-    assert {one["problem"] for one in found} == {"no end after 2 s; it was ended"}
+    assert {one["problem"] for one in found} == {"no end after 2 s; the command was ended"}
     assert processes(mark) == []
     world.inv("on", "a", "c", "--", f"sleep {mark} >/dev/null 2>&1 & echo $! > pid")
     assert len(processes(mark)) == 2

@@ -482,7 +482,7 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("chat", "--temperature", "-1"), "expected a number of at least 0"),
         (("chat", "--prompt", ""), "--prompt is empty"),
         (("chat", "nobody"), "no model"),
-        (("logs", "nobody"), "no runs yet"),
+        (("logs", "nobody"), "no runs exist yet"),
     ],
 )
 def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):

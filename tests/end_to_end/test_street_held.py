@@ -41,7 +41,7 @@ def test_a_held_pod_takes_two_runs_at_once_then_one_without_sending_and_setting_
     made = user.json("launch", *TWO_GPUS, "--deploy-only", "--run-name", "box", "--ttl", "8h", "--yes", "--rehearse")
     assert (made["run"], made["stays"], made["for"]) == ("box", True, "nothing yet") and float(made["usd_per_hour"]) > 0
     refused = failed(user, "launch", "--provider", "lium", "--gpu", "L40S", "--phase", "base", "--no-sync")
-    assert refused[0] == 2 and "a machine that is new has no code" in refused[2]
+    assert refused[0] == 2 and "a new machine has no code" in refused[2]
     done = user.at_once(
         {name: run_of(folder, name, "--host", "box", "--devices", device) for name, device in ("a0", "b1")}
     )

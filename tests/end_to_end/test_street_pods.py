@@ -98,7 +98,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
     code, err = failed(world, "pod.run", "--phase", "base", "--source", str(corpus))
     assert code == 1 and "fix the cause, then: ./inv pod.run box" in err and "box still exists" in err
     (row,) = world.json("status")
-    assert row["state"] == "failed" and "its pod stays" in row["note"]
+    assert row["state"] == "failed" and "the pod stays" in row["note"]
     assert world.json("pod.setup")["state"] == "succeeded"
 
 

@@ -80,7 +80,7 @@ def test_the_same_in_json(world, tmp_path):
 
 def test_a_hidden_folder_is_sent_only_when_it_is_named_and_yes_does_not_name_it(world, tmp_path):
     said = world.json(*launch(world, tmp_path, "--yes"), code=2)
-    assert "nothing of ~/.bash_history would be sent" in said["error"] and "nothing was rented" in said["error"]
+    assert "no file of ~/.bash_history would be sent" in said["error"] and "nothing was rented" in said["error"]
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path).replace("  ~/history: ~/.bash_history\n", ""))
     for words in ([], ["--yes"], ["--yes", "--send-anyway", "~"], ["--yes", "--send-anyway", "~/.ssh"]):
         said = world.json(*launch(world, tmp_path, *words), code=2)

@@ -64,7 +64,7 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "2") == " Bosun Bosun\n"
     assert "no problem found" in place.world.inv("serve.doctor", "demo")
     for words, why in (
-        (("serve.up", "demo", "--provider", "mars"), "provider 'mars' is not known"),  # which would end what serves
+        (("serve.up", "demo", "--provider", "mars"), "unknown provider 'mars'"),  # which would end what serves
         (("serve.scale", "demo", "--max-replicas", "5"), "no scaling target is set"),
         (("serve.down", "demo", "--all"), "give only one"),
         (("serve.key", "demo", "--drop"), "--drop requires --for NAME"),

@@ -104,7 +104,7 @@ def test_the_key_of_lium_may_end_pods_and_nothing_else(running, tmp_path):
     assert asked(ends) == ""
     for key, why in (
         ("", "needs LIUM_SELF_END_KEY"),
-        (about["lium"]["key"], "the scope rent and billing as well"),
+        (about["lium"]["key"], "also has the scope rent and billing"),
         (about["read_keys"]["lium"], "scope"),
     ):
         with pytest.raises(UsageError, match=why):

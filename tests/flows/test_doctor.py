@@ -40,7 +40,9 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
         )
         assert "cannot be reached" in found[1]["detail"]
     (tmp_path / "pools.yaml").unlink()
-    assert "there is no inventory" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
+    assert (
+        "pools.yaml does not exist" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
+    )
 
 
 @pytest.mark.process
@@ -167,7 +169,7 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     names = ["local", "ssh pools", "runpod", "lium", "shadeform", "skypilot", "slurm"]
     assert [name for name in found if name in names] == names
     for name, why in (
-        ("ssh pools", "there is no inventory"),
+        ("ssh pools", f"inventory {tmp_path / 'pools.yaml'} does not exist"),
         ("slurm", f"the inventory {tmp_path / 'clusters.yaml'} does not exist"),
         ("runpod", "RUNPOD_API_KEY is not set"),
         ("skypilot", "the client is not installed"),

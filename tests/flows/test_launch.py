@@ -105,7 +105,7 @@ def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact
 
 def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal):
     found = launch.prepare(resolved(settings, gpu="B200", num_gpus=64, dry_run=True), journal, settings, print)
-    with pytest.raises(NoOffer, match=r"asked for \(64 B200\)"):
+    with pytest.raises(NoOffer, match=r"the requested GPUs \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
     assert launch.check(replace(found, resolved=resolved(settings)), settings, "", print).offers == ()
 

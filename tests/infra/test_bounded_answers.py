@@ -49,7 +49,7 @@ def endless() -> Iterator[str]:
 
 def test_an_answer_of_the_hub_has_a_limit(endless, monkeypatch):
     monkeypatch.setattr(init_model, "hub", lambda: endless)
-    with bounded(4 * init_model.MOST_BYTES), pytest.raises(UsageError, match="an answer longer than 64 MiB"):
+    with bounded(4 * init_model.MOST_BYTES), pytest.raises(UsageError, match="the answer is longer than 64 MiB"):
         init_model.get("api/models/a/b", "hf://a/b", Settings.load(ROOT))
 
 
@@ -57,7 +57,7 @@ def test_an_answer_of_a_replica_has_a_limit(endless):
     async def ask() -> probe.Counters:
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{endless}/metrics") as reply:
-                with pytest.raises(aiohttp.ClientPayloadError, match="an answer longer than 8 MiB"):
+                with pytest.raises(aiohttp.ClientPayloadError, match="the answer is longer than 8 MiB"):
                     await probe.body_of(reply)
             return await probe.counters(session, endless)
 

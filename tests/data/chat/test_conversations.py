@@ -316,7 +316,7 @@ def test_a_kind_that_nothing_can_be_learnt_from_is_refused_with_what_to_change(t
     ids, mask = chat.render([message("user", "word " * 200), message("assistant", "ok")], tokenizer)
     first = mask.index(1) + 1
     with pytest.raises(
-        InputError, match=rf"any of the 2 conversations of kind 'talk'.* at token {first} .*--set"
+        InputError, match=rf"any of the 2 conversations of kind 'talk'.* at token {first}\b.*--set"
     ) as it:
         chat.Conversations(files, {"talk": 1.0}, tokenizer, 64, 1, align=align)
     assert int(re.search(r"sequence_len=(\d+)", str(it.value))[1]) > len(ids)

@@ -175,7 +175,7 @@ def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
     assert shard(source=address, take=3) == (0, "")
     assert numbers(tmp_path) == [500, 501, 502]
     code, said = shard(source=address.removesuffix("001.parquet") + "009.parquet")
-    assert (code, said.count("\n")) == (2, 1) and "it answers 404" in said
+    assert (code, said.count("\n")) == (2, 1) and "the server answers 404" in said
 
 
 @pytest.mark.parametrize(("known", "told"), [((), "given up after 0 s"), (("127.0.0.1:1",), "given up after 1 s")])

@@ -236,7 +236,7 @@ def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
     for raw in (b"", b"not a model", b"\x00" * 50, b"\x0a\xff\xff\xff\xff\x7f"):
         with pytest.raises(InputError, match="not a file of SentencePiece"):
             sentencepiece_file.converted(raw)
-    with pytest.raises(InputError, match="it has 1048577 pieces"):
+    with pytest.raises(InputError, match="the file has 1048577 pieces"):
         sentencepiece_file.converted(trained() + b"\x0a\x00" * ((1 << 20) + 1 - len(model.pieces)))
     with pytest.raises(InputError, match="at most 8388608 are read"):
         sentencepiece_file.converted(b"\0" * ((8 << 20) + 1))
@@ -274,5 +274,5 @@ def test_a_tokenizer_json_of_another_kind_is_refused_by_name(tmp_path):
         assert vocabulary.SUPPORTED in vocabulary.import_problem(raw, SPECIALS, False)
         with pytest.raises(sentencepiece.UnknownKind, match=words):
             sentencepiece.spaces_of(json.loads(raw))
-    with pytest.raises(DataError, match=r"no tokenizer.json; --init .* takes the tokenizer.model over"):
+    with pytest.raises(DataError, match=r"no tokenizer.json; --init .* can take over tokenizer.model"):
         tokenizers.load(write(tmp_path / "alone", trained()))

@@ -47,7 +47,10 @@ def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
         "other scripts",
         "held out",
     ]
-    assert "ids: ours 300, bytes 256" in done.stderr and f"GPT-4: no cl100k_base.tiktoken in {tmp_path}" in done.stderr
+    assert (
+        "vocabulary sizes: ours 300, bytes 256" in done.stderr
+        and f"GPT-4: no cl100k_base.tiktoken in {tmp_path}" in done.stderr
+    )
 
 
 def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):

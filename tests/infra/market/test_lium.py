@@ -318,7 +318,7 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, lium, token, keys):
 def test_an_ssh_command_of_any_other_form_is_no_address(stand, lium, token, words):
     stand.on("GET /pods", Answer(200, [row(token, **{**RUNNING, "ssh_connect_cmd": words})]))
     (pod,) = lium.list()
-    assert pod.address == "" and "trusted" in pod.odd
+    assert pod.address == "" and "valid" in pod.odd
 
 
 def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_none(stand, lium, token):

@@ -113,7 +113,7 @@ def test_an_address_that_cannot_be_trusted_is_none_and_that_is_told(at, odd):
     say(stand, vendor, [row(vendor, **poison.way(vendor)), row(vendor, pod_id="id-2", **poison.way(vendor, **odd))])
     good, bad = client.list()
     assert good.address.startswith("ssh://root@203.0.113.9:22/") and good.odd == ""
-    assert bad.address == "" and "trusted" in bad.odd and len(bad.odd) < 400
+    assert bad.address == "" and "valid" in bad.odd and len(bad.odd) < 400
 
 
 def test_a_price_that_is_none_is_not_known_and_half_cents_count(at):
@@ -256,7 +256,7 @@ def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell
     assert {kinds[one] for one in orphans.values()} == {"orphaned"}
     assert kinds["odd-name"] == kinds["no-name"] == "unknown" and kinds["odd-0"] == "foreign"
     notes = {one["id"]: one["note"] or "" for one in seen}
-    assert all("trusted" in notes[orphans[vendor, "odd"]] for vendor in VENDORS)
+    assert all("valid" in notes[orphans[vendor, "odd"]] for vendor in VENDORS)
     killed = rehearsal.json("audit", "--kill", code=5)
     assert not rehearsal.running() and not {one["whose"] for one in killed["machines"]} & {"orphaned", "ending"}
 

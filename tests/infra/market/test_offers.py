@@ -154,7 +154,7 @@ def test_when_every_key_is_refused_the_exit_code_says_so(world):
 
 @pytest.mark.process
 def test_prices_of_today_are_kept_and_without_a_key_they_are_shown_with_their_date(world, tmp_path):
-    assert "leave out --gpu" in world.json("offers", "--save", "--gpu", "H100", code=2)["error"]
+    assert "Leave out --gpu" in world.json("offers", "--save", "--gpu", "H100", code=2)["error"]
     world.inv("offers", "--save", "--provider", "shadeform")
     for name in VENDORS:
         del world.extra[f"{name}_API_KEY"]

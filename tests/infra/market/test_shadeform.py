@@ -314,7 +314,7 @@ def test_an_address_that_could_be_an_option_is_none(stand, shadeform, token):
     for changes in ({"ip": "-oProxyCommand=x"}, {"ip": "a b"}, {"ip": "203.0.113.9", "ssh_user": "-l"}):
         stand.on("GET /instances", Answer(200, {"instances": [instance(token, status="active", **changes)]}))
         (pod,) = shadeform.list()
-        assert pod.address == "" and "trusted" in pod.odd
+        assert pod.address == "" and "valid" in pod.odd
 
 
 def test_an_empty_200_ends_a_pod_and_its_key_goes_with_it(stand, shadeform, token):

@@ -42,7 +42,7 @@ def test_a_world_is_found_again_until_it_is_ended_and_leaves_nothing_to_the_next
         attach.find(base)
     first = attach.start(base, speed=600)
     assert attach.find(base) == first and first.truth()["pods"] == [] and first.speed == 600
-    with pytest.raises(UsageError, match="runs already .*inv rehearse --stop"):
+    with pytest.raises(UsageError, match="already runs .*inv rehearse --stop"):
         attach.start(base, speed=600)
     settings = load(first)
     assert settings.runpod_api_key == first.about["runpod"]["key"] != "a real one"

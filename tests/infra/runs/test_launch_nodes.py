@@ -46,7 +46,7 @@ def start(tmp_path, provider, journal, **more):
 
 def test_when_one_node_cannot_be_had_all_are_given_back_and_nothing_was_sent(tmp_path, journal):
     provider = HasOne(tmp_path / "pods")
-    with pytest.raises(NoOffer, match=r"1 of 3 could be had.*someone else took it"):
+    with pytest.raises(NoOffer, match=r"1 of 3 were available.*someone else took it"):
         start(tmp_path, provider, journal)
     assert provider.list() == [] and journal.ops(live=True) == []
     assert not list((tmp_path / "pods").rglob("code"))

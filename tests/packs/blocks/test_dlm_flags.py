@@ -90,4 +90,4 @@ def test_without_the_pack_the_flags_are_not_shown_and_are_answered_with_its_name
 
     shown = inv("launch", "--help-all")
     assert "--phase TEXT" in shown and "--block-size" not in shown and GROUP not in shown
-    assert "launch --tokens belongs to the pack blocks, and packs/blocks is not there" in inv("launch", "--tokens", "5")
+    assert "launch --tokens belongs to the pack blocks, and packs/blocks is missing" in inv("launch", "--tokens", "5")

@@ -144,7 +144,7 @@ def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_f
     assert error == f"{places_of(sshd).var}/reports/otter does not exist on the control host"
     assert not list(places_of(sshd).var.glob(".*.tgz"))
     sshd.stop()
-    assert "if it is lost for good: inv control.down --lost" in laptop.json("control.down", code=1)["error"]
+    assert "the host is lost for good: inv control.down --lost" in laptop.json("control.down", code=1)["error"]
     process = laptop.begin("status")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1 and f"inv status: the control host {laptop.host} cannot be reached" in said, said

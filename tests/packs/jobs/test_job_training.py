@@ -66,7 +66,7 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
     spec, _ = asked(tmp_path, name, "runpod")
     assert spec.gpu and spec.num_gpus and spec.use_spot
     large = settings(tmp_path, "runpod", profile=spec.profile)
-    assert launch.Work.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
+    assert launch.PlannedWork.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path,
         for stages in ("2", "1+1.9+2+3"):
             spec, _ = asked(tmp_path, "train", "runpod", f"STAGE={stages}")
             found = settings(tmp_path, "local", f"STAGE={stages}", profile=spec.profile)
-            work, request = launch.Work.of(spec, found), Request(run="r", num_gpus=4)
+            work, request = launch.PlannedWork.of(spec, found), Request(run="r", num_gpus=4)
             assert work.init is not None and work.init.source == "hf://Qwen/Qwen3-4B"
             plan = work.plan(found, request, registry.provider(found, "local"), Limits())
             disks[stages] = plan.request.work_disk_bytes
@@ -195,6 +195,6 @@ def test_the_saliency_ablation_fits_the_gpu_that_its_job_file_names(tmp_path, mo
             monkeypatch.setenv(name, value)
         spec, _ = asked(tmp_path, "ablation_saliency", "runpod")
         found = settings(tmp_path, "local", profile=spec.profile)
-        nodes = recipe(launch.Work.of(spec, found).wanted(found))
+        nodes = recipe(launch.PlannedWork.of(spec, found).wanted(found))
     for name in ("bits1", "bits1.9", "bits2"):
         assert least_bytes(nodes[name].spec, 1) <= 80 * 10**9, name

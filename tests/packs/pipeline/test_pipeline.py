@@ -180,7 +180,7 @@ def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_pa
     world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
     words = ("--input", write_corpus(tmp_path / "corpus.txt", 20), "--config", str(recipe))
     _, err = typed(world, "pipeline", *words, code=2)
-    told = "base takes about ", " of memory (an estimate), and ", "--profile smoke"
+    told = "base takes about ", " of memory (an estimate), but ", "--profile smoke"
     assert all(one in err for one in told) and not (tmp_path / "ws").exists()
     assert (
         "without --dry-run the training would be refused: base takes"

@@ -114,7 +114,7 @@ def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measur
     assert found["lm-eval arc_easy acc"]["value"] == 0.25
     said = capfd.readouterr().err
     assert "base_url=http://127.0.0.1:8000/v1/completions" in said and f"tokenizer={tmp_path / 'model' / 'hf'}" in said
-    with pytest.raises(SlipwayError, match="exited with code 3"):
+    with pytest.raises(SlipwayError, match="failed with exit code 3"):
         lm_eval.measure(tmp_path / "model", "x", lm_eval="broken", **asked)
 
 

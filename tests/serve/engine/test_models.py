@@ -189,7 +189,7 @@ def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
     with pytest.raises(UsageError, match="not found, or access denied"):
         caller.ask(f"{away_uri}/nowhere")
     open_place(f"{away_uri}/Old").put({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickled"})
-    with pytest.raises(UsageError, match="it has no .safetensors file"):
+    with pytest.raises(UsageError, match="the model has no .safetensors file"):
         caller.ask(f"{away_uri}/Old")
 
 

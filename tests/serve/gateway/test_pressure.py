@@ -190,7 +190,9 @@ def test_a_forwarded_port_outlasts_a_time_without_files(caplog):
             client.settimeout(GUARD_S)
             with no_files():
                 client.connect(("127.0.0.1", port))
-                world.until(lambda: "can be taken" in caplog.text, "it is told", GUARD_S)
+                world.until(
+                    lambda: "cannot accept connections on the forwarded port" in caplog.text, "it is told", GUARD_S
+                )
             with engine.accept()[0] as call:
                 client.sendall(b"hello")
                 assert call.recv(5) == b"hello"

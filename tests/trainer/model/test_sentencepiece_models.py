@@ -184,9 +184,9 @@ def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_a
     cases = {
         "unigram": ("tokenizer.model", trained(model_type="unigram"), "tokenizer.model: SentencePiece's Unigram model"),
         "broken": ("tokenizer.model", b"\x00", "tokenizer.model: not a file of SentencePiece"),
-        "gpt2": ("vocab.json", b"{}", "it has vocab.json, and neither tokenizer.json nor tokenizer.model"),
-        "t5": ("spiece.model", b"", "it has spiece.model, and neither"),
-        "named": ("tokenizer_config.json", b"{}", "it has tokenizer_config.json, and neither"),
+        "gpt2": ("vocab.json", b"{}", "the folder has vocab.json, but neither tokenizer.json nor tokenizer.model"),
+        "t5": ("spiece.model", b"", "the folder has spiece.model, but neither"),
+        "named": ("tokenizer_config.json", b"{}", "the folder has tokenizer_config.json, but neither"),
     }
     repos = {}
     for name, (file, content, said) in cases.items():
