@@ -90,7 +90,7 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 
 
 def _check_shard(path: Path, shard: Any) -> None:
-    """Raise DataError or Unreadable for an invalid shard entry."""
+    """Raise DataError or UnusableDocument for an invalid shard entry."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
         raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: the name is not a shard name")
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):

@@ -50,7 +50,7 @@ class WorkTakenOver(BaseException):
 
 @contextlib.contextmanager
 def heed() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; ignored signals stay ignored."""
+    """Make SIGTERM and SIGHUP raise ExitRequested, as SIGINT raises KeyboardInterrupt; ignored signals stay ignored."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise ExitRequested(number)

@@ -410,7 +410,7 @@ def _is_empty(db: sqlite3.Connection) -> bool:
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise Moved for a moved journal, and OtherSchema for a different schema."""
+    """Raise JournalMoved for a moved journal, and SchemaMismatch for a different schema."""
     (schema,) = db.execute("PRAGMA user_version").fetchone()
     if schema == MOVED_SCHEMA:
         raise JournalMoved(path, **_move_of(db))

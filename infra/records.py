@@ -121,10 +121,9 @@ class Pod:
     spent_micro_usd: int | None = None
 
     def rate(self, agreed: int = 0) -> int:
-        """Return the rate to count, in micro-USD per hour: the agreed rate, or the highest rate that can be meant.
+        """Return the rate to count, in micro-USD per hour: `agreed`, or the highest rate that the report can mean.
 
-        `agreed` includes the disk. A report of the agreed rate, with or without the disk, confirms that rate. Any other
-        report counts without the disk, so that the count is never below the bill.
+        A report other than `agreed`, with or without the disk, counts without: the count is never below the bill.
         """
         reported, disk, rounding = self.micro_usd_per_hour, self.disk_micro_usd_per_hour, agreed // 1000
         if not reported or reported <= agreed - disk + rounding or abs(reported - agreed) <= rounding:

@@ -36,7 +36,7 @@ def parse(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON document. Raise Unreadable.
+    """Return the value of a JSON document. Raise UnusableDocument.
 
     nan_is_null: accept the NaN and Infinity constants of Python's writers as None. half_pairs: "surrogateescape" for
     documents with file names that may not be UTF-8, as `os.fsdecode` returns them. integer: parser of integers; the
@@ -75,7 +75,7 @@ def mapping(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object in a JSON document; the parameters are those of `parse`. Raise Unreadable."""
+    """Return the object in a JSON document; the parameters are those of `parse`. Raise UnusableDocument."""
     value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs, integer)
     if type(value) is not dict:
         raise UnusableDocument(f"it is a {type(value).__name__}, expected an object")
@@ -83,7 +83,10 @@ def mapping(
 
 
 def row(raw: bytes | bytearray | str) -> Any:
-    """Return the value of a line of data: faster than `parse`, same depth limit, any numbers. Raise Unreadable."""
+    """Return the value of a line of data: faster than `parse`, same depth limit, any numbers.
+
+    Raise UnusableDocument.
+    """
     try:
         value = json.loads(raw)
     except RecursionError:
@@ -95,7 +98,10 @@ def row(raw: bytes | bytearray | str) -> Any:
 
 
 def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
-    """Return the bytes of a regular file. Raise Unreadable for other file types or too many bytes, and OSError."""
+    """Return the bytes of a regular file.
+
+    Raise UnusableDocument for other file types or too many bytes, and OSError.
+    """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         # Do not pass `most_bytes` to `read`, which would allocate a buffer of this size.
@@ -108,7 +114,7 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading without blocking. Raise Unreadable for other file types, and OSError."""
+    """Open a regular file for reading without blocking. Raise UnusableDocument for other file types, and OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")
@@ -123,12 +129,12 @@ def load(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise Unreadable or OSError."""
+    """Return the object in a JSON file. Raise UnusableDocument or OSError."""
     return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs, integer=integer)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:
-    """Return the resolved path of `path` under `folder`. Raise Unreadable if the path or a link leads outside."""
+    """Return the resolved path of `path` under `folder`. Raise UnusableDocument if the path or a link leads outside."""
     try:
         base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
     except ValueError as error:  # a null byte
@@ -139,7 +145,7 @@ def within(folder: str | os.PathLike[str], path: str) -> Path:
 
 
 def relative(path: str) -> str:
-    """Return `path` unchanged if it is a valid relative path; links are not resolved. Raise Unreadable."""
+    """Return `path` unchanged if it is a valid relative path; links are not resolved. Raise UnusableDocument."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise UnusableDocument(f"{shown(path)} is not a path inside a folder")
@@ -153,7 +159,10 @@ def relative(path: str) -> str:
 
 
 def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Return the value of `key`, of exactly type `kind` (a float may be written as an integer). Raise Unreadable."""
+    """Return the value of `key`, of exactly type `kind` (a float may be written as an integer).
+
+    Raise UnusableDocument.
+    """
     value = said.get(key, default)
     if kind is float and type(value) is int:
         value = float(value)
@@ -209,7 +218,7 @@ def _float(word: str) -> float:
 def clamped(word: str) -> int:
     """Return an integer clamped to the signed 64-bit range, since some files write int(1e30) for "no limit".
 
-    Raise Unreadable for an integer with more than HUGE_DIGITS digits.
+    Raise UnusableDocument for an integer with more than HUGE_DIGITS digits.
     """
     if len(word) > HUGE_DIGITS:
         raise UnusableDocument(f"{shown(word)} has more than {HUGE_DIGITS} digits")

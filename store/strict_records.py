@@ -36,14 +36,14 @@ class RecordMismatch(ValueError):
 def read(kind: type[T], raw: Any, spared: Sequence[str] = ()) -> T:
     """Return the record of class `kind` in `raw`.
 
-    spared: unknown keys to ignore, which the caller rejects with its own message. Raise Misfit.
+    spared: unknown keys to ignore, which the caller rejects with its own message. Raise RecordMismatch.
     """
     refuse_unknown(kind, raw, spared)
     return convert(kind, raw)
 
 
 def convert(kind: type[T], raw: Any) -> T:
-    """Return the record of class `kind` in `raw`, without a check for unknown keys. Raise Misfit."""
+    """Return the record of class `kind` in `raw`, without a check for unknown keys. Raise RecordMismatch."""
     import msgspec
 
     try:
@@ -54,7 +54,7 @@ def convert(kind: type[T], raw: Any) -> T:
 
 
 def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = (), place: Sequence[str] = ()) -> None:
-    """Raise Misfit if `raw` or a nested record has a key that the record class does not define."""
+    """Raise RecordMismatch if `raw` or a nested record has a key that the record class does not define."""
     if not isinstance(raw, Mapping):
         raise RecordMismatch(place, f"expected a mapping, got {type(raw).__name__}")
     hints = typing.get_type_hints(kind)

@@ -80,7 +80,7 @@ def shard(
     split: write into `train/` and `val/` (no `val/` if no documents are held out), otherwise directly into `folder`. In
     a distributed run, each rank writes its share into a subfolder, for `merge`. The run resumes from an earlier run
     with the same source and options. Memory use does not grow with the source. Raises InputError if the source has no
-    documents, Stopped after SIGINT or SIGTERM.
+    documents, StoppedBySignal after SIGINT or SIGTERM.
     """
     held_out = bool(spec.val_ratio or spec.validation)
     if not split and held_out:
@@ -175,7 +175,7 @@ class Run:
             self._keep(*self._now())  # marks the folder as used by this run
 
     def read_all(self, stop: Callable[[], int]) -> None:
-        """Read the whole source. Raises Stopped if `stop` returns a signal number."""
+        """Read the whole source. Raises StoppedBySignal if `stop` returns a signal number."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
         batches = self._batches()
@@ -390,7 +390,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
     """Yield a function that returns the number of the signal that requested a stop, or 0.
 
     A second signal raises KeyboardInterrupt. If the function is not called within SILENCE_S seconds after a signal, a
-    read or the disk hangs: Stopped is raised in place, and only progress saved earlier remains.
+    read or the disk hangs: StoppedBySignal is raised in place, and only progress saved earlier remains.
     """
     asked = [0]
 

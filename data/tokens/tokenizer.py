@@ -109,7 +109,7 @@ class Tokenizer:
     def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:
         """Read stop tokens, named tokens and chat template of a published model.
 
-        Raises DataError, InputError or Unreadable.
+        Raises DataError, InputError or UnusableDocument.
         """
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: the tokenizer has {self.vocab_size} ids, but some ids are larger")

@@ -237,7 +237,7 @@ def offered(
 ) -> LaunchOffers:
     """Return the chosen request and offers, as `choose.among` does with `narrow`.
 
-    `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or Withdrawn.
+    `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or EndedInQueue.
     """
     turn: QueueTicket | None = None
     told = set[str]()

@@ -95,7 +95,7 @@ def plan(op: Op, work: PlannedWork, settings: Settings) -> Plan:
 
 
 def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
-    """Start work on a pod. Raises UsageError while the pod runs a job, Taken if a different pod has the target."""
+    """Start work on a pod. Raises UsageError for a busy pod, AlreadyLive if a different pod has the target."""
     vendor = registry.provider(settings, op.vendor)
     if guests := guests_of(op, journal.ops(live=True)):
         raise UsageError(

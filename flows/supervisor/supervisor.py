@@ -103,7 +103,7 @@ class Supervisor:
         """Look after all due work until no work is left or the process must exit.
 
         Return when no work is left, the journal file is gone, an exit was requested, or a write failed on a full disk.
-        Raises Replaced.
+        Raises WorkTakenOver.
         """
         while not (self.is_leaving.is_set() or self.is_disk_full.is_set()):
             self.journal.leases.check_held()

@@ -89,9 +89,9 @@ class Journal:
     def plan(self, *, token: str, run: str, vendor: str, admit: Admit | None = None, **facts: Any) -> Op:
         """Commit the intent to rent a pod.
 
-        Raise Taken when the (run, rank), or the target in the store, is already live. Raise Leased when a live row at
-        the same place has one of the devices; a row without devices has the whole place. `admit` gets all rows of the
-        same transaction and the new row; errors of `admit` propagate.
+        Raise AlreadyLive when the (run, rank), or the target in the store, is already live. Raise Leased when a live
+        row at the same place has one of the devices; a row without devices has the whole place. `admit` gets all rows
+        of the same transaction and the new row; errors of `admit` propagate.
         """
         clocks = read_clocks()
         op = Op(
@@ -290,7 +290,7 @@ class Journal:
     def writing(self) -> Iterator[None]:
         """Run a transaction under the lock.
 
-        Raise JournalFull or JournalError on failure, and Replaced when a lease of this process was taken over.
+        Raise JournalFull or JournalError on failure, and WorkTakenOver when a lease of this process was taken over.
         """
         if self.problem:
             raise JournalError(self.problem)

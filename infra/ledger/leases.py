@@ -146,7 +146,7 @@ class Leases:
         return _PULSES.setdefault(self._file, _Heartbeat())
 
     def take(self, name: str, code: str = "") -> Lease:
-        """Acquire a lease. Raise Held while the current holder lives and sends heartbeats.
+        """Acquire a lease. Raise LeaseHeld while the current holder lives and sends heartbeats.
 
         code: the version stamp of our code, for a lease held long.
         """
@@ -193,7 +193,7 @@ class Leases:
         return self._lease(lease.name)[0] == lease.epoch
 
     def check_held(self) -> None:
-        """Raise Replaced when a lease of this process was taken over; call before each write and vendor call."""
+        """Raise WorkTakenOver when a lease of this process was taken over; call before each write and vendor call."""
         for lease in self._pulse.leases():
             if not self.is_ours(lease):
                 holder = self.holder(lease.name)

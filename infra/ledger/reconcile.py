@@ -266,7 +266,7 @@ class ReconcileResult:
 
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
-    """Reconcile a vendor once. Raise Held while a second process reconciles the vendor; JournalError."""
+    """Reconcile a vendor once. Raise LeaseHeld while a second process reconciles the vendor; JournalError."""
     lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
@@ -295,7 +295,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
 def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Reconcile a vendor once, after waiting for a second process reconciling the same vendor.
 
-    Raise Held after `TURN_S` seconds: the second process then hangs or was suspended. Raise JournalError.
+    Raise LeaseHeld after `TURN_S` seconds: the second process then hangs or was suspended. Raise JournalError.
     """
     deadline = time.monotonic() + TURN_S
     while True:

@@ -103,7 +103,7 @@ def withdraw(journal: Journal, turn: QueueTicket) -> None:
 
 
 def check_in_line(journal: Journal, turn: QueueTicket) -> None:
-    """Raise Withdrawn when a command removed this turn from the queue."""
+    """Raise EndedInQueue when a command removed this turn from the queue."""
     if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
         raise EndedInQueue(f"{turn.run}: inv down ended the run during the wait; no work was started")
 
@@ -162,7 +162,8 @@ def why_waiting(journal: Journal, turn: QueueTicket) -> str:
 def admit(journal: Journal, rows: Iterable[Op], new: Op, own: QueueTicket | None = None) -> None:
     """Check that a new row may have the machine now, within the transaction that writes the row.
 
-    `own`: the turn of the caller. A run with an earlier row does not queue again. Raise Leased, InLine or Withdrawn.
+    `own`: the turn of the caller. A run with an earlier row does not queue again. Raise Leased, QueuedBehind or
+    EndedInQueue.
     """
     rows = list(rows)
     if own is not None:

@@ -98,8 +98,8 @@ def run_script(
 ) -> dict[str, Any]:
     """Run a Python script on the machine and return the printed JSON object.
 
-    After TimedOut or Lost the script may have done its work. After any other SlipwayError the script failed or never
-    started.
+    After TimedOut or ConnectionLost the script may have done its work. After any other SlipwayError the script failed
+    or never started.
     """
     done = transport.run([python, "-", *words], stdin=script, timeout_s=timeout_s)
     if done.exited == 127:

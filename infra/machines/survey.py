@@ -73,7 +73,7 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
 
 
 def contact(host: Host, connect: Connect) -> Transport:
-    """Return a working connection. Raises Unreachable or StrangeHost; in both cases the machine did nothing."""
+    """Return a working connection. Raises Unreachable or HostKeyMismatch; in both cases the machine did nothing."""
     try:
         transport = connect(host)
         done = transport.run(["true"], timeout_s=CONNECT_S)

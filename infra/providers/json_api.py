@@ -204,7 +204,8 @@ class JsonApi:
     def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Send a request for a change once; return the 2xx reply, perhaps with an empty body.
 
-        Raise Unsent, VendorRefused or AuthError if no change was made, and Unclear if a change may have been made.
+        Raise RequestNotSent, VendorRefused or AuthError if no change was made, and UnclearOutcome if a change may have
+        been made.
         """
         what = f"{self.name}: {method} {path}"
         while wait_s := self._pace.wait_s(changes=True):
@@ -227,7 +228,7 @@ class JsonApi:
         raise UnclearOutcome(f"{what}: {reply.said}; the request may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
-        """Return the body of an `act` reply. Raise Unclear for a malformed body: the change may have been made."""
+        """Return the body of an `act` reply. Raise UnclearOutcome for a malformed body: the change may be made."""
         try:
             return _decode(reply.body, kind)
         except ValueError as error:

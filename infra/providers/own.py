@@ -55,7 +55,7 @@ class OwnProvider(Market):
         return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
 
     def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
-        """Return the result of `call`. Raise SlipwayErrors unchanged, and _Theirs for other errors or a timeout."""
+        """Return the result of `call`. Raise SlipwayErrors unchanged, _UserCodeError for other errors or a timeout."""
         made, error = in_time(call, f"{self.name} {verb}", limit_s)
         if made:
             return made[0]

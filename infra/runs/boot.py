@@ -51,7 +51,7 @@ class BootFailed(NoOffer):
 def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
     """Return the row with the pod's address, within `limit_s` seconds of the vendor's clock.
 
-    Raises Unbooted; the pod still exists in this case.
+    Raises BootFailed; the pod still exists in this case.
     """
     scale = provider.clock_scale
     deadline = time.monotonic() + limit_s / scale
@@ -66,7 +66,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
 
 
 def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
-    """Arm the vendor's timer again where a boot resets the timer, and return the pod. Raises Unbooted."""
+    """Arm the vendor's timer again where a boot resets the timer, and return the pod. Raises BootFailed."""
     limit_s = spend.limit_s(op)
     if not provider.can.resets_timer or limit_s is None:
         return pod
@@ -125,7 +125,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
     """Return the path of the pod's folder, after marking the folder with the pod's token.
 
-    Only the rented pod admits the key of this installation. Raises Unbooted.
+    Only the rented pod admits the key of this installation. Raises BootFailed.
     """
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""

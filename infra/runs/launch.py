@@ -99,8 +99,8 @@ def start(
     work begins; deduct the cost of skipped pods from the limits of the next pods. Rent all pods before sending any
     data, and give all pods back if one is not available.
 
-    Raises Taken if the run is already active, NoOffer without a remaining offer, LimitHit if a limit is used up, and
-    EndedMeanwhile after a request to end the run (`inv down`), which stops all further renting.
+    Raises AlreadyLive if the run is already active, NoOffer without a remaining offer, LimitHit if a limit is used up,
+    and EndedDuringStart after a request to end the run (`inv down`), which stops all further renting.
     """
     _refuse_engine(plan.job, offers, vendors)
 
@@ -163,7 +163,7 @@ def give(
 ) -> Op:
     """Send code, inputs and a job to a held pod; return the row. The limits of the pod keep counting. Idempotent.
 
-    Raises UsageError if the pod is running a job, and Taken if a different pod makes the same target.
+    Raises UsageError if the pod is running a job, and AlreadyLive if a different pod makes the same target.
     """
     assert plan.job is not None
     transport = provider.reach(sight.pod_of(op))
@@ -224,7 +224,7 @@ class _RentalState:
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
     def refuse_ended(self, rows: Sequence[Op]) -> None:
-        """Raise EndedMeanwhile if the run was ended on request since this start began."""
+        """Raise EndedDuringStart if the run was ended on request since this start began."""
         if any(row.token not in self.ended_before for row in self._ended(rows)):
             raise EndedDuringStart(f"{self.plan.request.run} was ended by inv down during the start")
 

@@ -83,9 +83,9 @@ PLAIN = RowDraft()
 def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN) -> Op:
     """Rent one pod from `offer` for `job`, and return the row; the `job` field adds the token and the price.
 
-    Raises Taken if the run, or the target in the store, is live, and Leased if the machine of the offer is occupied. In
-    these cases, and for errors of `row.admit` and `check_end`, no request was sent. After Ambiguous, the pod may exist
-    and the row is UNKNOWN. After any other SlipwayError, no pod was rented.
+    Raises AlreadyLive if the run, or the target in the store, is live, and Leased if the machine of the offer is
+    occupied. In these cases, and for errors of `row.admit` and `check_end`, no request was sent. After Ambiguous, the
+    pod may exist and the row is UNKNOWN. After any other SlipwayError, no pod was rented.
     """
     if provider.is_rented:
         check_end(offer, job.limits)

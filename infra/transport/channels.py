@@ -51,13 +51,13 @@ class Framed:
         return self.out.talk + self.err.talk
 
     def receive_stderr(self, kept: KeptStream) -> None:
-        """Read the available stderr into `kept`. Raises Exceeded, NoFrame."""
+        """Read the available stderr into `kept`. Raises SizeExceeded, NoFrame."""
         while self._channel.recv_stderr_ready():
             if found := self.err.feed(self._channel.recv_stderr(CHUNK)):
                 kept.add(found)
 
     def listen(self, out: KeptStream, err: KeptStream, deadline: float) -> None:
-        """Collect stdout and stderr until the command ends. Raises TimeoutError, Exceeded, NoFrame."""
+        """Collect stdout and stderr until the command ends. Raises TimeoutError, SizeExceeded, NoFrame."""
         channel, arrived = self._channel, _Wake()
         channel.in_buffer.set_event(arrived)
         channel.in_stderr_buffer.set_event(arrived)
@@ -80,7 +80,7 @@ class Framed:
 
     @property
     def code(self) -> int:
-        """Return the exit code of the ended command. Raises NoEnd without an exit code."""
+        """Return the exit code of the ended command. Raises NoExitCode without an exit code."""
         if self.out.code is None:
             raise NoExitCode
         return self.out.code

@@ -43,7 +43,7 @@ class _CountingSocket(socket.socket):
 class PodConnection(fabric.Connection):  # type: ignore[misc]
     """A connection to a machine, opened on first use and reopened after a loss.
 
-    Opening raises Unreachable, StrangeHost, AuthError or UsageError.
+    Opening raises Unreachable, HostKeyMismatch, AuthError or UsageError.
     """
 
     # Fabric treats an attribute without a class declaration as a setting.

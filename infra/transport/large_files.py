@@ -111,8 +111,9 @@ def applies(transport: Transport, size: int) -> bool:
 def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Meter) -> None:
     """Make the local `draft` equal to the first `size` bytes of the remote file `source`.
 
-    `draft` may hold a part of these bytes, or different ones. Raises Lost when the connection breaks, with the progress
-    kept in `draft`; FileNotFoundError for a missing source; and an error for a full disk after removing `draft`.
+    `draft` may hold a part of these bytes, or different ones. Raises ConnectionLost when the connection breaks, with
+    the progress kept in `draft`; FileNotFoundError for a missing source; and an error for a full disk after removing
+    `draft`.
     """
     assert isinstance(transport, Ssh)
     draft.parent.mkdir(parents=True, exist_ok=True)

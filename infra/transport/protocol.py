@@ -128,8 +128,8 @@ class Transport(Protocol):
     ) -> Result:
         """Run a program to the end, with `env` added to the machine's environment.
 
-        Raises TimedOut, Lost or SlipwayError, and TooLarge if stdout or stderr exceeds `limit_bytes`. Exceptions of the
-        `stdin` iterator propagate.
+        Raises TimedOut, ConnectionLost or SlipwayError, and TooLarge if stdout or stderr exceeds `limit_bytes`.
+        Exceptions of the `stdin` iterator propagate.
         """
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:

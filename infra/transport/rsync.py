@@ -72,8 +72,8 @@ def copy(
 ) -> None:
     """Run rsync from `source` to `target`; the remote path starts with `rsync_shell.HOST` and a colon.
 
-    `program` is the remote rsync. `limit_bytes` limits a received file. Raises Lost when the connection breaks (a
-    repeated call resumes the transfer), LongerThanPromised, and SlipwayError for other failures of rsync.
+    `program` is the remote rsync. `limit_bytes` limits a received file. Raises ConnectionLost when the connection
+    breaks (a repeated call resumes the transfer), LongerThanPromised, and SlipwayError for other failures of rsync.
     """
     ours, theirs = socket.socketpair()
     shell = shlex.join([sys.executable, "-IS", rsync_shell.__file__, str(theirs.fileno())])

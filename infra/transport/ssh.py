@@ -87,7 +87,8 @@ class Ssh:
     ) -> Result:
         """Run words as `Transport.run` does.
 
-        Raises TimedOut and TooLarge (both after killing the command), Lost, Unreachable, StrangeHost, AuthError.
+        Raises TimedOut and TooLarge (both after killing the command), ConnectionLost, Unreachable, HostKeyMismatch,
+        AuthError.
         """
         script, out, err = _script(words, cwd), WholeStream(limit_bytes), WholeStream(limit_bytes)
         try:
@@ -278,7 +279,8 @@ class Ssh:
     ) -> int:
         """Return the exit code of a shell script (negative: a signal); `out` and `err` collect the output.
 
-        `name` identifies the script in errors. Raises Exceeded when `out` or `err` does; the script is killed first.
+        `name` identifies the script in errors. Raises SizeExceeded when `out` or `err` does; the script is killed
+        first.
         """
         deadline, frame = time.monotonic() + timeout_s, Frame()
         pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin

@@ -38,7 +38,7 @@ class _Port:
 
 
 class Link:
-    """An open connection. The constructor raises Unreachable, StrangeHost, AuthError or UsageError."""
+    """An open connection. The constructor raises Unreachable, HostKeyMismatch, AuthError or UsageError."""
 
     def __init__(self, address: Address, known_hosts: Path) -> None:
         self._free = threading.BoundedSemaphore(SESSIONS)

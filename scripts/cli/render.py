@@ -30,7 +30,7 @@ RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {
 
 
 def say(words: str) -> None:
-    """Print to stderr and flush. Raises ToldToLeave if the terminal was closed, since no step has failed."""
+    """Print to stderr and flush. Raises ExitRequested if the terminal was closed, since no step has failed."""
     try:
         moving_line.clear()
         print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)

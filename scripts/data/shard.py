@@ -335,7 +335,7 @@ def engine_options(engine: str, settings: Settings) -> dict[str, str]:
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
-    """Verify the shards in `folder` and its parts. Raises Unsound with all problems."""
+    """Verify the shards in `folder` and its parts. Raises CheckFailed with all problems."""
     from data.manifest import parts
     from data.verify import verify
 

@@ -137,7 +137,10 @@ def in_words(found: KeyCheck) -> str:
 
 
 def hidden(question: str) -> str:
-    """Ask without echo and return the answer. Raises Over at Ctrl-D, UsageError if the terminal cannot hide input."""
+    """Ask without echo and return the answer.
+
+    Raises QuestionsEnded at Ctrl-D, UsageError if the terminal cannot hide input.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
@@ -149,7 +152,7 @@ def hidden(question: str) -> str:
 
 
 def typed(question: str) -> str:
-    """Return a typed line. Raises Over at Ctrl-D."""
+    """Return a typed line. Raises QuestionsEnded at Ctrl-D."""
     print(question, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:

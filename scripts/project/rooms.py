@@ -30,25 +30,37 @@ ROOMS = (
         "infra/providers",
         "infra/providers/shadeform.py",
         "key and address in `infra/settings.py` (`VENDORS` and `Settings`), class in `infra/providers/by_name.py`, "
-        "names of GPUs in `infra/market/gpus.py`, a rehearsed server in `infra/rehearsal/vendors/`, named in "
-        "`infra/rehearsal/world.py` and `infra/rehearsal/records.py`, a column in `docs/money.md`, tests as in "
-        "`tests/infra/market/test_shadeform.py`",
+        "billing unit and timer in `infra/ledger/spend.py` and `infra/providers/__init__.py`, names of GPUs in "
+        "`infra/market/gpus.py`, prices in `infra/market/catalogue.json`, name and dashboard in "
+        "`flows/installation/first_keys.py` and `flows/installation/doctor.py`, a rehearsed server in "
+        "`infra/rehearsal/vendors/`, named in `infra/rehearsal/world.py`, `infra/rehearsal/records.py`, "
+        "`infra/rehearsal/faults.py` and `infra/rehearsal/offers.json`, a column in `docs/money.md`, tests as in "
+        "`tests/infra/market/test_shadeform.py`; `tests/infra/providers/test_vendor_tables.py` names a missing table",
     ),
     ContributionRow(
         "a phase of training",
-        "trainer/phases",
-        "trainer/phases/rl.py",
-        "record in `trainer/records/phase_registry.py`, settings in `trainer/recipes.py` and "
-        "`trainer/profiles/street.py`, a new loss in `trainer/objectives/`, tests as in `tests/trainer/test_rl.py`; or "
-        "all of it in a pack",
+        "packs/blocks",
+        "packs/blocks/pack.py",
+        "an optional phase is a pack: record of the phase, configuration, objective, flags, tests. A phase that every "
+        "profile needs is a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and "
+        "settings in `trainer/recipes.py` and `trainer/profiles/street.py`. A new kind of data is a specification in "
+        "`data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
     ),
     ContributionRow(
-        "a flag",
+        "a flag for machines",
+        "infra/selection",
+        "infra/selection/machine_spec.py",
+        "a field of `Request` in `infra/records.py`, filled in `infra/selection/request.py`; a filter of offers in "
+        "`infra/market/filters.py`; the name in `flows/runs/same_request.py`, so that a second launch with a different "
+        "value does not follow the run",
+    ),
+    ContributionRow(
+        "any other flag",
         "flows/specs",
-        "flows/specs/launch.py",
+        "flows/specs/work.py",
+        "`flows/specs/work.py` for training, `flows/specs/launch.py` for a launch, `scripts/cli/flags.py` for output; "
         "a flag of a single command is a field of the record in the file of the command, such as "
-        "`scripts/runs/logs.py`; a flag of several commands is a field in `scripts/cli/flags.py`; the "
-        "command receives the record",
+        "`scripts/runs/logs.py`",
     ),
     ContributionRow(
         "a command",

@@ -163,7 +163,7 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
 def _kept_bytes(file: Path, dtype: str) -> int:
     """Return the bytes of the tensors in one file as an engine keeps them: floats in `dtype`, other types unchanged.
 
-    Raises Unreadable.
+    Raises UnusableDocument.
     """
     width = 4 if dtype == "float32" else 2
     return sum(

@@ -1,8 +1,8 @@
 """Bounds on the fields of a request. Pure.
 
 Only the size of the body bounds the prompt; every other known field has a bound of its own. All unknown fields share a
-bound, so a new field of an engine is bounded from the first day. `check` takes the fields of a body and raises Bad.
-Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+bound, so a new field of an engine is bounded from the first day. `check` takes the fields of a body and raises
+OutOfBounds. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class OutOfBounds(Exception):
 
 
 def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
-    """Check all fields of a body of `size` bytes. Raises Bad."""
+    """Check all fields of a body of `size` bytes. Raises OutOfBounds."""
     is_long, others = size > bounds.max_other_bytes, 0
     for name, value in said.items():
         known = _CHECKS.get(name)
@@ -44,7 +44,7 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
 
 
 def _check_sequences(said: Mapping[str, Any], most: int) -> None:
-    """Check the number of prompts times answers per prompt. Raises Bad."""
+    """Check the number of prompts times answers per prompt. Raises OutOfBounds."""
     prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if prompts * answers > most:
@@ -74,7 +74,7 @@ def _short(name: str, value: Any, most: int) -> None:
 
 
 def _few(name: str, value: Any, most: int, most_bytes: int) -> None:
-    """Check the number of entries of a list or object, and the encoded size of any value. Raises Bad."""
+    """Check the number of entries of a list or object, and the encoded size of any value. Raises OutOfBounds."""
     if isinstance(value, (list, dict)) and len(value) > most:
         raise OutOfBounds(f"`{name}` has {len(value)} entries; {most} are allowed")
     _short(name, value, most_bytes)
@@ -105,7 +105,10 @@ def _check_template(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_links(name: str, value: Any, bounds: Bounds) -> None:
-    """Check the URLs of images, audio and video, which an engine would fetch. Raises Bad for a forbidden host."""
+    """Check the URLs of images, audio and video, which an engine would fetch.
+
+    Raises OutOfBounds for a forbidden host.
+    """
     left = [value]
     while left:
         one = left.pop()
@@ -143,7 +146,7 @@ def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:
-    """Check texts to embed or a conversation. Raises Bad."""
+    """Check texts to embed or a conversation. Raises OutOfBounds."""
     if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
         raise OutOfBounds(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
     _check_links(name, value, bounds)

@@ -16,13 +16,13 @@ MOST_BYTES = 4 * outside.MIB
 def templates_of(folder: Path) -> dict[str, str]:
     """Return the chat templates of a folder by name, as `transformers` finds them; {} without templates.
 
-    Template files take precedence over tokenizer_config.json. Raise Unreadable for an invalid file.
+    Template files take precedence over tokenizer_config.json. Raise UnusableDocument for an invalid file.
     """
     return template_files(folder) or templates_in(config_of(folder, CONFIG))
 
 
 def template_of(folder: Path) -> str:
-    """Return the default chat template of a folder, or "" if the folder has none. Raise Unreadable."""
+    """Return the default chat template of a folder, or "" if the folder has none. Raise UnusableDocument."""
     return usual(templates_of(folder))
 
 
@@ -32,7 +32,7 @@ def usual(templates: Mapping[str, str]) -> str:
 
 
 def template_files(folder: Path) -> dict[str, str]:
-    """Return the chat templates stored as separate files, by name. Raise Unreadable."""
+    """Return the chat templates stored as separate files, by name. Raise UnusableDocument."""
     paths = {"default": folder / FILE}
     paths |= {path.name.removesuffix(SUFFIX): path for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))}
     found = {}
@@ -46,7 +46,7 @@ def template_files(folder: Path) -> dict[str, str]:
 
 
 def copy_template_files(source: Path, target: Path) -> None:
-    """Copy the template files of the folder `source` to `target`. Raise Unreadable."""
+    """Copy the template files of the folder `source` to `target`. Raise UnusableDocument."""
     for name, text in template_files(source).items():
         path = target / FILE if name == "default" else target / FOLDER / f"{name}{SUFFIX}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def named_tokens(folder: Path) -> dict[str, str]:
     """Return the texts of the named tokens (`bos_token` and so on), as `transformers` finds them.
 
     A tokenizer_config.json with `added_tokens_decoder` is complete. For older files, special_tokens_map.json overrides
-    the values. Raise Unreadable.
+    the values. Raise UnusableDocument.
     """
     said = config_of(folder, CONFIG)
     if "added_tokens_decoder" not in said:
@@ -83,7 +83,7 @@ def _text(said: Any) -> str:
 
 
 def config_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return the content of a small JSON file; {} if the file does not exist. Raise Unreadable."""
+    """Return the content of a small JSON file; {} if the file does not exist. Raise UnusableDocument."""
     path = folder / name
     try:
         return outside.load(path, MOST_BYTES, integer=outside.clamped) if path.is_file() else {}

@@ -41,7 +41,7 @@ class TensorHeader:
 
 
 def held(folder: Path, name: str) -> Path:
-    """Return the path of the file `name` in a model folder. Raise Unreadable if a link leads outside.
+    """Return the path of the file `name` in a model folder. Raise UnusableDocument if a link leads outside.
 
     In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
@@ -56,7 +56,7 @@ def held(folder: Path, name: str) -> Path:
 
 
 def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
-    """Return the content of a small JSON file of a model. Raise Unreadable or FileNotFoundError."""
+    """Return the content of a small JSON file of a model. Raise UnusableDocument or FileNotFoundError."""
     try:
         return outside.load(held(folder, name), CONFIG_BYTES, integer=outside.clamped)
     except FileNotFoundError:
@@ -66,7 +66,10 @@ def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a model, by name. Raise Unreadable if a file is missing or outside the folder."""
+    """Return the weight files of a model, by name.
+
+    Raise UnusableDocument if a file is missing or outside the folder.
+    """
     names: set[str] = {WEIGHTS}
     try:
         if (folder / INDEX).exists():
@@ -86,7 +89,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def header(file: Path) -> dict[str, TensorHeader]:
-    """Return the tensor descriptions of a safetensors file by name, without reading tensors. Raise Unreadable."""
+    """Return the tensor descriptions of a safetensors file by name, without reading tensors. Raise UnusableDocument."""
     try:
         with outside.opened(file) as opened:
             room = os.fstat(opened.fileno()).st_size - 8
@@ -117,7 +120,7 @@ def check(folder: Path) -> dict[str, Any]:
     """Return the config of any model after checking the sizes that loaders trust.
 
     Sizes must be integers from 1 to MOST, `rope_theta`, `rms_norm_eps` and `factor` must be above 0 and below 1e15, and
-    the embedding table must have the shape in the config. Raise Unreadable.
+    the embedding table must have the shape in the config. Raise UnusableDocument.
     """
     try:
         config = load(folder)
@@ -140,7 +143,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any]) -> None:
-    """Raise Unreadable if a size or number in the config of a model is out of bounds."""
+    """Raise UnusableDocument if a size or number in the config of a model is out of bounds."""
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):

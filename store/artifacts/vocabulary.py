@@ -127,7 +127,7 @@ def model_problem(raw: bytes) -> str:
 
 
 def has_pieces(folder: Path) -> bool:
-    """Return whether the folder has a SentencePiece-style tokenizer.json. Raise OSError or Unreadable."""
+    """Return whether the folder has a SentencePiece-style tokenizer.json. Raise OSError or UnusableDocument."""
     path = folder / TOKENIZER
     if not path.is_file():
         return False

@@ -112,7 +112,7 @@ class Backend(ABC):
     def small(self, name: str, at: str = "") -> bytes:
         """Return the content of a small file: a manifest, mark or list.
 
-        Raise FileNotFoundError, or StoreError (NotSmall above SMALL_BYTES).
+        Raise FileNotFoundError, or StoreError (FileTooLarge above SMALL_BYTES).
         """
         content = b""
         for piece in self.pieces(name, at):

@@ -167,7 +167,7 @@ class Fetch:
     def _patiently(self, action: Callable[[], T]) -> T:
         """Return the result of `action`, with retries while the store fails.
 
-        Raise Damaged, and StoreError after the last retry.
+        Raise DamagedCheckpoint, and StoreError after the last retry.
         """
         for tries in range(1, TRIES + 1):
             try:

@@ -50,7 +50,7 @@ class ListedCheckpoint:
     def parse(raw: bytes, folder: str) -> "ListedCheckpoint":
         """Return the checkpoint that a manifest describes; `folder` is the folder name, `step-...`.
 
-        Raise Damaged unless `raw` is a manifest of this step with safe paths.
+        Raise DamagedCheckpoint unless `raw` is a manifest of this step with safe paths.
         """
         try:
             said = outside.mapping(raw)
@@ -70,7 +70,10 @@ class ListedCheckpoint:
 
     @staticmethod
     def of(folder: Path) -> "ListedCheckpoint":
-        """Return the checkpoint in a local folder. Raise FileNotFoundError, or Damaged for an invalid manifest."""
+        """Return the checkpoint in a local folder.
+
+        Raise FileNotFoundError, or DamagedCheckpoint for an invalid manifest.
+        """
         try:
             return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)
         except outside.UnusableDocument as error:
@@ -134,8 +137,8 @@ class RunFolder:
     def put_checkpoint(self, folder: Path, name: str) -> None:
         """Upload a local checkpoint; readers see the checkpoint only after every file was verified.
 
-        An intact checkpoint in the store is kept unchanged. Raise Damaged if the local checkpoint is damaged, and
-        FileNotFoundError if the trainer has removed the checkpoint meanwhile.
+        An intact checkpoint in the store is kept unchanged. Raise DamagedCheckpoint if the local checkpoint is damaged,
+        and FileNotFoundError if the trainer has removed the checkpoint meanwhile.
         """
         checkpoint, manifest = ListedCheckpoint.of(folder), self._at(f"{name}/{MANIFEST}")
         if manifest in self._listing():
@@ -167,7 +170,10 @@ class RunFolder:
                 raise StoreError(f"{self.uri}: {name}: the store does not list {file.path} with {file.size} bytes")
 
     def get_checkpoint(self, name: str, folder: Path, told: Callable[[int, int], object]) -> ListedCheckpoint:
-        """Download a checkpoint, whole or not at all. Raise Damaged. The callback gets bytes so far and total bytes."""
+        """Download a checkpoint, whole or not at all.
+
+        Raise DamagedCheckpoint. The callback gets bytes so far and total bytes.
+        """
         at = self._place.pin()
         checkpoint = self._manifest(name, at)
         total, done = sum(file.size for file in checkpoint.files), 0
@@ -206,7 +212,7 @@ class RunFolder:
         return ""
 
     def manifest(self, name: str) -> ListedCheckpoint:
-        """Return the manifest of a checkpoint without verifying files. Raise Damaged."""
+        """Return the manifest of a checkpoint without verifying files. Raise DamagedCheckpoint."""
         return self._manifest(name, "")
 
     def remove_checkpoint(self, name: str) -> None:
@@ -270,7 +276,10 @@ def spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
 
 
 def check_files(folder: Path) -> ListedCheckpoint:
-    """Return the checkpoint in a local folder after reading every byte. Raise Damaged or FileNotFoundError."""
+    """Return the checkpoint in a local folder after reading every byte.
+
+    Raise DamagedCheckpoint or FileNotFoundError.
+    """
     checkpoint = ListedCheckpoint.of(folder)
     for file in checkpoint.files:
         try:
@@ -281,7 +290,7 @@ def check_files(folder: Path) -> ListedCheckpoint:
 
 
 def _check(path: Path, file: FileEntry) -> None:
-    """Raise Damaged unless the local file has the size and sha256 in the manifest."""
+    """Raise DamagedCheckpoint unless the local file has the size and sha256 in the manifest."""
     if not path.is_file():
         raise DamagedCheckpoint(f"{file.path} is missing")
     digest = hashlib.sha256()

@@ -29,7 +29,7 @@ class Template:
         self._child = LimitedChild("store.untrusted.render", (), source.encode("utf-8", "surrogatepass"), limits)
 
     def render(self, variables: Mapping[str, Any], date: datetime | None = None) -> str:
-        """Return the text of the template for these variables, on the given date or today. Raise Unreadable."""
+        """Return the text of the template for these variables, on the given date or today. Raise UnusableDocument."""
         return self.render_beginnings(variables, [], date)[0]
 
     def render_beginnings(
@@ -38,7 +38,7 @@ class Template:
         """Return a text per beginning of the messages, or a single text of all messages without beginnings.
 
         A single question covers all beginnings, since the round trip takes longer than most templates. Raise
-        Unreadable.
+        UnusableDocument.
         """
         said = {"variables": dict(variables), "date": date.isoformat() if date else "", "beginnings": beginnings}
         try:
@@ -49,7 +49,7 @@ class Template:
 
 
 def check(folder: Path) -> None:
-    """Render a probe conversation with the chat template of a model, if any. Raise Unreadable.
+    """Render a probe conversation with the chat template of a model, if any. Raise UnusableDocument.
 
     A template that refuses the probe of two messages is accepted, since the engine may accept other conversations.
     """

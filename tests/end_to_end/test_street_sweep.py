@@ -200,7 +200,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
         _, err = planning.communicate(timeout=60)
         assert planning.returncode == 0 and machine in err, err
         assert "all runs together: neither --ttl nor --spend-limit is given: the limit is " in err, err
-        assert 5 <= float(err.partition("the limit is ")[2].partition(" USD")[0]) < 50 and "rests on a table" in err
+        assert 5 <= float(err.partition("the limit is ")[2].partition(" USD")[0]) < 50 and "based on a table" in err
     assert user.truth()["pods"] == []
 
 

@@ -58,7 +58,7 @@ class RewardWorker:
         self.rest = b""
 
     def ask(self, question: Any) -> Any:
-        """Return the answer to a question. Raises NoAnswer, after which the next question starts a new process."""
+        """Return the answer to a question. Raises WorkerGone, after which the next question starts a new process."""
         self.begin()
         try:
             self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
@@ -71,7 +71,7 @@ class RewardWorker:
             raise
 
     def begin(self) -> None:
-        """Start the process unless already running. Raises NoAnswer."""
+        """Start the process unless already running. Raises WorkerGone."""
         if self.process is None:
             self._start()
 
@@ -104,7 +104,7 @@ class RewardWorker:
             raise
 
     def _send(self, words: bytes, limit_s: float) -> None:
-        """Write `words` to the worker within `limit_s` seconds, even if the worker does not read. Raises NoAnswer."""
+        """Write `words` to the worker within `limit_s` seconds, even if the worker does not read. Raises WorkerGone."""
         assert self.process is not None and self.process.stdin is not None
         pipe, until = self.process.stdin.fileno(), time.monotonic() + limit_s
         os.set_blocking(pipe, False)

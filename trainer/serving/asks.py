@@ -1,6 +1,7 @@
 """Parser for client requests in OpenAI's protocol, and the JSON structure of the replies.
 
-The parser turns the JSON of a request into an `CompletionRequest`, using a tokenizer, or raises Wrong with the reason.
+The parser turns the JSON of a request into an `CompletionRequest`, using a tokenizer, or raises BadRequest with the
+reason.
 """
 
 import os
@@ -70,7 +71,7 @@ class CompletionRequest:
 def read(
     said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int
 ) -> CompletionRequest:
-    """Return the parsed request. Raises Wrong.
+    """Return the parsed request. Raises BadRequest.
 
     room: positions of the model, for prompt and answer; most: maximum tokens of any answer, 0 = as many as fit; align:
     see `conversations.prompt`.

@@ -127,7 +127,7 @@ class EngineServer:
             await reply(scope, receive, send)
 
     async def _reply(self, request: Request, leaving: contextlib.ExitStack) -> Response:
-        """Return the response to a request in OpenAI's protocol. Raises Wrong, ClientDisconnect."""
+        """Return the response to a request in OpenAI's protocol. Raises BadRequest, ClientDisconnect."""
         path, is_asked = str(request.scope["path"]), request.method == "POST"
         if path in ("/health", "/ping"):
             return Response()
@@ -201,7 +201,7 @@ def event(value: object) -> bytes:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request. Raises Wrong for more than MOST_BODY bytes, ClientDisconnect."""
+    """Return the body of a request. Raises BadRequest for more than MOST_BODY bytes, ClientDisconnect."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

@@ -18,7 +18,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def write(folder: Path) -> None:
-    """Write the tokenizer.json of a folder with a `tokenizer.model`. Raises InputError, Unreadable."""
+    """Write the tokenizer.json of a folder with a `tokenizer.model`. Raises InputError, UnusableDocument."""
     raw = outside.content(folder / sentencepiece.FILE, sentencepiece.MOST_BYTES)
     said = completed(json.loads(converted(raw)), folder)
     (folder / vocabulary.TOKENIZER).write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
@@ -67,7 +67,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
-    """Yield the added tokens of `folder`: id or None, text, flags. Raises InputError, Unreadable."""
+    """Yield the added tokens of `folder`: id or None, text, flags. Raises InputError, UnusableDocument."""
     config, special = config_of(folder, CONFIG), config_of(folder, SPECIAL_MAP)
     named = named_tokens(folder)
     extra = [*_texts(config), *_texts(special)]

@@ -107,7 +107,7 @@ def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selectio
 def project(value: Any, selections: tuple[Selection, ...], schema: Schema, name: str) -> Any:
     """Reduce a value of type `name` to the selected fields; call functions in the value with the field's arguments.
 
-    Raises Wrong if such a function raises Wrong.
+    Raises QueryError if such a function raises QueryError.
     """
     if isinstance(value, list):
         return [project(one, selections, schema, name) for one in value]

@@ -92,7 +92,7 @@ class Graph:
         return web.Answer(200, {"data": project(fields, selections, SCHEMA, kind.title())})
 
     def _deploy(self, wish: Deploy) -> Machine:
-        """Rent a machine. Raises Wrong, Refused."""
+        """Rent a machine. Raises QueryError, Refused."""
         for moment in filter(None, (wish.terminateAfter, wish.stopAfter)):
             try:
                 parse_iso(moment)  # accepted without effect: runpodctl pull requests 330 and 331

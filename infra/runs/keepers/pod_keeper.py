@@ -107,7 +107,7 @@ class PodKeeper(Keeper):
 
     @contextlib.contextmanager
     def _changing(self, set_name: str) -> Iterator[None]:
-        """Hold the lease on the pods of the set. Raises Held."""
+        """Hold the lease on the pods of the set. Raises LeaseHeld."""
         lease = self.journal.leases.take(set_lease(set_name))
         try:
             yield

@@ -60,7 +60,7 @@ class Downloads:
     def last(self, op: Op, transport: Transport, pod_store: str) -> None:
         """Download all saved files of a pod before the pod ends; report damaged files and leave these files on the pod.
 
-        Raises Lost, TimedOut or Unreachable if the pod does not answer.
+        Raises ConnectionLost, TimedOut or Unreachable if the pod does not answer.
         """
         self.say(f"{op.run}: downloading the saved files")
         with self.running:

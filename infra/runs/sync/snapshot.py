@@ -80,7 +80,10 @@ def _kept_one(home: RunHome, said: Any) -> Carried:
 
 
 def _checked(name: str, file: str) -> str:
-    """Return the name of a carried folder. Raises Unreadable for an invalid or reserved name, or an invalid path."""
+    """Return the name of a carried folder.
+
+    Raises UnusableDocument for an invalid or reserved name, or an invalid path.
+    """
     if not is_part(name) or name in OURS or file and not is_inside(file):
         raise outside.UnusableDocument(f"{outside.shown(name)} with {outside.shown(file)} is not a folder to send")
     return name

@@ -30,7 +30,7 @@ class KeptStream(Protocol):
     """The kept part of a stream."""
 
     def add(self, piece: bytes) -> None:
-        """Append the next piece. Raises Exceeded."""
+        """Append the next piece. Raises SizeExceeded."""
 
     def value(self) -> bytes:
         """Return the kept bytes."""
@@ -44,7 +44,7 @@ class WholeStream:
         self._held = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Append the next piece. Raises Exceeded."""
+        """Append the next piece. Raises SizeExceeded."""
         if len(self._held) + len(piece) > self._limit_bytes:
             raise SizeExceeded
         self._held += piece
@@ -72,7 +72,7 @@ class StreamEnd:
 
 
 def gather(child: "subprocess.Popen[bytes]", out: KeptStream, err: KeptStream, timeout_s: float) -> int:
-    """Read a program's stdout and stderr to the end and return the exit code. Raises Exceeded, TimeoutError."""
+    """Read a program's stdout and stderr to the end and return the exit code. Raises SizeExceeded, TimeoutError."""
     deadline = time.monotonic() + timeout_s
     assert child.stdout is not None and child.stderr is not None
     with selectors.DefaultSelector() as waiting:
@@ -95,7 +95,7 @@ def gather(child: "subprocess.Popen[bytes]", out: KeptStream, err: KeptStream, t
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading, without blocking on a pipe. Raises NotRegular, OSError."""
+    """Open a regular file for reading, without blocking on a pipe. Raises NotRegularFile, OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -105,7 +105,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def whole_file(path: str | Path, limit_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises Exceeded, NotRegular, OSError."""
+    """Return the content of a regular file. Raises SizeExceeded, NotRegularFile, OSError."""
     kept = WholeStream(limit_bytes)
     with opened(path) as file:
         while piece := file.read(CHUNK):

@@ -144,7 +144,7 @@ def _opened(archive: str) -> Iterator[sqlite3.Connection]:
 
 
 def _refuse_odd_tables(db: sqlite3.Connection) -> None:
-    """Raise Unreadable when `ops` or `meta` is not a table, for example a view."""
+    """Raise UnusableDocument when `ops` or `meta` is not a table, for example a view."""
     found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
     if found != {"ops": "table", "meta": "table"}:
         raise UnusableDocument(f"expected the tables ops and meta, found {outside.shown(found)}")

@@ -63,7 +63,7 @@ def extract(
 ) -> dict[str, str]:
     """Write the files and folders of an archive under `folder`; return the links as a mapping of name to target.
 
-    Raises Unreadable, with the files written so far left in place, and OSError.
+    Raises UnusableDocument, with the files written so far left in place, and OSError.
     """
     bounds = bounds or ArchiveBounds()
     try:
@@ -191,7 +191,10 @@ class _Extraction:
 
 
 def made(folder: Path, name: str) -> Path:
-    """Create the folder `name` under `folder`. Raises Unreadable when the archive also holds a file of that name."""
+    """Create the folder `name` under `folder`.
+
+    Raises UnusableDocument when the archive also holds a file of that name.
+    """
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -155,7 +155,7 @@ class ControlHost:
     def run(self, there: HostDescription, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command on the host with the local terminal; return the outcome and store the copy of the journal.
 
-        Raises Lost for a broken connection, and UsageError without ssh on this machine.
+        Raises ConnectionLost for a broken connection, and UsageError without ssh on this machine.
         """
         about = {
             "words": list(words),
@@ -182,7 +182,7 @@ class ControlHost:
     def outcome(self, code: int, record: Path) -> terminal.RemoteOutcome:
         """Return the outcome of a command from the session record, or else from the exit code of ssh.
 
-        Remove the record from the host. Raises Lost, and Unreachable when the command never began.
+        Remove the record from the host. Raises ConnectionLost, and Unreachable when the command never began.
         """
         words = ["sh", "-c", FETCH, "sh", str(record.with_suffix(".over")), str(record)]
         try:

@@ -77,7 +77,7 @@ def limit(num_bytes: int) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, memory-mapped. Raises Unfit."""
+    """Return the tensors of a checkpoint, memory-mapped. Raises UnsupportedModel."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -95,7 +95,8 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
     """Return the tensors under our names in float32, with gains of one for norms, which nanochat lacks.
 
     nanochat rotates queries and keys in the opposite direction, from the second half of a head to the first. Swapping
-    the halves of each head gives our rotation. Raises Unfit for tensors that do not match the shape of `model`.
+    the halves of each head gives our rotation. Raises UnsupportedModel for tensors that do not match the shape of
+    `model`.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -153,7 +154,10 @@ class OnlyEncodings(pickle.Unpickler):
 
 
 def words_of(path: Path) -> list[bytes]:
-    """Return the bytes of each token id except the special tokens. Raises Unfit for an incompatible tokenizer."""
+    """Return the bytes of each token id except the special tokens.
+
+    Raises UnsupportedModel for an incompatible tokenizer.
+    """
     try:
         with outside.opened(path) as file:
             if os.fstat(file.fileno()).st_size > TOKENIZER_BYTES:

@@ -83,7 +83,7 @@ class Client:
     def ask(self, what: str, *, timeout_s: float = ANSWER_S, **given: Any) -> Any:
         """Send the request `what` and return the answer; wait at most `timeout_s` seconds.
 
-        Raises NotAnswered when the request may have taken effect, and other SlipwayErrors for errors of SkyPilot.
+        Raises SkyPilotTimeout when the request may have taken effect, and other SlipwayErrors for errors of SkyPilot.
         """
         return self._exchange({"what": what, "given": given}, timeout_s).answer
 

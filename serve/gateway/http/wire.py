@@ -116,13 +116,13 @@ class Message:
         return said
 
     async def more(self) -> None:
-        """Wait until data has come. Raises Broken when no more data will come."""
+        """Wait until data has come. Raises MalformedMessage when no more data will come."""
         if self.error is not None:
             raise self.error
         await self.wire.news
 
     async def readany(self) -> bytes:
-        """Return the unread bytes, or the next bytes; b"" at the end. Raises Broken."""
+        """Return the unread bytes, or the next bytes; b"" at the end. Raises MalformedMessage."""
         while not self._parts:
             if self.is_whole:
                 return b""

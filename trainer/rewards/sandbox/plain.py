@@ -22,7 +22,7 @@ class NotPlainData(ValueError):
 
 
 def write(value: Any) -> str:
-    """Return a value as text. Raises NotPlain."""
+    """Return a value as text. Raises NotPlainData."""
     try:
         text = json.dumps(_tree(value, 0))
     except NotPlainData:
@@ -35,7 +35,7 @@ def write(value: Any) -> str:
 
 
 def read(text: Any) -> Any:
-    """Return the value of a text from an untrusted process. Raises NotPlain."""
+    """Return the value of a text from an untrusted process. Raises NotPlainData."""
     if not isinstance(text, str) or len(text) > MOST_BYTES:
         raise NotPlainData("not a text, or a text that is too long")
     try:

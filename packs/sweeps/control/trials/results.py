@@ -151,7 +151,7 @@ def _trial(said: Any) -> TrialResult:
 
 
 def _check(said: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Raise Unreadable for a value of an unexpected type, which would break the result tables."""
+    """Raise UnusableDocument for a value of an unexpected type, which would break the result tables."""
     for key in kinds.keys() & said.keys():
         outside.typed(said, key, kinds[key])
 
