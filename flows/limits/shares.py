@@ -139,8 +139,8 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
         return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
         raise UsageError(
-            "--devices applies to your own machines and to held pods (--no-deploy); a rented pod is always used as "
-            "a whole"
+            "--devices applies to your own machines and to held pods (--no-deploy); a newly rented pod is always used "
+            "as a whole"
         )
     if request.nodes > 1:
         raise UsageError("--devices names GPUs of a single machine; leave out --nodes")

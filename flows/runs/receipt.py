@@ -102,7 +102,7 @@ def read(op: Op, settings: Settings) -> Receipt:
         Job.from_json(json.dumps(found.job))
     except FileNotFoundError:
         raise UsageError(
-            f"{op.run} has no receipt: {path} does not exist; the run was launched before Slipway wrote receipts"
+            f"{op.run} has no receipt: {path} does not exist; only the launch of a run writes the receipt"
         ) from None
     except UsageError:
         raise

@@ -233,7 +233,7 @@ class Supervisor:
         if wait_s is None:
             care.key, care.given_up = (
                 key,
-                f"the process was started {len(care.begun_at)} times, and ended early each time",
+                f"the supervisor has tried {len(care.begun_at)} times, and each attempt ended early",
             )
             self.tell(f"{name}: given up: {care.given_up}")
             self._tell_given_up(name, care.given_up)

@@ -126,9 +126,9 @@ def open_budget(
             if amount < found.committed and amount < now.amount:
                 kept = found.committed - found.spent
                 raise UsageError(
-                    f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for live pods; a limit of "
-                    f"{in_usd(amount)} is too small. Give at least {in_usd(found.committed)}: {flag}, or end "
-                    "pods: inv status"
+                    f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for live runs and pods; a "
+                    f"limit of {in_usd(amount)} is too small. Give at least {in_usd(found.committed)}: {flag}, or end "
+                    "runs or pods: inv status"
                 )
             journal.execute("UPDATE budgets SET epoch = epoch + 1, amount = ? WHERE name = ?", amount, name)
     opened = find(journal, name)

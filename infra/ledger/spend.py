@@ -213,5 +213,6 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
     if total > of_all:
         raise OutOfMoney(
             f"with this pod, all live pods could cost {in_usd(total)}; the cap is {in_usd(of_all)} "
-            "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End a run (inv status, inv down), or lower --spend-limit"
+            "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End a run or pod (inv status, inv down), or lower "
+            "--spend-limit"
         )

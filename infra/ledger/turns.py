@@ -154,7 +154,7 @@ def why_waiting(journal: Journal, turn: QueueTicket) -> str:
     if len(said) < len(found) and turn.why:  # a place is free by the journal
         said = [turn.why]
     if len(said) < len(found) and not turn.why:
-        return "is first in line"
+        return "may start now"
     more = f" and {len(said) - 3} more" if len(said) > 3 else ""
     return f"waits for {'; '.join(said[:3])}{more}"
 

@@ -331,7 +331,7 @@ def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
         if seen.is_there is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
                 return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
-            return PodTakenAway(f"{op.run}: the vendor took the pod away before the work began: {seen.why}")
+            return PodTakenAway(f"{op.run}: the pod was taken away before the work began: {seen.why}")
     return None
 
 

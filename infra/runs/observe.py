@@ -81,7 +81,7 @@ def _shown(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Map
             state="lost" if op.is_live else "stopped",
             micro_usd_per_hour=op.rate,
             started_at=float(op.intent_at),
-            note=f"the record of the run cannot be read: {in_words(error)}; end the run: ./inv down {op.run}",
+            note=f"the record of the run cannot be shown: {in_words(error)}; end the run: ./inv down {op.run}",
         )
 
 

@@ -72,7 +72,7 @@ def ends_of(
             (elsewhere, elsewhere)
             if is_engine
             else (
-                f"{name}; the process that follows the run continues elsewhere",
+                f"{name}; the process that follows the run continues the run elsewhere",
                 f"{name}; the run waits for an inv command",
             )
         )

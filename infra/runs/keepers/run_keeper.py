@@ -405,7 +405,8 @@ class _Waiting:
             self.is_told = True
             self.say(
                 f"{self.op.run}: waiting for {_named(self.op)}: {silence}; the work may still run there, so the run is "
-                f"not started elsewhere. Check: inv status {self.op.run}; to end the run later: inv down {self.op.run}"
+                f"not started elsewhere. Check: inv status {self.op.run}; to end the run once {_named(self.op)} "
+                f"answers: inv down {self.op.run}"
             )
 
 

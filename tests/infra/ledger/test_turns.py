@@ -87,7 +87,7 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
     said = {run: turns.why_waiting(journal, turn) for run, turn in lines.items()}
     assert said["one"] == "waits for lab/box1: has has it until the end of the run"
     end(journal, has)
-    assert turns.why_waiting(journal, lines["one"]) == "is first in line"
+    assert turns.why_waiting(journal, lines["one"]) == "may start now"
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
     with pytest.raises(turns.QueuedBehind, match="one came before, and is waiting; wait in line: --wait"):
         take(journal, "impatient")
