@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import commands
 from scripts.project.dev_environment import ROOT
 from scripts.project.test import PARTS, chosen
+from store import packs
 
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -22,10 +24,14 @@ def test_every_file_is_in_exactly_one_part():
     assert all(parts) and set.union(*parts) == set(FILES) and sum(map(len, parts)) == len(FILES)
 
 
-@pytest.mark.parametrize("names", [["drill", "packs"], ["packs", "drill"], ["rest", *PARTS]])
+@pytest.mark.parametrize("names", [["vendors", "packs"], ["packs", "vendors"], ["rest", *PARTS]])
 def test_parts_named_together_hold_the_files_of_each(names):
     assert collected(chosen(names)) == set.union(*(collected(chosen([name])) for name in names))
 
 
 def test_a_path_stays_as_typed():
-    assert chosen(["tests/faults/test_crash.py", "drill"]) == ["tests/faults/test_crash.py", "tests/packs/drill"]
+    assert chosen(["tests/faults/test_crash.py", "vendors"]) == ["tests/faults/test_crash.py", "tests/packs/drill"]
+
+
+def test_no_part_has_the_name_of_a_command():
+    assert not PARTS.keys() & {name.partition(".")[0] for name in [*commands.COMMANDS, *packs.words("commands")]}
