@@ -1,33 +1,34 @@
-"""A real Slurm cluster on loopback: munged, slurmctld, two slurmd on this machine; a login node behind a real sshd.
+"""A real Slurm cluster on loopback: munged, slurmctld and two slurmd on this machine, ended by their process ids.
 
 Its GPUs are files, scheduled as any gres are. What it needs: Debian's slurmctld, slurmd, slurm-client and munge, and
-root. `python -m tests.slurm FOLDER` keeps one up until it is interrupted, and prints its inventory.
+root. `python -m tests.slurm FOLDER` keeps one up until it is interrupted, with a login node behind a real sshd, and
+prints its inventory.
 """
 
 import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from infra.agent.meet import free_ports
+from scripts.project import debian
 from tests.hosts import Host, loopback, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd")
-NODES = ("slip1", "slip2")
+NAME, PARTITION, NODES = "loop", "gpu", ("slip1", "slip2")
 CONF = """
-ClusterName=loop
+ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ctld}
+SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -48,99 +49,75 @@ SelectTypeParameters=CR_CPU
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
-SrunPortRange={srun}-{srun_end}
 GresTypes=gpu
 SlurmdParameters=config_overrides
-KillWait={kill_wait_s}
+KillWait=15
 SlurmdTimeout=20
-MinJobAge=300
 {nodes}
-PartitionName=gpu Nodes={names} Default=YES MaxTime=1-0 DefaultTime=2:00:00 State=UP
-PartitionName=off Nodes={names} MaxTime=1-0 State=DOWN
+PartitionName={partition} Nodes={names} Default=YES MaxTime=7-0 DefaultTime=1-0 State=UP
 """
 NODE = (
-    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=4000 Gres=gpu:A10G:2 "
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 Gres=gpu:A10G:2 "
     "State=UNKNOWN"
 )
 
 
-def missing() -> str:
-    """Return why there can be no cluster here, "" when there can."""
-    lacks = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
-    if lacks:
+def missing(*more: str) -> str:
+    """Return why there can be no cluster here with the programs in `more`, "" when there can."""
+    if lacks := [name for name in (*PROGRAMS, *more) if not debian.find(name)]:
         return f"{', '.join(lacks)} missing (Debian: slurmctld slurmd slurm-client munge openssh-server)"
     return "" if os.geteuid() == 0 else "needs root"
 
 
 @dataclass
 class Cluster:
-    """A running cluster in `folder`; its jobs have `login.folder` as their home."""
+    """A cluster in `folder`; the jobs that are submitted on its login node have `login.folder` as their home."""
 
     folder: Path
-    login: Host
-    ports: list[int]
+    nodes: Sequence[str] = NODES
+    login: Host | None = None
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    kill_wait_s: int = 15
 
     @property
     def conf(self) -> Path:
         return self.folder / "slurm.conf"
 
     def start(self) -> None:
-        """Returns when both nodes can be given work."""
-        host = socket.gethostname().split(".")[0]
-        ctld, first, second, srun = self.ports
-        lines = [
-            NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, (first, second), strict=True)
-        ]
+        """Returns when all nodes can be given work."""
+        self._configure(os.uname().nodename.split(".")[0])
+        munge = [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
+        munge += [f"--key-file={self.folder}/munge.key", f"--socket={self.folder}/munge.sock"]
+        self._begin("munged", "--foreground", "--force", *munge)
+        until((self.folder / "munge.sock").exists, "munged")
+        self.start_controller()
+        for name in self.nodes:
+            self._begin("slurmd", "-D", "-f", str(self.conf), "-N", name, known_as=name)
+        idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
+        until(lambda: self.call(*idle, may_fail=True).strip() == str(len(self.nodes)), "all nodes are idle", 60.0)
+
+    def start_controller(self) -> None:
+        self._begin("slurmctld", "-D", "-f", str(self.conf))
+
+    def _configure(self, host: str) -> None:
         for name in ("state", "dev"):
-            (self.folder / name).mkdir()
+            (self.folder / name).mkdir(parents=True)
         for number in range(2):
             (self.folder / "dev" / f"gpu{number}").touch()
-        self.conf.write_text(
-            CONF.format(
-                folder=self.folder,
-                host=host,
-                ctld=ctld,
-                srun=srun,
-                srun_end=srun + 60,
-                nodes="\n".join(lines),
-                names=",".join(NODES),
-                kill_wait_s=self.kill_wait_s,
-            )
-        )
-        gres = f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu Type=A10G File={self.folder}/dev/gpu[0-1]\n"
+        port, *ports = free_ports(1 + len(self.nodes))
+        lines = [NODE.format(name=name, host=host, port=port) for name, port in zip(self.nodes, ports, strict=True)]
+        names = ",".join(self.nodes)
+        more = {"name": NAME, "partition": PARTITION, "nodes": "\n".join(lines), "names": names}
+        self.conf.write_text(CONF.format(folder=self.folder, host=host, port=port, **more))
+        gres = f"AutoDetect=off\nNodeName={names} Name=gpu Type=A10G File={self.folder}/dev/gpu[0-1]\n"
         (self.folder / "gres.conf").write_text(gres)
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(1024))
         (self.folder / "munge.key").chmod(0o400)
-        munge = [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
-        self._begin(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={self.folder}/munge.key",
-            f"--socket={self.folder}/munge.sock",
-            *munge,
-        )
-        until((self.folder / "munge.sock").exists, "munged")
-        self._begin("slurmctld", "-D", "-f", str(self.conf))
-        for name in NODES:
-            self.start_node(name)
-        until(
-            lambda: self.call("sinfo", "-h", "-p", "gpu", "-t", "idle", "-o", "%D", may_fail=True).strip() == "2",
-            "two idle nodes",
-            60.0,
-        )
 
-    def start_node(self, name: str) -> None:
-        self._begin("slurmd", "-D", "-f", str(self.conf), "-N", name, known_as=name)
-
-    def _begin(self, *words: str, known_as: str = "") -> None:
-        program = shutil.which(words[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-        assert program is not None
-        with (self.folder / f"{known_as or words[0]}.out").open("ab") as log:
-            self.daemons[known_as or words[0]] = subprocess.Popen(
-                [program, *words[1:]],
+    def _begin(self, program: str, *words: str, known_as: str = "") -> None:
+        name = known_as or program
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                [debian.find(program), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -158,12 +135,9 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def restart_controller(self) -> None:
-        self._begin("slurmctld", "-D", "-f", str(self.conf))
-
     def stop(self) -> None:
         with contextlib.suppress(AssertionError, OSError):  # the controller may be gone
-            self.call("scancel", "--user", "root", may_fail=True)
+            self.call("scancel", "--partition", PARTITION, may_fail=True)
             until(lambda: not self.call("squeue", "-h", may_fail=True).strip(), "no job is left", 60.0)
         for name in reversed(list(self.daemons)):
             self.end(name)
@@ -193,6 +167,7 @@ class Cluster:
 
     def inventory(self, place: Path) -> Path:
         """The file by which commands find this cluster."""
+        assert self.login is not None
         address = self.login.address
         python = getattr(sys, "_base_executable", sys.executable)
         said = {
@@ -201,41 +176,44 @@ class Cluster:
             "user": address.user,
             "identity_file": address.key,
             "python": python,
-            "partitions": {"gpu": {}},
+            "partitions": {PARTITION: {}},
         }
-        place.write_text(json.dumps({"loop": said}))
+        place.write_text(json.dumps({NAME: said}))
         return place
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
+def running(folder: Path, nodes: Sequence[str] = NODES, login: Host | None = None) -> Iterator[Cluster]:
     """A cluster, from its start to the end of its last process."""
-    with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
+    cluster = Cluster(folder, nodes, login)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@contextlib.contextmanager
+def with_login(folder: Path) -> Iterator[Cluster]:
+    """A cluster with a login node."""
+    folder.mkdir(parents=True, exist_ok=True)
     slurm = folder / "slurm"
-    slurm.mkdir(parents=True)
-    more = f"SLURM_CONF={slurm / 'slurm.conf'}"
-    with loopback(folder, more) as login:
-        cluster = Cluster(slurm, login, [*ports, 26000 + os.getpid() % 1000])
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
+    with loopback(folder, f"SLURM_CONF={slurm / 'slurm.conf'}") as login, running(slurm, login=login) as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if why := missing():
         pytest.skip(why)
-    with running(tmp_path_factory.mktemp("cluster")) as one:
+    with with_login(tmp_path_factory.mktemp("cluster")) as one:
         yield one
 
 
 def main(folder: Path) -> None:
     """Keep a cluster up until SIGINT or SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with running(folder) as one:
+    with with_login(folder) as one:
         print(one.inventory(folder / "clusters.yaml"), f"SLURM_CONF={one.conf}", flush=True)
         while True:
             time.sleep(1)

@@ -124,7 +124,7 @@ def test_neither_a_deaf_login_node_nor_a_dead_controller_harms_a_run(world, clus
     assert newest(pods, "deaf-1") > before
     cluster.login.thaw()
     assert "some clusters have not answered" in json.dumps(world.json("audit", "--provider", "slurm", code=5))
-    cluster.restart_controller()
+    cluster.start_controller()
     until(lambda: cluster.call("squeue", "-h", may_fail=True), "the controller is back", 60.0)
     world.inv("down", "deaf-1")
     launch.communicate(timeout=120)
