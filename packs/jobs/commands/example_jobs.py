@@ -25,6 +25,7 @@ ROWS = (  # file, words of the launch command, words for a small job on this mac
     ("ablation_saliency.yaml", "", "-e MODEL=toy -e INIT="),
     ("bert_ddp.yaml", "-e SIZE=base", ""),
     ("data.yaml", "", ""),
+    ("shard_nodes.yaml", "-e SOURCE=/shared/pages -e OUT=/shared/shards", "-e SOURCE=/data/pages -e OUT=/data/shards"),
     ("gpt_cpu.yaml", "", ""),
 )
 HEAD = """## The job files of the examples
