@@ -14,7 +14,7 @@ from pathlib import Path
 from data.errors import DataError
 
 PARENT = "SLIPWAY_PARENT"
-PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+PR_SET_PDEATHSIG = 1
 RESUMABLE = 75
 WAIT_S, LOOK_S = 10.0, 0.1
 
@@ -78,14 +78,3 @@ def die_with(parent: str) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent exited earlier
             sys.exit(RESUMABLE)
-
-
-def leave_behind() -> None:
-    """Request SIGKILL instead of SIGTERM from now on, if `die_with` was called.
-
-    Remote work started by this process continues, and the next command follows it.
-    """
-    libc, number = ctypes.CDLL(None), ctypes.c_int()
-    libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
-    if number.value:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

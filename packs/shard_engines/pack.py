@@ -4,10 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="shard_engines",
-    about="Shard text on a Ray cluster, or by an array job of Slurm",
+    about="Shard text on a Ray cluster",
     settings="packs.shard_engines.control.settings:ShardEngineSettings",
-    shard_engines={
-        "ray": "packs.shard_engines.data.drive:on_ray",
-        "slurm": "packs.shard_engines.data.drive:on_slurm",
-    },
+    shard_engines={"ray": "packs.shard_engines.data.drive:on_ray"},
 )

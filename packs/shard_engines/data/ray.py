@@ -35,9 +35,6 @@ class Ray:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = Path()
 
-    def at_work(self, folder: Path) -> str:
-        return ""  # Ray ends the tasks of a command together with the command.
-
     def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         if not ranks:
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from data.errors import DataError
 from data.manifest import write_json
 from data.single_writer import PARENT, die_with
-from packs.shard_engines.data.work import MERGE, locked
+from packs.shard_engines.data.work import locked
 
 ENDS = (0, 1, 2)  # final exit codes; a new start would end the same way
 BUSY = 75
@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
                 return 0
             from data.__main__ import main as data
 
-            code = data(["merge" if name == MERGE else "text", "--config", str(home / f"{name}.json")])
+            code = data(["text", "--config", str(home / f"{name}.json")])
             if code in ENDS:
                 write_json(home / f"{name}.exit", code)
             return code

@@ -1,6 +1,6 @@
 """Task files of a sharding job for several machines, in a folder that all machines share.
 
-Each task (`rank-00000-of-00004`, ..., `merge`) has a JSON file with its configuration, and writes a log, progress
+Each task (`rank-00000-of-00004`, ...) has a JSON file with its configuration, and writes a log, progress
 records and an exit code:
 
     OUT/.engine/work.json       identity of the sharding job
@@ -25,7 +25,7 @@ from data.text.inputs import Share
 from store import local_files, outside
 
 ROOT = Path(__file__).resolve().parents[3]
-HOME, MERGE = ".engine", "merge"
+HOME = ".engine"
 TAIL_BYTES = 4096
 LOOK_S = 0.2
 
@@ -62,8 +62,8 @@ class ShardWork:
         return [rank for rank in range(self.world) if self.code(self.name(rank)) is None]
 
     def failed(self) -> list[str]:
-        """Return the names of tasks with a nonzero exit code."""
-        return [name for name in (*map(self.name, range(self.world)), MERGE) if self.code(name)]
+        """Return the names of ranks with a nonzero exit code."""
+        return [name for name in map(self.name, range(self.world)) if self.code(name)]
 
     def forget(self, tasks: Iterable[str]) -> None:
         for task in tasks:
@@ -79,9 +79,7 @@ class ShardWork:
         return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
 
 
-def begin(
-    spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = ""
-) -> ShardWork:
+def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any]) -> ShardWork:
     """Create the task files, or resume the tasks of an earlier command with the same configuration.
 
     Args:
@@ -90,10 +88,9 @@ def begin(
         folder: Output folder of the shards.
         world: Number of ranks.
         how: Worker options for each rank.
-        at_work: Description of tasks left running by an earlier command, "" without any.
 
     Raises:
-        InputError: If a job with other options still runs, or if `folder` holds shards outside of this job.
+        InputError: If `folder` holds shards outside of this job.
     """
     work = ShardWork(folder, world, how["workers"])
     parts = ("train", "val") if spec.val_ratio or spec.validation else (".",)
@@ -108,8 +105,6 @@ def begin(
     if _read(work.file("work", "json")) == about:
         work.forget(work.failed())  # Failed tasks run again.
         return work
-    if at_work:
-        raise InputError(f"{at_work} in {folder} with other options; end these tasks first, or choose another folder")
     for path in work.home.iterdir():
         if path.suffix != ".lock":
             path.unlink()
@@ -118,7 +113,6 @@ def begin(
     for rank in range(world):
         mine = {**asdict(spec), **how, "rank": rank, "world": world}
         write_json(work.file(work.name(rank), "json"), {"out": str(folder), "spec": mine})
-    write_json(work.file(MERGE, "json"), {"out": str(folder)})
     write_json(work.file("work", "json"), about)
     return work
 

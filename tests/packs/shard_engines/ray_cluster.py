@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.packs.shard_engines.slurm import free_ports
+from infra.agent.meet import free_ports
 
 RAY = "ray==2.60.0"
 

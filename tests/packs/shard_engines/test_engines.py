@@ -2,7 +2,6 @@
 
 import os
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,11 +17,10 @@ from data.shards.pipeline import RunOptions, StoppedBySignal
 from data.shards.pipeline import shard as shard_alone
 from data.shards.shards import shard_paths
 from data.text.inputs import Share
-from packs.shard_engines.data import slurm
-from packs.shard_engines.data.drive import shard, task_words
+from packs.shard_engines.data.drive import shard
 from packs.shard_engines.data.on_ray import run_task
 from packs.shard_engines.data.ray import Ray
-from packs.shard_engines.data.work import ShardWork, begin, locked
+from packs.shard_engines.data.work import ShardWork, begin, locked, task_words
 from tests.data.conftest import ROOT
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -32,12 +30,9 @@ WORLD = 3
 class Here:
     """The smallest engine there is: each rank is a process of this machine."""
 
-    def __init__(self, kill=(), interrupt=False, running=""):
-        self.kill, self.interrupt, self.running = set(kill), interrupt, running
+    def __init__(self, kill=(), interrupt=False):
+        self.kill, self.interrupt = set(kill), interrupt
         self.started, self.processes = [], []
-
-    def at_work(self, folder):
-        return self.running
 
     def start(self, work, ranks):
         self.started.append(list(ranks))
@@ -82,6 +77,13 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def sharded(spec, folder, engine):
+    """The summary of a command under the engine."""
+    result = shard(spec, folder, RunOptions(), WORLD, engine)
+    card.write(folder)
+    return result
+
+
 def by_hand(spec, folder):
     """The same ranks, one after another in this process."""
     for rank in range(WORLD):
@@ -94,7 +96,7 @@ def by_hand(spec, folder):
 @pytest.mark.process
 def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_machine(corpus, tmp_path):
     engine = Here(kill={1})
-    result = shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
+    result = sharded(text(corpus), tmp_path / "out", engine)
     assert engine.started == [[0, 1, 2], [1]]
     assert result["documents"] == 2006
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
@@ -110,11 +112,11 @@ def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_mach
 def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can(corpus, tmp_path):
     (corpus / "3.txt").rename(corpus / "3.jsonl")
     with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
-        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
+        sharded(text(corpus), tmp_path / "out", Here())
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
     (corpus / "3.jsonl").write_text('{"text": "now it is"}\n')
     engine = Here()
-    shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
+    sharded(text(corpus), tmp_path / "out", engine)
     assert engine.started == [[0, 1, 2]]  # to the others it was another source
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
@@ -123,10 +125,10 @@ def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can
 def test_an_interrupt_cancels_what_was_begun_and_says_so(corpus, tmp_path):
     engine = Here(interrupt=True)
     with pytest.raises(StoppedBySignal, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
-        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, engine)
+        sharded(text(corpus), tmp_path / "out", engine)
     assert stop.value.exit_code == 130
     assert all(one.returncode is not None for one in engine.processes)
-    shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
+    sharded(text(corpus), tmp_path / "out", Here())
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
 
@@ -155,9 +157,7 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
     (tmp_path / "out" / ".engine").mkdir(parents=True)
     how = {"workers": 1}
     work = begin(text(corpus), [], tmp_path / "out", 2, how)
-    assert work == begin(text(corpus), [], tmp_path / "out", 2, how, at_work="jobs 7")  # is this very work
-    with pytest.raises(InputError, match="jobs 7 in .* with other options"):
-        begin(text(corpus, seed=8), [], tmp_path / "out", 2, how, at_work="jobs 7")
+    assert work == begin(text(corpus), [], tmp_path / "out", 2, how)
     (tmp_path / "out" / "train" / "rank-00001-of-00003").mkdir(parents=True)
     with pytest.raises(InputError, match="rank-00001-of-00003: this file does not belong to a world of 2"):
         begin(text(corpus), [], tmp_path / "out", 2, how)
@@ -165,34 +165,13 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
 
 def test_an_engine_that_nobody_knows_is_refused(corpus, tmp_path):
     asked = {"source": str(corpus), "engine": "spark", "world": 2}
-    with pytest.raises(ConfigError, match="engine is 'spark'; known: ray, slurm"):
+    with pytest.raises(ConfigError, match="engine is 'spark'; known: ray$"):
         data.__main__.text(asked, {}, tmp_path / "out", True)
 
 
 @pytest.mark.process
-def test_the_script_of_a_job_runs_again_what_was_killed_and_nothing_else(tmp_path):
-    count = 'import os, sys; n = os.path.getsize("tries"); print(end=".", file=open("tries", "a")); '
-    for program, tries, code in (("os.kill(os.getpid(), 9) if n < 2 else 0", 3, 0), ("sys.exit(2)", 1, 2)):
-        (tmp_path / "tries").write_bytes(b"")
-        words = shlex.join([sys.executable, "-c", count + program])
-        script = slurm.SCRIPT.format(root="/", words=words)
-        done = subprocess.run(["sh"], input=script, cwd=tmp_path, text=True, capture_output=True, timeout=60)
-        assert (done.returncode, (tmp_path / "tries").stat().st_size) == (code, tries)
-
-
-def test_ranks_are_named_to_slurm_as_ranges():
-    assert slurm._ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-
-
-@pytest.mark.process
-def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_path):
+def test_where_there_is_no_ray_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="squeue is not installed on this machine"):
-        slurm.Slurm().at_work(tmp_path)
-    (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
-    (tmp_path / "squeue").chmod(0o755)
-    with pytest.raises(DataError, match="squeue: no controller"):  # once is enough where it never answered
-        slurm.Slurm().at_work(tmp_path)
     with pytest.raises(InputError, match="no ray here; install the cluster's version"):
         Ray("")
     with pytest.raises(InputError, match="no /nowhere/python; install"):

@@ -1,14 +1,13 @@
-"""`inv shard --engine` on a real Slurm and a real Ray: whatever is killed, the bytes are those of one machine."""
+"""`inv shard --engine` on a real Ray: whatever is killed, the bytes are those of one machine."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from data.shards.pipeline import shard as shard_alone
 from data.text.inputs import Share
 from packs.shard_engines.data.work import HOME, locked
 from tests.data.conftest import ROOT
-from tests.packs.shard_engines import ray_cluster, slurm
+from tests.packs.shard_engines import ray_cluster
 from tests.processes import command_line, pids
 from tests.world import World
 
@@ -103,92 +102,6 @@ def ends_well(command):
     out, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     return err
-
-
-@pytest.fixture
-def cluster(monkeypatch):
-    with tempfile.TemporaryDirectory(prefix="slurm-") as home, slurm.running(Path(home)) as (conf, daemons):
-        monkeypatch.setenv("SLURM_CONF", str(conf))
-        yield conf, daemons
-
-
-def test_slurm_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(cluster, corpus, expected, tmp_path):
-    conf, daemons = cluster
-    out = tmp_path / "out"
-    with ExitStack() as stack:
-        names = held(stack, out)
-        command = begin(corpus, out, engine="slurm")
-        pids = {name: one_more(out, name, command) for name in names}
-        where = dict(
-            line.split() for line in slurm.ask(conf, "squeue", "-h", "-r", "-t", "R", "-o", "%K %N").splitlines()
-        )
-        on_two = [name for rank, name in enumerate(names) if where[str(rank)] == "two"]
-        on_one = [name for name in names if name not in on_two]
-        assert on_one and on_two
-        for _ in range(3):
-            os.kill(pids[on_one[0]], signal.SIGKILL)
-            pids[on_one[0]] = one_more(out, on_one[0], command, pids.values())
-        daemons["two"].kill()
-        for name in on_two:
-            script = parent(pids[name])
-            for pid in (parent(script), script, pids[name]):
-                os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: "down" in slurm.ask(conf, "sinfo", "-h", "-n", "two", "-o", "%T"), command, "node two is down")
-    ends_well(command)
-    assert contents(out) == expected
-
-
-def test_slurm_runs_again_ranks_that_were_killed_at_work(cluster, corpus, expected, tmp_path):
-    out = tmp_path / "out"
-    command = begin(corpus, out, engine="slurm", keep_every_s=0.02)
-    names = [Share(rank=rank, world=WORLD).folder for rank in range(WORLD)]
-    kills = 0
-    while command.poll() is None and kills < 8:
-        for name in names[: WORLD - kills % 2]:  # some of them more often than others
-            if (out / ".draft" / name / "state.json").exists() and (found := processes(out, name)):
-                with suppress(ProcessLookupError):
-                    os.kill(found[0], signal.SIGKILL)
-                    kills += 1
-    ends_well(command)
-    assert kills > 3
-    assert contents(out) == expected
-
-
-def test_ctrl_c_cancels_the_jobs_and_a_command_that_was_killed_is_followed_by_the_next(
-    cluster, corpus, expected, tmp_path
-):
-    conf, _ = cluster
-    out = tmp_path / "out"
-    world = World(tmp_path)
-    words = ("shard", *WORDS, "--source", str(corpus), "--out", str(out), "--engine", "slurm")
-    with ExitStack() as stack:
-        names = held(stack, out)
-        command = world.begin(*words)
-        for name in names:
-            one_more(out, name, command)
-        os.killpg(command.pid, signal.SIGINT)
-        _, err = command.communicate(timeout=60)
-        assert command.returncode == 130 and "cancelled Slurm jobs 1, 2, 0 of 4 ranks finished" in err, err
-        assert slurm.ask(conf, "squeue", "-h") == "" and not any(processes(out, name) for name in names)
-        command = world.begin(*words)
-        for name in names:
-            one_more(out, name, command)
-        os.killpg(command.pid, signal.SIGKILL)
-        command.communicate()
-        other = begin(corpus, out, engine="slurm", seed=8)
-        _, err = other.communicate(timeout=60)
-        assert other.returncode == 2 and (found := re.search(r"Slurm has jobs (\d+, \d+)", err)), err
-        command = world.begin(*words)
-        first = command.stderr.readline()
-    assert f"following Slurm jobs {found[1]}" in first + ends_well(command)
-    assert contents(out) == expected
-
-
-def test_what_slurm_refuses_is_told_in_a_line(cluster, corpus, tmp_path, monkeypatch):
-    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
-    command = begin(corpus, tmp_path / "out", engine="slurm")
-    _, err = command.communicate(timeout=60)
-    assert command.returncode == 2 and err.count("\n") == 1 and "invalid partition specified: nowhere" in err, err
 
 
 @pytest.fixture(scope="module")
