@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from bench.turns import Row, print_arms, print_ratios, run_arm, take_turns, tell
-from tests.data.hub import Repo, serving
 from tests.data.layouts import LAYOUTS
+from tests.hub import FolderRepo, serving
 
 COLUMNS = {"objects": "content", "webdataset": "txt", "pictures": "caption", "gsm8k": "answer", "smoltalk": "source"}
 CONFIGS = {"fineweb-edu": "sample-10BT", "smoltalk": "all", "odd-names": "größer set"}
@@ -88,7 +88,7 @@ def compare(rows: int, rounds: int, wanted: str = "") -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             LAYOUTS[name](Path(folder) / name, rows)
-        with serving({f"x/{name}": Repo(Path(folder) / name) for name in names}) as hub:
+        with serving({f"x/{name}": FolderRepo(Path(folder) / name) for name in names}) as hub:
             arms = [f"{arm}: {name}" for name in names for arm in ARMS]
             taken = take_turns(arms, rounds, lambda arm: measure(arm, hub.url))
     for name in names:

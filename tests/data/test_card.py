@@ -16,7 +16,7 @@ from data.push import PushSpec, push
 from data.tokens.stream import open_shard
 from data.tokens.token_file import token_files
 from store.backends.hub import Repository
-from tests.store import hub as hubs
+from tests import hub as hubs
 
 ROWS = [{"text": f"row {n}\nsecond", "language_score": n % 10 / 10} for n in range(300)]
 

@@ -13,9 +13,9 @@ from infra.rehearsal import attach
 from store import credentials
 from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
+from tests import hub as hubs
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores
-from tests.store import hub as hubs
 from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
@@ -46,7 +46,7 @@ def environ(kind: str, request: pytest.FixtureRequest) -> tuple[str, dict[str, s
     if kind == "s3":
         server: stores.S3 = request.getfixturevalue("s3")
         return uri, {**CACHES, **stores.KEY, "AWS_ENDPOINT_URL": server.url}
-    served: hubs.RepositoryHub = request.getfixturevalue("hub")
+    served: hubs.FakeHub = request.getfixturevalue("hub")
     return uri, {**CACHES, "HF_ENDPOINT": served.url, "HF_TOKEN": stores.TOKEN}
 
 

@@ -8,12 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from data.tokens import tokenizer as tokenizers
-from tests.data import hub as published
+from tests import hub as hubs
 from tests.data.layouts import fineweb_edu
 from tests.packs.imports.test_nanochat import saved
-from tests.store import hub as stores
 from tests.trainer.conftest import make_inputs
-from tests.trainer.model.test_init import models
 
 NAMES = ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY", "HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = dict.fromkeys(NAMES, "")
@@ -49,9 +47,8 @@ def with_models(home: Path, stack: ExitStack) -> dict[str, str]:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(shape))
         (folder / "model.safetensors").touch()
-        repos[name] = published.Repo(folder)
-    hub = stack.enter_context(published.serving(repos))
-    models(hub)
+        repos[name] = hubs.FolderRepo(folder)
+    hub = stack.enter_context(hubs.serving(repos))
     return {"HF_ENDPOINT": hub.url, "no_proxy": "*"}
 
 
@@ -82,7 +79,7 @@ def runpod(home: Path, stack: ExitStack) -> dict[str, str]:
     (home / "fineweb").mkdir()
     fineweb_edu(home / "fineweb", 2100)
     (home / "raw_corpus.txt").write_text("".join(f"line {n} of a corpus\n" for n in range(1000)))
-    hub = stack.enter_context(published.serving({"HuggingFaceFW/fineweb": published.Repo(home / "fineweb")}))
+    hub = stack.enter_context(hubs.serving({"HuggingFaceFW/fineweb": hubs.FolderRepo(home / "fineweb")}))
     return {**KEYS, "HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_HOME": str(home / "hf")}
 
 
@@ -91,5 +88,5 @@ def shadeform(home: Path, stack: ExitStack) -> dict[str, str]:
     assert tokenizers.load(words)
     saved(home / "my-checkpoints", words)
     (home / "identity_conversations.jsonl").write_text("{}\n")
-    hub = stack.enter_context(stores.serving())
+    hub = stack.enter_context(hubs.serving())
     return {**KEYS, "HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_TOKEN": "token", "HF_HOME": str(home / "hf")}

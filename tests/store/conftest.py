@@ -11,8 +11,8 @@ import pytest
 from store import credentials
 from store.backends.backend import Backend
 from store.patience import Patience
+from tests import hub as hubs
 from tests.store import google as googles
-from tests.store import hub as hubs
 
 QUICK = Patience(answer_s=5.0, total_s=15.0, first_wait_s=0.01)
 KEY = {"AWS_ACCESS_KEY_ID": "canary-key-91", "AWS_SECRET_ACCESS_KEY": "canary-secret-92", "AWS_REGION": "eu-west-1"}
@@ -66,7 +66,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.RepositoryHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.FakeHub]:
     with hubs.serving(write_token=TOKEN, read_token="hf_canary-read-94") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -20,8 +20,8 @@ from store.patience import Conflict, Patience, StoreAway
 from store.run_sync.run_folder import MANIFEST, RunFolder
 from tests import seeds
 from tests.faults.trial import rounds
+from tests.hub import Fault
 from tests.store.conftest import QUICK, TOKEN, digest, quick
-from tests.store.hub import Fault
 from tests.store.proxy import wire
 from tests.store.test_courier import FOLDER, RUN, courier, fetch, pods
 from tests.store.test_store import folder_of

@@ -11,7 +11,7 @@ from data.__main__ import main
 from data.chat import conversations
 from data.config import ConfigError, TalkSpec, talk_spec
 from data.text import remote
-from tests.data.hub import COMMIT, Repo, serving
+from tests.hub import COMMIT, FolderRepo, serving
 
 ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
 SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
@@ -100,7 +100,7 @@ def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatc
         monkeypatch.setenv(name, value)
     for name in ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    with serving({"us/talk": Repo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
+    with serving({"us/talk": FolderRepo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setattr(remote, "_answered", set())
         code, talks, _ = made(talk_spec("hf://us/talk/main"))

@@ -14,7 +14,7 @@ from data.errors import DataError
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
 from data.text import fineweb, remote
-from tests.data.hub import COMMIT, Repo, serving
+from tests.hub import COMMIT, Fault, FolderRepo, serving
 
 pytestmark = pytest.mark.process
 
@@ -37,12 +37,12 @@ def repo(tmp_path):
         columns = {"ballast": ballast, "text": texts, "id": [f"<{row}>" for row in rows], "language_score": scores}
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{number:03d}.parquet", row_group_size=100)
     (tmp_path / "repo" / "README.md").write_text("a card")
-    return Repo(tmp_path / "repo", CONFIGS)
+    return FolderRepo(tmp_path / "repo", CONFIGS)
 
 
 @pytest.fixture
 def hub(repo):
-    with serving({"HuggingFaceFW/fineweb": repo, "us/plain": Repo(repo.folder)}) as hub:
+    with serving({"HuggingFaceFW/fineweb": repo, "us/plain": FolderRepo(repo.folder)}) as hub:
         yield hub
 
 
@@ -101,15 +101,15 @@ def test_the_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub, shard, tm
 
 
 def test_busy_and_broken_answers_are_asked_for_again_and_cost_nothing(hub, shard, tmp_path):
-    hub.faults = [("api", 503, 0), ("store", 429, 0), ("hub", 500, -1), ("store", "cut", 1), ("store", "cut", 300)]
-    hub.faults += [("store", 429, 1)]
+    hub.faults = [Fault("/api/", 503, 0), Fault("/store/", 429, 0), Fault("/resolve/", 500)]
+    hub.faults += [Fault("/store/", "cut", 1), Fault("/store/", "cut", 300), Fault("/store/", 429, 1)]
     assert shard() == (0, "")
-    assert hub.faults == []
+    assert all(not fault.times for fault in hub.faults)
     assert numbers(tmp_path) == list(range(1000))
 
 
 def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_path):
-    hub.faults = [("store", "cut", 0), ("store", "cut", 1), ("store", "cut", 100)]
+    hub.faults = [Fault("/store/", "cut", amount) for amount in (0, 1, 100)]
     assert shard(take=1) == (0, "")
     starts = [one.start for one in hub.asked if one.start]
     assert any(after == before + 100 for before, after in zip(starts, starts[1:], strict=False))
@@ -155,7 +155,7 @@ def test_a_hub_that_gives_no_answer_is_told_apart_from_one_that_refuses(shard, m
 
 def test_an_error_again_and_again_is_an_answer(hub, shard, monkeypatch):
     monkeypatch.setattr(fineweb, "PATIENCE_S", 0.1)
-    hub.faults = [("api", 429, 9)]
+    hub.faults = [Fault("/api/", 429, 9)]
     code, said = shard()
     assert code == 1 and "it answers 429" in said and "cannot be reached" not in said
 

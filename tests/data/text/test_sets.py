@@ -10,8 +10,8 @@ import pytest
 
 from data.manifest import read_manifest
 from tests.data.conftest import ROOT, run_step
-from tests.data.hub import Repo, serving
 from tests.data.layouts import write_all
+from tests.hub import FolderRepo, serving
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process]  # an environment with `datasets`; by day test_shard reads by it
 
@@ -69,8 +69,8 @@ def compared(tmp_path_factory):
     names = [one.name for one in folder.iterdir()]
     (folder / "my [set]").mkdir()
     shutil.copy(folder / "csv-set" / "train-1.csv", folder / "my [set]" / "a: [1] #x.csv")
-    repos = {f"x/{name}": Repo(folder / name) for name in names}
-    repos["x/gated"] = Repo(folder / "gsm8k", token="a token", gated=True)
+    repos = {f"x/{name}": FolderRepo(folder / name) for name in names}
+    repos["x/gated"] = FolderRepo(folder / "gsm8k", token="a token", gated=True)
     with serving(repos) as hub:
         environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "no_proxy": "*"}
         environ |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}

@@ -9,7 +9,7 @@ import pytest
 from data.shards.shards import read, shard_paths
 from data.tokens import compression, sample_texts
 from data.tokens.compression import PEERS, CompressionSpec, measure
-from tests.data.hub import Repo, serving
+from tests.hub import FolderRepo, serving
 
 pytestmark = pytest.mark.process
 
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_the_published_one_is_told_and_left_out(tokenizer_fol
 
 def test_files_are_fetched_when_asked_for_and_only_then(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
     target = tmp_path / "fetched"
-    with serving({"open/ai": Repo(peers)}) as hub:
+    with serving({"open/ai": FolderRepo(peers)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
         monkeypatch.setenv("HF_TOKEN", "canary")
         assert len(measure(CompressionSpec(peers=str(target)), tokenizer_folder, text)["absent"]) == 2
@@ -108,7 +108,7 @@ def test_files_are_fetched_when_asked_for_and_only_then(tokenizer_folder, text, 
 
 
 def test_what_cannot_be_fetched_is_absent(tokenizer_folder, text, few, tmp_path, monkeypatch):
-    with serving({"open/ai": Repo(tmp_path)}) as hub:
+    with serving({"open/ai": FolderRepo(tmp_path)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
         found = measure(CompressionSpec(peers=str(tmp_path / "to"), download=True), tokenizer_folder, text)
     assert set(found["absent"]) == set(PEERS)

@@ -14,9 +14,8 @@ from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
 from packs.jobs.control import job_file, training
-from tests.data.hub import Repo, serving
+from tests.hub import FolderRepo, serving
 from tests.sources.settings_of import with_models
-from tests.trainer.model.test_init import models
 from tests.world import ROOT
 from trainer.plan import profile_named, recipe
 from trainer.plan.estimates import STATE_BYTES, least_bytes
@@ -160,8 +159,7 @@ def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path,
     }
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(shape))
     (tmp_path / "theirs" / "model.safetensors").touch()
-    with serving({"Qwen/Qwen3-4B": Repo(tmp_path / "theirs")}) as hub:
-        models(hub)
+    with serving({"Qwen/Qwen3-4B": FolderRepo(tmp_path / "theirs")}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         disks = {}
         for stages in ("2", "1+1.9+2+3"):

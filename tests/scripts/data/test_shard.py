@@ -9,9 +9,8 @@ import pytest
 
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
-from tests.data import hub as published
+from tests import hub as hubs
 from tests.data.layouts import comma, fineweb_edu, text_of
-from tests.store import hub as stores
 from tests.world import ROOT, World
 
 LOADED = """
@@ -26,14 +25,14 @@ print(json.dumps(rows["text"][:]))
 def test_a_tenth_of_a_data_set_becomes_a_folder_that_datasets_reads(tmp_path):
     comma(tmp_path / "csv-set", 500)
     out = str(tmp_path / "a")
-    with published.serving({"x/csv-set": published.Repo(tmp_path / "csv-set")}) as hub:
+    with hubs.serving({"x/csv-set": hubs.FolderRepo(tmp_path / "csv-set")}) as hub:
         world = World(tmp_path, {"HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_HOME": str(tmp_path / "hf")})
         world.inv("shard", "--mode", "prod", "--source", "hf://x/csv-set:train[:10%]", "--out", out)
     assert list(read(shard_paths(tmp_path / "a"))) == [text_of(n) for n in range(50)]
     words = [sys.executable, "-c", LOADED, out, str(tmp_path / "cache")]
     lines = (tmp_path / "a" / "shard-00000.txt").read_text().rstrip("\n").split("\n")
     assert json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) == lines
-    with stores.serving() as hub:
+    with hubs.serving() as hub:
         world = World(tmp_path, {"HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_TOKEN": "token"})
         assert world.inv("shard", "--push", "hf://me/tenth", "--out", out) == "hf://me/tenth\n"
         assert "split train[:10%]" in hub.repos["me/tenth"].files["README.md"].content.decode()
@@ -52,7 +51,7 @@ def fineweb(tmp_path_factory):
     """FineWeb's sample as its publisher lays it out."""
     folder = tmp_path_factory.mktemp("fineweb")
     fineweb_edu(folder, ROWS)
-    return published.Repo(folder)
+    return hubs.FolderRepo(folder)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def typed(tmp_path):
     ],
 )
 def test_shards_are_those_of_fineweb_that_the_library_datasets_reads(fineweb, typed, tmp_path, words, rows):
-    with published.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
+    with hubs.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
         done = typed(*words, HF_ENDPOINT=hub.url, SLIPWAY_SOURCE="pydocs" if "--dataset" in words else "")
         environ = {**os.environ, "HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_HOME": str(tmp_path / "theirs")}
         loaded = subprocess.run(
@@ -136,8 +135,8 @@ def test_text_that_was_named_is_not_replaced_where_the_hub_cannot_be_reached(typ
 @pytest.mark.process
 @pytest.mark.parametrize("answer", [401, 403, 404, 429])
 def test_a_hub_that_refuses_is_no_hub_that_cannot_be_reached(fineweb, typed, tmp_path, answer):
-    with published.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
-        hub.faults = [("api", answer, 60)] * 3
+    with hubs.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
+        hub.faults = [hubs.Fault("/api/", answer, 60, times=3)]
         done = typed("--mode", "smoke", HF_ENDPOINT=hub.url)
     assert done.returncode == 1 and "cannot be reached" not in done.stderr
     assert not list(tmp_path.rglob("manifest.json"))

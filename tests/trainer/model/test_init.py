@@ -1,13 +1,11 @@
 """Somebody else's model: taken over, trained on, and loaded again by those who made it."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from infra.errors import AuthError, UsageError
 from infra.records import Inventory, Request
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
-from tests.data.hub import COMMIT, FakeHub, Repo, serving
+from tests.hub import COMMIT, FolderRepo, serving
 from tests.trainer.conftest import WAIT_S
 from tests.trainer.test_plan import ROOT, WANTED, steps
 from trainer import import_model, recipes
@@ -205,44 +203,12 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
         import_model.fetch(spec)
 
 
-def models(hub: FakeHub) -> None:
-    """Let that hub of data sets serve models as well: the list of files, and the size and hash of each."""
-
-    class Models(hub.server.RequestHandlerClass):  # type: ignore[misc,name-defined]
-        def names(self, path: str) -> tuple[str, str, str]:
-            return super().names(path.replace("/api/models/", "/api/"))
-
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            repo = hub.repos.get("/".join(path.split("/")[3:5]))
-            if "/tree/" not in path or repo is None:
-                return super().do_GET()
-            folder = repo.folder
-            files = [one for one in sorted(folder.iterdir()) if one.is_file()]
-            sizes = [{"type": "file", "path": one.name, "size": one.stat().st_size, "oid": "0" * 40} for one in files]
-            self.say(200, sizes)
-
-        def do_HEAD(self) -> None:
-            repo_id, _, rest = self.names(unquote(urlsplit(self.path).path))
-            file = hub.repos[repo_id].folder / rest
-            self.send_response(200 if file.is_file() else 404)
-            if file.is_file():
-                content = file.read_bytes()
-                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
-                for name, value in (headers | {"Content-Length": str(len(content))}).items():
-                    self.send_header(name, value)
-            self.end_headers()
-
-    hub.server.RequestHandlerClass = Models
-
-
 @pytest.mark.process
 def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
     folder = foreign("Llama", world.root / "theirs")
     gpt2_like(folder / "tokenizer.json")
     (folder / "pytorch_model.bin").write_bytes(b"not wanted")
-    with serving({"them/tiny": Repo(folder, token="secret")}) as hub:
-        models(hub)
+    with serving({"them/tiny": FolderRepo(folder, token="secret")}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         settings = Settings.load(ROOT, environ={**os.environ, "HF_TOKEN": "secret"})
         spec = init_model.look("hf://them/tiny", settings)

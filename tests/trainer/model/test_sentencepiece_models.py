@@ -18,11 +18,11 @@ from flows.models import find_model, init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
-from tests.data.hub import COMMIT, Repo, serving
 from tests.data.tokens.pieces import trained, write
 from tests.data.tokens.test_sentencepiece import taken
+from tests.hub import COMMIT, FolderRepo, serving
 from tests.trainer.conftest import WAIT_S
-from tests.trainer.model.test_init import configured, foreign, models
+from tests.trainer.model.test_init import configured, foreign
 from tests.trainer.model.test_own_chat import TALKS
 from tests.trainer.test_plan import ROOT
 from trainer import recipes
@@ -192,11 +192,10 @@ def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_a
     for name, (file, content, said) in cases.items():
         folder = foreign("Llama", world.root / name)
         (folder / file).write_bytes(content)
-        repos[f"them/{name}"] = Repo(folder)
+        repos[f"them/{name}"] = FolderRepo(folder)
         with pytest.raises(UsageError, match=said):
             init_model.look(str(folder), settings)
     with serving(repos) as hub:
-        models(hub)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         for name, (_, _, said) in cases.items():
             with pytest.raises(UsageError, match=f"--init hf://them/{name}: .*{said}"):
@@ -206,8 +205,7 @@ def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_a
 @pytest.mark.pack("bits")
 def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, monkeypatch):
     folder = one_bit(world.root / "theirs", "1bitLLM")
-    with serving({"1bitLLM/tiny": Repo(folder)}) as hub:
-        models(hub)
+    with serving({"1bitLLM/tiny": FolderRepo(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         spec = init_model.look("hf://1bitLLM/tiny", Settings.load(ROOT))
         assert (spec.has_tokenizer, spec.has_pieces, spec.revision) == (True, True, COMMIT)

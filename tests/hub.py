@@ -1,9 +1,8 @@
-"""A Hugging Face hub on loopback: real HTTP, the answers that the real client needs to keep files, faults to order.
+"""A Hugging Face hub on loopback: real HTTP, the answers that real clients need to read and keep files, planned faults.
 
-Repositories with commits, `preupload`, LFS batches (one PUT, or parts), `commit` with its parent, `tree` in pages, and
-`resolve` with ranges, which leads to a store under another host name for large files, as the real one does. What an
-upload has brought stays, whether or not a commit follows. `hub.asked` is what came, `hub.faults` what is to go wrong.
-Data sets, which our own client reads out of folders, are served by `tests.data.hub`.
+Repositories (tests/hub_repositories.py) with `preupload`, LFS batches (one PUT, or parts), `commit` with its parent,
+`tree` in pages, `paths-info`, and `resolve` with ranges, which leads to a store under another host name for large
+files, as the real one does. `hub.asked` is what came, `hub.faults` what is to go wrong.
 """
 
 import base64
@@ -13,57 +12,31 @@ import re
 import socket
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, TypeGuard
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+from tests.hub_repositories import COMMIT as COMMIT
+from tests.hub_repositories import REGULAR_BYTES, Blob, CommittedRepo, Repo
+from tests.hub_repositories import FolderRepo as FolderRepo
 
 PAGE = 7  # files that one page of a tree lists
-REGULAR_BYTES = 100  # larger ones go by LFS
 CHUNK_BYTES = 200_000  # of a part
-
-
-@dataclass(frozen=True)
-class Blob:
-    content: bytes
-    is_lfs: bool
-
-    @property
-    def oid(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
-
-
-@dataclass
-class Repo:
-    commits: list[tuple[str, dict[str, Blob]]] = field(default_factory=list)
-    lfs: dict[str, bytes] = field(default_factory=dict)
-    parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.commit({".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
-
-    def commit(self, files: dict[str, Blob]) -> str:
-        seed = repr((len(self.commits), sorted((name, blob.oid) for name, blob in files.items())))
-        sha = hashlib.sha1(seed.encode()).hexdigest()
-        self.commits.append((sha, files))
-        return sha
-
-    @property
-    def files(self) -> dict[str, Blob]:
-        return self.commits[-1][1]
+Answer = tuple[int, Any, dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as it came; `size` of its body."""
+    """One request as it came; `size` of its body, and the first byte of the range that was asked for."""
 
     verb: str
     path: str
     authorization: str
     size: int
+    start: int | None
 
 
 @dataclass
@@ -73,7 +46,7 @@ class Fault:
     kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after `amount` bytes of the
     request's body were read; "lost": do it, then close without a word; "drip": a byte of the answer now and then;
     "hole": say nothing until the hub ends; "stale": bytes that are not those that were kept; "race": somebody else
-    commits first.
+    commits first. `amount` of a status: its Retry-After.
     """
 
     where: str
@@ -95,12 +68,13 @@ class Hung(Exception):
     """The connection is to be closed."""
 
 
-class RepositoryHub:
-    def __init__(self, write_token: str = "", read_token: str = "") -> None:
+class FakeHub:
+    def __init__(self, repos: Mapping[str, Repo] | None = None, write_token: str = "", read_token: str = "") -> None:
         self.write_token, self.read_token = write_token, read_token
-        self.repos: dict[str, Repo] = {}
+        self.repos = dict(repos or {})
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
+        self.served_bytes = 0  # by the store
         self.lock = threading.RLock()
         self.ended = threading.Event()
         self.server = Server(("127.0.0.1", 0), _handler(self))
@@ -121,8 +95,8 @@ class RepositoryHub:
 
 
 @contextmanager
-def serving(**words: Any) -> Iterator[RepositoryHub]:
-    hub = RepositoryHub(**words)
+def serving(repos: Mapping[str, Repo] | None = None, **tokens: str) -> Iterator[FakeHub]:
+    hub = FakeHub(repos, **tokens)
     thread = threading.Thread(target=hub.server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -134,7 +108,11 @@ def serving(**words: Any) -> Iterator[RepositoryHub]:
         thread.join()
 
 
-def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
+def is_committed(repo: Repo) -> TypeGuard[CommittedRepo]:
+    return isinstance(repo, CommittedRepo)
+
+
+def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # heads and bodies go apart, and the second would wait for a late ACK
@@ -156,17 +134,19 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             if kind == "hole":
                 hub.ended.wait()
                 raise Hung
+            self.range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             body = self.body()
             said = self.headers.get("Authorization", "")
             with hub.lock:
-                hub.asked.append(Asked(self.command, path, said, len(body)))
+                start = int(self.range[1]) if self.range else None
+                hub.asked.append(Asked(self.command, path, said, len(body), start))
             if isinstance(kind, int):
                 assert self.found is not None
                 after = {"Retry-After": str(self.found.amount)} if self.found.amount >= 0 else {}
                 return self.say(kind, {"error": "?"}, after)
             with hub.lock:
                 if kind == "race":
-                    for repo in hub.repos.values():
+                    for repo in filter(is_committed, hub.repos.values()):
                         repo.commit({**repo.files, "somebody": Blob(b"%d" % len(repo.commits), False)})
                 reply = self.route(path, query, body, said)
             if kind == "lost":
@@ -194,7 +174,7 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
                 return b"".join(pieces)
             return self.rfile.read(size)
 
-        def route(self, path: str, query: dict[str, list[str]], body: bytes, said: str) -> tuple[int, Any, dict]:
+        def route(self, path: str, query: dict[str, list[str]], body: bytes, said: str) -> Answer:
             if path.startswith("/store/"):
                 return self.stored(path, query, body)
             token = said.removeprefix("Bearer ")
@@ -205,74 +185,88 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
                 return 200, {"errors": [], "warnings": []}, {}
             if path == "/api/repos/create":
                 return self.create(json.loads(body)) if may_write else (403, {"error": "read only"}, {})
-            kind = r"(?:datasets/)?"
-            if found := re.fullmatch(rf"/{kind}([^/]+/[^/]+)\.git/info/lfs/objects/(batch|verify)", path):
+            if found := re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)\.git/info/lfs/objects/(batch|verify)", path):
                 return self.lfs(found[1], found[2], json.loads(body), may_write)
-            if found := re.fullmatch(rf"/{kind}([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                return self.resolve(*found.groups())
-            found = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)/([^/]+)(?:/(.*))?)?", path)
-            if not found or found[1] not in hub.repos:
-                return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
-            repo, verb, revision, rest = hub.repos[found[1]], found[2] or "revision", found[3] or "main", found[4] or ""
-            at = self.at(repo, revision)
+            file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
+            found = file or re.fullmatch(
+                r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)(?:/([^/]+)(?:/(.*))?)?)?", path
+            )
+            repo = hub.repos.get(found[1]) if found else None
+            is_shut = repo is not None and repo.token not in ("", token)
+            if found is None or repo is None or (is_shut and not repo.gated):
+                return 404 if said else 401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+            if is_shut and file:
+                return 403 if said else 401, {"error": "gated"}, {"X-Error-Code": "GatedRepo"}
+            name, verb, revision, rest = found[1], found[2] or "revision", found[3] or "main", found[4] or ""
+            at = repo.at(revision)
             if at is None:
                 return 404, {"error": "no revision"}, {"X-Error-Code": "RevisionNotFound"}
+            if verb == "resolve":
+                return self.resolve(name, repo, *at, rest)
             if verb == "revision":
-                return 200, self.about(found[1], *at), {}
+                return 200, self.about(name, repo, *at), {}
             if verb == "tree":
-                return self.tree(path, at[1], rest, int(query.get("cursor", ["0"])[0]))
+                return self.tree(path, at[1], rest, query)
             if verb == "paths-info":
-                asked_for = parse_qs(body.decode())["paths"]
-                return 200, [self.listed(one, at[1][one]) for one in asked_for if one in at[1]], {}
+                there = (self.entry(at[1], one) for one in parse_qs(body.decode())["paths"])
+                return 200, [one for one in there if one], {}
+            if not is_committed(repo):
+                return 404, {"error": "?"}, {}
             if verb in ("preupload", "commit") and not may_write:
                 return 403, {"error": "you may only read here"}, {}
             if verb == "preupload":
                 return 200, {"files": [self.mode(repo, one) for one in json.loads(body)["files"]]}, {}
             if verb == "commit":
-                return self.commit(found[1], repo, [json.loads(line) for line in body.splitlines()])
+                return self.commit(name, repo, [json.loads(line) for line in body.splitlines()])
             return 404, {"error": "?"}, {}
 
-        def at(self, repo: Repo, revision: str) -> tuple[str, dict[str, Blob]] | None:
-            if revision == "main":
-                return repo.commits[-1]
-            return next((one for one in repo.commits if one[0] == revision), None)
+        def about(self, name: str, repo: Repo, sha: str, files: Mapping[str, Blob]) -> dict[str, Any]:
+            listed = {"siblings": [{"rfilename": one} for one in sorted(files)], "cardData": repo.card()}
+            is_private = is_committed(repo) or bool(repo.token)
+            return {"id": name, "sha": sha, "private": is_private, **listed, "tags": [], "downloads": 0, "likes": 0}
 
-        def about(self, name: str, sha: str, files: dict[str, Blob]) -> dict[str, Any]:
-            listed = [{"rfilename": one} for one in sorted(files)]
-            return {"id": name, "sha": sha, "private": True, "siblings": listed, "tags": [], "downloads": 0, "likes": 0}
-
-        def create(self, asked: dict[str, Any]) -> tuple[int, Any, dict]:
+        def create(self, asked: dict[str, Any]) -> Answer:
             name = f"{asked['organization']}/{asked['name']}"
             status = 409 if name in hub.repos else 200
-            hub.repos.setdefault(name, Repo())
+            hub.repos.setdefault(name, CommittedRepo())
             return status, {"url": f"{hub.url}/{name}", "id": name, "error": "You already created this"}, {}
 
-        def tree(self, path: str, files: dict[str, Blob], under: str, start: int) -> tuple[int, Any, dict]:
-            names = [one for one in sorted(files) if not under or one.startswith(f"{under}/")]
-            if under and not names:
+        def tree(self, path: str, files: Mapping[str, Blob], under: str, query: dict[str, list[str]]) -> Answer:
+            above = f"{under}/" if under else ""
+            inner = [one.removeprefix(above) for one in files if one.startswith(above)]
+            if under and not inner:
                 return 404, {"error": "no entry"}, {"X-Error-Code": "EntryNotFound"}
-            listed = [self.listed(name, files[name]) for name in names[start : start + PAGE]]
-            more = f'<{hub.url}{path}?recursive=True&cursor={start + PAGE}>; rel="next"'
-            return 200, listed, {"Link": more} if len(names) > start + PAGE else {}
+            ends = [[at for at, letter in enumerate(f"{one}/") if letter == "/"] for one in inner]
+            if query.get("recursive", [""])[0].lower() != "true":
+                ends = [some[:1] for some in ends]
+            names = sorted({f"{above}{one[:end]}" for one, some in zip(inner, ends, strict=True) for end in some})
+            start = int(query.get("cursor", ["0"])[0])
+            more = urlencode({**query, "cursor": start + PAGE}, doseq=True)
+            link = {"Link": f'<{hub.url}{path}?{more}>; rel="next"'} if len(names) > start + PAGE else {}
+            return 200, [self.entry(files, one) for one in names[start : start + PAGE]], link
 
-        def listed(self, name: str, blob: Blob) -> dict[str, Any]:
+        def entry(self, files: Mapping[str, Blob], name: str) -> dict[str, Any]:
+            """Return the line of a tree for a file or a folder, {} without either."""
+            if (blob := files.get(name)) is None:
+                oid = hashlib.sha1(name.encode()).hexdigest()
+                is_folder = any(one.startswith(f"{name}/") for one in files)
+                return {"type": "directory", "path": name, "size": 0, "oid": oid} if is_folder else {}
             one: dict[str, Any] = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.oid}
             if blob.is_lfs:
-                oid = hashlib.sha256(blob.content).hexdigest()
-                one["lfs"] = {"oid": oid, "size": len(blob.content), "pointerSize": 130}
+                one["lfs"] = {"oid": blob.sha256, "size": len(blob.content), "pointerSize": 130}
             return one
 
-        def mode(self, repo: Repo, asked: dict[str, Any]) -> dict[str, Any]:
+        def mode(self, repo: CommittedRepo, asked: dict[str, Any]) -> dict[str, Any]:
             mode = "lfs" if asked["size"] > REGULAR_BYTES else "regular"
             there = repo.files.get(asked["path"])
             oid = None
             if there:
-                oid = hashlib.sha256(there.content).hexdigest() if there.is_lfs else there.oid
+                oid = there.sha256 if there.is_lfs else there.oid
             return {"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid}
 
-        def lfs(self, name: str, verb: str, asked: dict[str, Any], may_write: bool) -> tuple[int, Any, dict]:
+        def lfs(self, name: str, verb: str, asked: dict[str, Any], may_write: bool) -> Answer:
             repo = hub.repos.get(name)
-            if repo is None or not may_write:
+            if repo is None or not is_committed(repo) or not may_write:
                 return 403, {"error": "you may only read here"}, {}
             if verb == "verify":
                 content = repo.lfs.get(asked["oid"], b"")
@@ -294,12 +288,15 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
                 objects.append({"oid": oid, "size": size, "actions": {"upload": upload, "verify": verify}})
             return 200, {"transfer": "basic", "objects": objects}, {}
 
-        def stored(self, path: str, query: dict[str, list[str]], body: bytes) -> tuple[int, Any, dict]:
+        def stored(self, path: str, query: dict[str, list[str]], body: bytes) -> Answer:
             if "X-Amz-Signature" not in query:
                 return 403, {"error": "not signed"}, {}
-            found = re.fullmatch(r"/store/([^/]+/[^/]+)/([0-9a-f]{64})", path)
+            found = re.fullmatch(r"/store/([^/]+/[^/]+)/([^/]+)(?:/(.*))?", path)
             repo, oid = hub.repos[found[1]], found[2]
-            if self.command == "GET":
+            if not is_committed(repo):
+                blob = repo.at(oid)[1].get(found[3])
+                return (200, blob.content, {}) if blob else (404, {"error": "?"}, {})
+            if self.command in ("GET", "HEAD"):
                 return 200, repo.lfs[oid], {}
             if self.command == "POST":  # all parts are there
                 numbers = [one["partNumber"] for one in json.loads(body)["parts"]]
@@ -313,7 +310,7 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
                 return 400, {"error": "BadDigest"}, {}
             return 200, {}, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}
 
-        def commit(self, name: str, repo: Repo, lines: list[dict[str, Any]]) -> tuple[int, Any, dict]:
+        def commit(self, name: str, repo: CommittedRepo, lines: list[dict[str, Any]]) -> Answer:
             files, header = dict(repo.files), lines[0]["value"]
             if header.get("parentCommit", repo.commits[-1][0]) != repo.commits[-1][0]:
                 return 412, {"error": "A commit has happened since. Please refresh and try again."}, {}
@@ -332,24 +329,20 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             url = f"{hub.url}/{name}/commit/{sha}"
             return 200, {"success": True, "commitOid": sha, "commitUrl": url, "pullRequestUrl": None}, {}
 
-        def resolve(self, name: str, revision: str, path: str) -> tuple[int, Any, dict]:
-            if name not in hub.repos:
-                return 404, {"error": "?"}, {"X-Error-Code": "RepoNotFound"}
-            at = self.at(hub.repos[name], revision)
-            if at is None or path not in at[1]:
-                return 404, {"error": "?"}, {"X-Error-Code": "EntryNotFound"}
-            blob = at[1][path]
-            about = {"X-Repo-Commit": at[0], "ETag": f'"{blob.oid}"'}  # the client's own downloads ask for these
+        def resolve(self, name: str, repo: Repo, sha: str, files: Mapping[str, Blob], path: str) -> Answer:
+            about = {"X-Repo-Commit": sha}
+            if (blob := files.get(path)) is None:
+                return 404, {"error": "?"}, {**about, "X-Error-Code": "EntryNotFound"}
+            about["ETag"] = f'"{blob.oid}"'  # the client's own downloads ask for it
             if not blob.is_lfs:
                 return 200, blob.content, about
-            oid = hashlib.sha256(blob.content).hexdigest()
-            about |= {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": str(len(blob.content))}
-            return 302, b"", {**about, "Location": f"{hub.store}/store/{name}/{oid}?X-Amz-Signature=signed-canary"}
+            about |= {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.content))}
+            place = blob.sha256 if is_committed(repo) else f"{sha}/{quote(path)}"
+            return 302, b"", {**about, "Location": f"{hub.store}/store/{name}/{place}?X-Amz-Signature=signed-canary"}
 
         def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found and status == 200 and content:
-                start, stop = int(found[1]), min(int(found[2]) + 1, len(content))
+            if self.range and status == 200 and content:
+                start, stop = int(self.range[1]), min(int(self.range[2]) + 1, len(content))
                 if start >= len(content):
                     return self.say(416, {}, {"Content-Range": f"bytes */{len(content)}"})
                 headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
@@ -369,8 +362,11 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             if self.command == "HEAD":
                 return
+            if self.path.startswith("/store/"):
+                with hub.lock:
+                    hub.served_bytes += len(content)
             if kind == "cut":
-                self.wfile.write(content[: min(amount, len(content) - 1)])
+                self.wfile.write(content[:amount])
                 self.connection.shutdown(socket.SHUT_RDWR)
                 raise Hung
             if kind == "drip":
@@ -382,16 +378,3 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
     return Handler
-
-
-def main() -> None:
-    """`python -m tests.store.hub ID...`: serve empty repositories until stdin ends; the first line is the address."""
-    with serving() as hub:
-        hub.repos |= {name: Repo() for name in sys.argv[1:]}
-        print(hub.url, flush=True)
-        while sys.stdin.read(1):
-            time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    main()
