@@ -1,8 +1,7 @@
-"""SkyPilot's API server over a Slurm cluster of two nodes, all of it on this machine and on loopback.
+"""SkyPilot's API server over a Slurm cluster of two nodes (tests/slurm.py), all of it on this machine and on loopback.
 
 Out: a `Bed`, the folders and variables by which commands reach it. Everything that was started is ended with it, by its
-process id. It takes root, and Debian's slurmctld, slurmd, munge and openssh-server: the nodes work as a user that is
-made for it.
+process id. The nodes work as a user that is made for it.
 
     python -m tests.packs.skypilot.bed FOLDER      holds one until Ctrl-C, for trials by hand
 """
@@ -23,10 +22,13 @@ from pathlib import Path
 
 from infra.agent.environments import cache_folder, environment
 from infra.agent.meet import free_ports
+from infra.records import Address
+from scripts.project import debian
+from tests import slurm
+from tests.hosts import Host, make_key, until
 
 ROOT = Path(__file__).resolve().parents[3]
-CLUSTER, USER = "loop", "slipwaybed"
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd", "useradd", "ssh-keygen")
+USER = "slipwaybed"
 PYTHON = "/usr/bin/python3"
 
 # SkyPilot judges no job while two public name servers are silent; here a server of this machine answers for them.
@@ -84,11 +86,8 @@ class Bed:
 
 def lacking() -> str:
     """Return why there can be no bed on this machine, "" when there can."""
-    missing = [one for one in PROGRAMS if not _find(one)]
-    if os.geteuid() != 0:
-        return "a Slurm cluster of this machine takes root"
-    if missing:
-        return f"{', '.join(missing)} not installed (Debian: slurmctld slurmd slurm-client munge openssh-server)"
+    if why := slurm.missing("useradd", "ssh-keygen"):
+        return why
     if not Path(PYTHON).exists():
         return f"there is no {PYTHON}"
     return "" if environment.find("skypilot", ROOT, cache_folder.default_cache(), "") else "no skypilot environment"
@@ -100,25 +99,22 @@ def bed(folder: Path) -> Iterator[Bed]:
     sky = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_user)
-        names = ("munge", "slurmctld", "slurmd-1", "slurmd-2", "sshd", "server", "probe")
-        munge, ctld, first, second, ssh, server, probe = free_ports(len(names))
-        del munge
+        here = os.uname().nodename.split(".")[0]
         home, user_home, shared = folder / "home", folder / "user", folder / "shared"
-        for one in (home / ".sky", home / ".slurm", user_home, shared, folder / "state", folder / "bin", folder / "uv"):
+        for one in (home / ".sky", home / ".slurm", user_home, shared, folder / "bin", folder / "uv"):
             one.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o755)
         _user(user_home)
         for one in (user_home, shared, folder / "uv"):
             shutil.chown(one, USER, USER)
-        conf = _slurm_conf(folder, ctld, first, second)
-        inner = {"SLURM_CONF": str(conf), "PATH": os.environ["PATH"] + ":/usr/sbin:/usr/bin"}
-        environ = {**os.environ, **inner}
-        _start(stack, ["munged", "--foreground", "--force", *_munge(folder)], environ, folder / "munged.log")
-        _until(lambda: (folder / "munge.sock").exists(), "munged")
-        _start(stack, ["slurmctld", "-D", "-f", str(conf)], environ, folder / "ctld.out")
-        for node in _nodes():
-            _start(stack, ["slurmd", "-D", "-f", str(conf), "-N", node], environ, folder / f"{node}.out")
-        _sshd(stack, folder, ssh, home, user_home, environ)
+        # SkyPilot reaches a node by its name.
+        names = ["localhost"] if here == "localhost" else [here, "localhost"]
+        cluster = stack.enter_context(slurm.running(folder / "slurm", names))
+        ssh, server, probe = free_ports(3)
+        environ = {**os.environ, "SLURM_CONF": str(cluster.conf), "PATH": f"{os.environ['PATH']}:/usr/sbin:/usr/bin"}
+        login = _login(folder, ssh, home, user_home, cluster.conf)
+        stack.callback(login.stop)
+        login.start()
         _start(stack, [sys.executable, "-c", ANSWER, str(probe)], environ, folder / "probe.log")
         (home / ".sky" / "config.yaml").write_text(
             "jobs: {controller: {consolidation_mode: true}}\nserve: {controller: {consolidation_mode: true}}\n"
@@ -137,10 +133,9 @@ def bed(folder: Path) -> Iterator[Bed]:
 
         def start_server() -> None:
             _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
-            _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 900.0)
+            until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 900.0)
 
         found = Bed(folder, environ, shared, start_server)
-        _until(lambda: found.run("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurm")
         stack.callback(_end_skypilot, home)
         start_server()
         found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=900)
@@ -158,14 +153,10 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Here).serve_forever()
 """
 
 
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-
-
 def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, str], log: Path) -> None:
     with open(log, "ab") as said:
         child = subprocess.Popen(
-            [_find(words[0]) or words[0], *words[1:]],
+            words,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -184,16 +175,6 @@ def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, 
     stack.callback(end)
 
 
-def _until(is_so, what: str, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(AssertionError):
-            if is_so():
-                return
-        assert time.monotonic() < deadline, f"{what} did not come up"
-        time.sleep(0.3)
-
-
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as said:
@@ -202,67 +183,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _nodes() -> list[str]:
-    here = os.uname().nodename.split(".")[0]
-    return ["localhost"] if here == "localhost" else [here, "localhost"]
-
-
-def _munge(folder: Path) -> list[str]:
-    key = folder / "munge.key"
-    key.write_bytes(os.urandom(1024))
-    key.chmod(0o400)
-    return [
-        f"--key-file={key}",
-        f"--socket={folder}/munge.sock",
-        f"--pid-file={folder}/munged.pid",
-        f"--log-file={folder}/munged.log",
-        f"--seed-file={folder}/munged.seed",
-    ]
-
-
-def _slurm_conf(folder: Path, ctld: int, *ports: int) -> Path:
-    here = os.uname().nodename.split(".")[0]
-    nodes = "\n".join(
-        f"NodeName={name} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 State=UNKNOWN"
-        for name, port in zip(_nodes(), ports, strict=False)
-    )
-    path = folder / "slurm.conf"
-    path.write_text(f"""ClusterName={CLUSTER}
-SlurmctldHost={here}(127.0.0.1)
-SlurmctldPort={ctld}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
-SlurmdParameters=config_overrides
-KillWait=5
-{nodes}
-PartitionName=cpu Nodes={",".join(_nodes())} Default=YES MaxTime=7-0 DefaultTime=1-0 State=UP
-""")
-    return path
-
-
 def _user(home: Path) -> None:
     _forget_user()
-    subprocess.run(
-        [_find("useradd") or "useradd", "-M", "-d", str(home), "-s", "/bin/bash", "-p", "*", USER], check=True
-    )
+    subprocess.run([debian.find("useradd"), "-M", "-d", str(home), "-s", "/bin/bash", "-p", "*", USER], check=True)
 
 
 def _forget_user() -> None:
@@ -271,7 +194,7 @@ def _forget_user() -> None:
         for pid in _processes(lambda folder: folder.stat().st_uid == uid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        subprocess.run([_find("userdel") or "userdel", USER], check=True, capture_output=True)
+        subprocess.run([debian.find("userdel"), USER], check=True, capture_output=True)
 
 
 def _processes(is_meant) -> list[int]:
@@ -284,13 +207,12 @@ def _processes(is_meant) -> list[int]:
     return found
 
 
-def _sshd(
-    stack: contextlib.ExitStack, folder: Path, port: int, home: Path, user_home: Path, environ: Mapping[str, str]
-) -> None:
-    """Start the login node, and make the tools that the nodes of SkyPilot download elsewhere."""
-    for name in ("host", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    shutil.copyfile(folder / "key.pub", folder / "authorized")
+def _login(folder: Path, port: int, home: Path, user_home: Path, conf: Path) -> Host:
+    """Return the login node, and make the tools that the nodes of SkyPilot download elsewhere."""
+    keys = folder / "login"
+    keys.mkdir()
+    make_key(keys / "host")
+    key = make_key(keys / "user")
     uv = next(cache_folder.default_cache().glob("uv-*/bin/uv"))
     shutil.copy(uv, folder / "bin" / "uv.real")
     (folder / "bin" / "uv").write_text(
@@ -308,31 +230,20 @@ def _sshd(
         (user_home / name).write_text(f'export PATH="{folder}/bin:$PATH"\n')
         shutil.chown(user_home / name, USER, USER)
     told = {
-        "SLURM_CONF": environ["SLURM_CONF"],
+        "SLURM_CONF": str(conf),
         "UV_CACHE_DIR": str(folder / "uv"),
         "UV_SYSTEM_CERTS": "1",
         "UV_LINK_MODE": "copy",
         **{key: value for key, value in os.environ.items() if key in CARRIED},
     }
-    config = folder / "sshd_config"
-    config.write_text(f"""Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/authorized
-PidFile none
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-MaxStartups 100:30:200
-MaxSessions 100
-SetEnv {" ".join(f"{key}={value}" for key, value in told.items())}
-""")
-    os.makedirs("/run/sshd", exist_ok=True)
-    _start(stack, ["sshd", "-D", "-e", "-f", str(config)], os.environ, folder / "sshd.log")
     (home / ".slurm" / "config").write_text(
-        f"Host {CLUSTER}\n  HostName 127.0.0.1\n  Port {port}\n  User {USER}\n  IdentityFile {folder}/key\n"
+        f"Host {slurm.NAME}\n  HostName 127.0.0.1\n  Port {port}\n  User {USER}\n  IdentityFile {key}\n"
         "  IdentitiesOnly yes\n"
     )
+    variables = " ".join(f"{key}={value}" for key, value in told.items())
+    options = ["-o", f"SetEnv={variables}", "-o", "MaxSessions=100"]
+    address = Address(USER, "127.0.0.1", port, str(key), str(user_home))
+    return Host(keys, address, "127.0.0.1", options=options)
 
 
 CARRIED = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
