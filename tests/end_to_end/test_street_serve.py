@@ -69,7 +69,7 @@ def test_a_service_from_its_first_request_to_its_end(place):
         (("serve.down", "demo", "--all"), "give only one"),
         (("serve.key", "demo", "--drop"), "--drop requires --for NAME"),
         (("serve.bench", "demo", "--rate", "1e9", "--duration", "9d"), "requests"),
-        (("serve.bench", "demo", "--target-ttft", "-1"), "more than 0"),
+        (("serve.bench", "demo", "--target-ttft", "-1"), "above 0"),
     ):
         assert why in refusal(place, *words), words
     bench = place.world.json("serve.bench", "demo", "--rate", "20", "--duration", "1s", "--target-ttft", "0.000001")

@@ -265,7 +265,7 @@ def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(context, tm
 def test_a_port_that_cannot_be_used_is_told_with_its_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SystemExit, match=f"port {port} of this machine is taken; choose another"):
+        with pytest.raises(SystemExit, match=f"port {port} of this machine is taken; choose a free port"):
             listen(port)
     with pytest.raises(
         SystemExit, match="port 70000 of this machine cannot be used: the number must be between 0 and 65535"
