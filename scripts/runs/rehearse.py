@@ -216,7 +216,7 @@ def end(as_json: bool) -> None:
     truth = found.truth()
     attach.stop(rehearsal_world.base())
     render.say(
-        f"the rehearsal has ended, and {render.count(truth['running'], 'machine')} with the rehearsal; "
+        f"the rehearsal has ended, with {render.count(truth['running'], 'running machine')}; "
         f"all files remain in {found.folder} until the next rehearsal starts"
     )
     if as_json:
