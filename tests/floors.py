@@ -83,6 +83,8 @@ ROOMS = {
         ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
         ("commands", "control", "serve", "records"),
     ),
+    # Measurements by hand, loaded by no command.
+    "bench": (FLOORS, ("records", "data", "trainer")),
     "views": (("flows", "infra", "serve", "store", *LIGHT), ("views", "control", "serve", "records")),
 }
 
@@ -161,7 +163,7 @@ def tree() -> dict[str, set[str]]:
     found = {}
     for path in sources():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if not module.startswith(("tests.", "bench.")):
+        if not module.startswith(("tests.", "bench.")) and ".bench." not in module:
             found[module] = path
     edges: dict[str, set[str]] = {}
     for module, path in found.items():

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.blocks import folder_of, questions_of
+from bench.held_out import folder_of, questions_of
 from infra.agent.environments import cache_folder, environment
 from infra.checkout import ROOT
 from serve import engines

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.setup import Bench, best_s, talk_of, text_of
+from store import packs
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import CheckpointOptions, as_phase
+from trainer.config import CheckpointOptions
 from trainer.errors import Preempted
 from trainer.loop import Training, accumulate
 from trainer.model import float8
@@ -25,9 +27,8 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.rl import PolicyLoss
 from trainer.objectives.source import StepSource
-from trainer.optim import Optimizer, orthogonalised
+from trainer.optim import orthogonalised
 from trainer.recipes import PROFILES
-from trainer.records.model_config import Ternary
 from trainer.reporting.peak_flops import of_machine
 from trainer.speed import equipped, fast_attention
 
@@ -144,15 +145,15 @@ def evaluating(bench: Bench) -> Seen:
 
 
 def phases(bench: Bench) -> Seen:
-    """Run a few steps with document masks, of rl, of a 1.58-bit model, and of block diffusion."""
+    """Run a few steps with document masks, of rl, and of the `bench/gpu_part.py` of each pack."""
     if bench.ranks.size > 1:
         return
     masked = bench.phase("base", document_masks=True)
     masked = replace(masked, rows=masked.micro_rows * 2)
     yield "base with document masks", bench.trained(masked, text_of(masked), 4), "0.9 x of base"
     yield from _policy(bench)
-    yield from _ternary(bench)
-    yield from _blocks(bench)  # Last: block diffusion takes longest to compile.
+    for path in sorted(packs.FOLDER.glob("*/bench/gpu_part.py")):
+        yield from import_module(f"packs.{path.parts[-3]}.bench.gpu_part").measured(bench)
 
 
 def _policy(bench: Bench) -> Seen:
@@ -167,52 +168,6 @@ def _policy(bench: Bench) -> Seen:
         return {**one, "better": worth.clip(0), "worse": worth.clip(max=0), "weights": of_one, "times": of_one}
 
     yield "rl, the loss", bench.trained(config, batch, 4, PolicyLoss(config.rl)), ""
-
-
-def _ternary(bench: Bench) -> Seen:
-    from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
-    from packs.bits.trainer.objective import Bits
-
-    plain = bench.phase("base")
-    ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
-    bits = BitsConfig(warmup_steps=2)
-    rows = plain.micro_rows * 2
-    config = as_phase(BitsPhaseConfig, plain, phase="bits2", model=ternary, bits=bits, rows=rows, steps=4)
-    model, _ = bench.model(config)
-    optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
-    make = text_of(config)
-    with equipped(model, config, bench.machine):
-
-        def step() -> None:
-            objective.at(1)
-            optimizer.zero_grad()
-            accumulate(model, make(0), config.micro_rows, config.rows * config.sequence_len, objective)
-            optimizer.clip()
-            optimizer.step(1.0)
-
-        seconds = best_s(bench, step)
-    yield "bits2", {"tokens_per_s": config.rows * config.sequence_len / seconds}, ""
-
-
-def _blocks(bench: Bench) -> Seen:
-    from packs.blocks.trainer.objective import BlockDiffusion, with_masks
-
-    config = bench.phase("dlm", turns=1)
-    assert config.blocks is not None
-    blocks = replace(config.blocks, mask_id=1)
-    config = replace(config, rows=config.micro_rows * 2)
-    make = talk_of(config, is_packed=False)
-
-    def batch(step: int) -> Batch:
-        one = make(step)
-        short = -one["ids"].shape[1] % blocks.block_size
-        ids, targets = (
-            np.pad(one[name], ((0, 0), (0, short)), constant_values=fill)
-            for name, fill in (("ids", 0), ("targets", -1))
-        )
-        return with_masks(ids, targets, blocks.block_size, np.random.default_rng([5, step]))
-
-    yield "dlm", bench.trained(config, batch, 4, BlockDiffusion(blocks)), ""
 
 
 def parts(bench: Bench) -> Seen:

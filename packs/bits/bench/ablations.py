@@ -1,6 +1,7 @@
 """Ablate the parts of the 1.58-bit stages on paired seeds: the effect of each part, with a confidence interval.
 
-Run: python -m bench.ablations [--profile smoke_bits] [--arms haar,saliency,...] [--seeds 1,2,3] [--share 1.0]
+Run: python -m packs.bits.bench.ablations [--profile smoke_bits] [--arms haar,saliency,...] [--seeds 1,2,3]
+[--share 1.0]
 The comparison is the same as in the sweep ablation_saliency_toy, but in a single process without published artifacts,
 and several times faster for a small model. --profile also takes a file, e.g. examples/sweeps/profiles/small_bits.yaml.
 The program first trains a base model for each seed. Every arm continues from the base model with the same batches and

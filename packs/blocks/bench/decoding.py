@@ -1,6 +1,7 @@
 """Compare block decoding with decoding from left to right: right answers, tokens per forward pass and per CPU second.
 
-Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N].
+Run: python -m packs.blocks.bench.decoding [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N]
+[--steps N].
 Compares a model of phase dlm with the sft model before dlm. To make both: ./inv launch --phase sft+dlm --profile smoke.
 
 Both models answer the same held-out questions in batches, for the share of right answers (paired) and the number of
@@ -12,14 +13,13 @@ compares the training cost of dlm and sft on the same conversations, for a few s
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from bench.held_out import folder_of, questions_of
 from data.chat.conversations import Conversations, prompt
 from data.chat.phrasing import talk
 from data.tokens import tokenizer as tokenizers
@@ -29,7 +29,7 @@ from packs.blocks.trainer.objective import BlockDiffusion, with_masks
 from store.artifacts.artifacts import Store
 from trainer.config import PhaseConfig
 from trainer.device import prepare
-from trainer.evaluation import intervals, many_turns
+from trainer.evaluation import intervals
 from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.loop import accumulate
 from trainer.model import export
@@ -74,28 +74,6 @@ class Arm:
             self.passes += sum(decoding.passes)
         self.tokens += sum(map(len, said))
         return [[token for token in one if token not in stop] for one in said]
-
-
-def folder_of(store: Store, name: str) -> Path:
-    """Return the folder of an artifact; exit if the store does not have the artifact."""
-    found = store.check(name)
-    if found.problem:
-        sys.exit(f"{name}: {found.problem}; to make the model: ./inv launch --phase sft+dlm")
-    return store.path(name, found.fingerprint)
-
-
-def questions_of(store: Store) -> tuple[list[TurnsQuestion], str]:
-    """Return the held-out questions and the name of the persona."""
-    folder = folder_of(store, "identity_conversations")
-    some = many_turns.read("identity", folder / "identity_conversations.heldout.jsonl")
-    about = next(
-        one for one in store.artifacts() if one.name.startswith("datasets/") and one.name.endswith("questions")
-    )
-    for kind in ("pydocs", "other"):
-        some += many_turns.read(kind, folder_of(store, about.name) / f"{kind}.heldout.jsonl")
-    from trainer.plan import load_persona
-
-    return some, load_persona(Path(__file__).parent.parent / "data" / "persona.yaml").name
 
 
 def quality(
