@@ -28,6 +28,7 @@ import torch
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
 from data.tokens.token_file import token_files
+from packs.bits.records.bits_config import BitsPhaseConfig
 from packs.bits.trainer.conversion import converted
 from packs.bits.trainer.objective import Bits
 from packs.bits.trainer.ternary import layers_of, relative_error
@@ -124,7 +125,8 @@ class Bench:
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
         model = converted(base, shape, base.compute_dtype)
         self.tokens, self.spent_s = 0, 0.0
-        assert layerwise.bits and second.bits
+        assert isinstance(layerwise, BitsPhaseConfig) and isinstance(second, BitsPhaseConfig)
+        assert layerwise.bits is not None and second.bits is not None
         bits = replace(second.bits, saliency=arm.saliency, saliency_warmup=max(1, second.steps // 10))
         bits = bits if arm.growing else replace(bits, warmup_steps=0)
         if arm.layerwise:

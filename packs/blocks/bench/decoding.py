@@ -24,6 +24,7 @@ from data.chat.conversations import Conversations, prompt
 from data.chat.phrasing import talk
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END, Tokenizer
+from packs.blocks.records.dlm_config import DlmConfig
 from packs.blocks.trainer.block_decoding import Decoding
 from packs.blocks.trainer.objective import BlockDiffusion, with_masks
 from store.artifacts.artifacts import Store
@@ -117,7 +118,7 @@ def training_cost(store: Store, words: Tokenizer, profile: str, count: int) -> N
         **{kind: [folder_of(store, questions) / f"{kind}.train.jsonl"] for kind in ("pydocs", "other")},
     }
     machine, sft, dlm = prepare(), phases["sft"], phases["dlm"]
-    assert dlm.blocks is not None and dlm.mixture is not None
+    assert isinstance(dlm, DlmConfig) and dlm.blocks is not None and dlm.mixture is not None
     blocks = replace(dlm.blocks, mask_id=words.vocab_size)
     sft = replace(sft, turns=dlm.turns, sequence_len=dlm.sequence_len, mixture=dlm.mixture)
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.setup import Bench, talk_of
+from packs.blocks.records.dlm_config import DlmConfig
 from packs.blocks.trainer.objective import BlockDiffusion, with_masks
 from trainer.objectives import Batch
 
 
 def measured(bench: Bench) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     config = bench.phase("dlm", turns=1)
-    assert config.blocks is not None
+    assert isinstance(config, DlmConfig) and config.blocks is not None
     blocks = replace(config.blocks, mask_id=1)
     config = replace(config, rows=config.micro_rows * 2)
     make = talk_of(config, is_packed=False)
