@@ -40,7 +40,7 @@ from infra.names import random_word, run_name
 from infra.providers import LAG_S, Market
 from infra.records import Offer, Pod, Request
 from infra.runs import boot, pods, sight
-from infra.runs import launch as street
+from infra.runs import launch as runs_launch
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
 from infra.runs.throttling import Throttling
@@ -343,11 +343,11 @@ class Drill:
         assert work.job is not None
         secrets = job_environment.secrets_for(work.job.secrets, self.settings)
         work = replace(work, target="")  # Without a target, the work counts as new at every vendor.
-        return street.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
+        return runs_launch.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
 
     def _held(self, trial: str, offer: Offer, terms: Terms) -> Op:
         request, limits = self._request(trial), self.planned.limits
-        return street.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
+        return runs_launch.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
 
     def _rent(self, request: Request, offer: Offer, job: Job) -> Op:
         """Rent a machine without waiting for boot; pause and retry on a rate limit as a launch does."""
