@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from infra.agent.environments import environment
 from infra.errors import HubUnreachable, SlipwayError, UsageError
 from infra.interrupts import ExitRequested
-from store.moving_line import waiting
+from store.terminal import waiting
 
 POLL_S = 0.05
 LEAVING_S = 2.0

@@ -1,10 +1,14 @@
-"""Formatting of times, sizes and counts for people, and parsing of typed durations."""
+"""Money, times, sizes and counts: formatting for people, and parsing of typed amounts and durations.
+
+Money is integer micro-USD inside the program and decimal text outside; never a binary float.
+"""
 
 import re
 from datetime import datetime, timezone
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
 
 from infra.agent.amounts import duration as duration
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 
 MOST_S = 10 * 365 * 86400.0
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,3 +65,56 @@ def seconds(text: str) -> float | None:
     if not 0 < read <= MOST_S:
         raise UsageError(f"{text[:40]!r} is not a duration; write 90s, 30m, 2h or 1d")
     return read
+
+
+MOST_USD = 10_000_000
+
+
+class BadAmount(SlipwayError, ValueError):
+    """The amount is negative, infinite, above MOST_USD, or no number."""
+
+
+def micro_usd(usd: Decimal | int | str) -> int:
+    """Convert US dollars to micro-USD, rounded up. Raises BadAmount."""
+    try:
+        amount = Decimal(usd)
+    except InvalidOperation:
+        raise BadAmount(f"{usd!r} is not an amount of dollars") from None
+    if not (amount.is_finite() and 0 <= amount <= MOST_USD):
+        raise BadAmount(f"{usd} USD is out of range")
+    return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
+
+
+def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
+    """Convert a vendor's amount to micro-USD; return None for an invalid amount, which must not break a listing."""
+    try:
+        return micro_usd(Decimal(str(amount)) * unit_usd)
+    except (BadAmount, ArithmeticError, RecursionError):
+        return None
+
+
+def dollars(micro: int) -> str:
+    """Return the exact amount in dollars with at least two decimals: 33600000 -> `33.60`."""
+    whole, rest = divmod(micro, 1_000_000)
+    digits = f"{rest:06d}".rstrip("0")
+    return f"{whole}.{digits:0<2}"
+
+
+def cents(micro: int) -> str:
+    """Return the amount in dollars, rounded up to a cent."""
+    return dollars(-(-micro // 10_000) * 10_000)
+
+
+def in_usd(micro: int) -> str:
+    """Return an amount for display, rounded up to a cent: `34.21 USD`."""
+    return f"{cents(micro)} USD"
+
+
+def per_hour(micro: int) -> str:
+    """Return an exact price per hour for display, with at least two decimals: `2.39 USD/h`."""
+    return f"{dollars(micro)} USD/h"
+
+
+def whole_usd(amount: int) -> str:
+    """Return an amount as a flag value, rounded up to whole US dollars: `12`."""
+    return str(-(-amount // 1_000_000))

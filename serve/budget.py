@@ -7,7 +7,7 @@ service limit.
 
 from dataclasses import dataclass
 
-from infra.money import micro_usd
+from infra.units import micro_usd
 
 LEAST_OF_A_SHARE = 20  # the smallest useful limit of a replica is 1/20 of a share
 

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from infra import own_code
+from infra import checkout
 from infra.agent.limits import read_clocks
+from infra.checkout import CodeWatch
 from infra.errors import SlipwayError, UsageError
 from infra.interrupts import WorkTakenOver
 from infra.journal_file import Fenced
@@ -31,7 +32,6 @@ from infra.ledger import budgets, service_rows, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Lease
 from infra.ledger.service_rows import service_lease
-from infra.own_code import CodeWatch
 from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
@@ -387,13 +387,11 @@ def limits_of(service: Service) -> GatewayLimits:
 
 
 async def keep(name: str) -> None:
-    logging.getLogger("infra.transport.streams.port_forward").setLevel(
-        logging.ERROR
-    )  # probes report a port without an answer
+    logging.getLogger("infra.transport.streams").setLevel(logging.ERROR)  # probes report a port without an answer
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         # Hold the lease until this process is gone: a process that waits for the lease waits for this process to end.
-        lease = journal.leases.take(service_lease(name), own_code.stamp())
+        lease = journal.leases.take(service_lease(name), checkout.stamp())
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, say)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from infra import own_code
+from infra import checkout
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.records import Pod
@@ -201,13 +201,13 @@ class Process:
     def _report(self) -> GatewayReport:
         gateway, order = self.gateway, self.order
         if gateway is None or order is None or self.problem:
-            return GatewayReport(pid=os.getpid(), code=own_code.stamp(), age_s=0.0, problem=self.problem)
+            return GatewayReport(pid=os.getpid(), code=checkout.stamp(), age_s=0.0, problem=self.problem)
         now = time.monotonic()
         replicas = [link.target for link in self.links.values() if link.target is not None]
         seats = gateway.turns.fleet.seats
         return GatewayReport(
             pid=os.getpid(),
-            code=own_code.stamp(),
+            code=checkout.stamp(),
             age_s=now - self.began,
             host=order.host,
             port=self.port,
@@ -322,7 +322,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.gateway_process FOLDER")
     # Probes report a port without an answer.
-    logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
+    logging.getLogger("infra.transport.streams").setLevel(logging.ERROR)
     raise_limit()
     places = Places(Path(sys.argv[1]))
     held = gateway_orders.lock(places)

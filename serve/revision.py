@@ -25,8 +25,7 @@ from infra.names import check_name
 from infra.runs.engine import engine_of
 from infra.runs.timing import Say
 from infra.selection import registry
-from infra.selection.default_limit import MOST_USD
-from infra.selection.preflight import amount_of
+from infra.selection.preflight import MOST_USD, amount_of
 from infra.settings import Settings, is_rented
 from serve import engines, model_kinds
 from serve import service as service_file

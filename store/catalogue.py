@@ -14,11 +14,10 @@ from typing import Any
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from store.backends.backend import Backend, ListedFile
-from store.backends.by_uri import open_place
+from store.backends.backend import Backend, ListedFile, open_place
 from store.manifest import STAGE_NAME, StoreError
+from store.outside import CHECKPOINT
 from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, RunFolder, check_files, step_of
-from store.untrusted_names import CHECKPOINT
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(rf"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+|{STAGE_NAME.pattern})/step-[0-9]{{1,18}}")

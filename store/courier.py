@@ -26,10 +26,10 @@ from store import local_files
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.masking import Mask
+from store.outside import CHECKPOINT
 from store.run_sync.mounts import WORK, MountFolder
 from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
 from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, DamagedCheckpoint, RunFolder, by_folder, step_of
-from store.untrusted_names import CHECKPOINT
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store import outside
-from store.untrusted_names import is_inside, is_part
+from store.outside import is_inside, is_part
 
 SCHEMA = 1
 MISSING = "it is missing"

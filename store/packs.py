@@ -118,7 +118,7 @@ class Pack:
     model_formats: Mapping[str, str] = field(default_factory=dict)
     """Records `trainer.records.model_formats.ModelFormat`, by the format name in import specs."""
     phases: Mapping[str, str] = field(default_factory=dict)
-    """Records `trainer.records.phase.Phase`, by the name in `--phase`."""
+    """Records `trainer.records.phase_registry.Phase`, by the name in `--phase`."""
     profiles: Mapping[str, str] = field(default_factory=dict)
     """Functions `(profiles of the core) -> Profile`, by the name in `--profile`."""
     profile_phases: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Pack:
     model_features: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `trainer.records.model_config.ModelFeature`, by the field of `ModelConfig`."""
     model_layouts: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(config.json) -> the same in our spelling`, by a word in it: see `trainer.records.model_layouts`."""
+    """Functions `(config.json) -> the same in our spelling`, by a word in it: see `trainer.model.huggingface`."""
     served_models: Mapping[str, str] = field(default_factory=dict)
     """Records `serve.model_kinds.ModelKind` by a word of config.json: the engines that support a model."""
     exports: Mapping[str, str] = field(default_factory=dict)

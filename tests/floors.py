@@ -20,7 +20,7 @@ PLAN = (
     "trainer.records",
     "trainer.profiles",
     "trainer.recipes",
-    "trainer.reuse",
+    "trainer.fingerprints",
     "trainer.fingerprints",
 )
 PLAN += (

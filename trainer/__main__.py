@@ -177,7 +177,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def talk(flags: argparse.Namespace) -> None:
-    from store.moving_line import waiting
+    from store.terminal import waiting
     from trainer.talk import hold
 
     name = flags.name or flags.model.name

@@ -12,8 +12,7 @@ from data.config import ConfigError, load
 from store import packs
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.model_config import KIND, ModelConfig, feature
-from trainer.records.phase import PROMPTS, TALK, TEXT
-from trainer.records.phase_registry import PHASES, listed, phases_reading
+from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")

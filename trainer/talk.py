@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from store import moving_line, word_wrap
+from store import terminal
 
 HELP = """/model [NAME]    show which model answers; with NAME: switch to NAME
 /system [WORDS]  set the system prompt; /system - removes it
@@ -113,7 +113,7 @@ def answer(partner: Partner, words: str, tells: bool) -> None:
     asked = time.monotonic()
     first: float | None = None
     with contextlib.ExitStack() as reading, contextlib.closing(partner.say(words)) as pieces:  # type: ignore[type-var]
-        reading.enter_context(moving_line.waiting(f"{partner.name} reads"))
+        reading.enter_context(terminal.waiting(f"{partner.name} reads"))
         for piece in pieces:
             if piece and first is None:
                 first = time.monotonic()
@@ -249,5 +249,5 @@ class TypedLines:
 
 
 def tell(said: str) -> None:
-    moving_line.clear()
-    print(word_wrap.fitted(said, sys.stderr), file=sys.stderr, flush=True)
+    terminal.clear()
+    print(terminal.fitted(said, sys.stderr), file=sys.stderr, flush=True)

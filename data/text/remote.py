@@ -104,7 +104,7 @@ def _parts(uri: str) -> tuple[str, str]:
 
 
 def _bucket(address: str, patience: Any) -> Any:
-    from store.backends.by_uri import open_place
+    from store.backends.backend import open_place
     from store.patience import Patience as Waiting
 
     found = open_place(address)

@@ -29,7 +29,7 @@ from data.tokens.untrusted.patterns import PATTERN as PATTERN
 from data.tokens.untrusted.plain_parts import odd_part
 from store import outside
 from store.artifacts import sentencepiece
-from store.artifacts.chat_template import config_of, named_tokens, templates_of
+from store.artifacts.model_files import named_tokens, templates_of, tokenizer_config_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -115,7 +115,10 @@ class Tokenizer:
             raise DataError(f"{folder}: the tokenizer has {self.vocab_size} ids, but some ids are larger")
         texts = named_tokens(folder)
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
-        generation = {**config_of(folder, "config.json"), **config_of(folder, "generation_config.json")}
+        generation = {
+            **tokenizer_config_of(folder, "config.json"),
+            **tokenizer_config_of(folder, "generation_config.json"),
+        }
         eos = generation.get("eos_token_id", self.named["eos_token"])
         ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]
         stops = [one for one in dict.fromkeys(ids) if type(one) is int and 0 <= one < self.vocab_size]

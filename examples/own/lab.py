@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from infra.agent.limits import hard_limit_s
 from infra.errors import MissingKey, NoOffer
-from infra.money import micro_usd
 from infra.providers import Abilities
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.pod_keys import PodKeys
 from infra.records import Account, Offer, Pod
+from infra.units import micro_usd
 
 
 class Kind(Struct):

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.agent.job import Job
-from infra.ledger.life_cycle import ASKED, CUT_OFF, TERMINATED
-from infra.ledger.op import Op
+from infra.ledger.op import ASKED, CUT_OFF, TERMINATED, Op
 from infra.runs import sight
 from infra.units import count, moment
 

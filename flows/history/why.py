@@ -17,9 +17,7 @@ from infra.agent.execution.steps import end_of
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import FAILED
-from infra.ledger.op import JournalEvent, Op
-from infra.money import in_usd, per_hour
+from infra.ledger.op import FAILED, JournalEvent, Op
 from infra.records import PodView
 from infra.runs import run_rows, sight
 from infra.runs.lookup import find_run
@@ -28,7 +26,7 @@ from infra.runs.sight import folder_of
 from infra.runs.sync import reports
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
-from infra.units import count, duration, moment
+from infra.units import count, duration, in_usd, moment, per_hour
 from serve.policy import service_state
 from serve.policy.replica_states import ILL, State
 from serve.policy.service_state import Member, ServiceRecord

@@ -15,10 +15,9 @@ from flows.runs import work_kinds
 from infra.agent.environments import environment, packages
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.timings import Timings
-from infra.money import dollars, in_usd
 from infra.providers import listed
 from infra.settings import VENDORS, Settings, unlikely
-from infra.units import count
+from infra.units import count, dollars, in_usd
 from store import credentials, extensions, packs
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
@@ -103,13 +102,13 @@ def _timings(settings: Settings) -> list[DoctorLine]:
 
 def tracking(settings: Settings) -> list[DoctorLine]:
     """Report the trackers of a training; [] without trackers. Raises UsageError."""
-    from flows.planning import trackers
+    from flows.planning.extensions import asked_trackers, tracker_notes
 
-    names = trackers.asked("", settings)
+    names = asked_trackers("", settings)
     if not names:
         return []
     why = "SLIPWAY_TRACK" if settings.track else "the tracker's own variables"
-    return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *trackers.notes(names, settings))))]
+    return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *tracker_notes(names, settings))))]
 
 
 def nodes(settings: Settings) -> list[DoctorLine]:

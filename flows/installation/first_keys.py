@@ -13,9 +13,9 @@ from typing import Any
 
 from flows.installation import env_file
 from infra.errors import AuthError, SlipwayError, UsageError
-from infra.money import in_usd
 from infra.providers.by_name import open_market
 from infra.settings import VENDORS, Settings
+from infra.units import in_usd
 from store import credentials
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError

@@ -1,9 +1,9 @@
-"""The forecast of an active run beyond its limits.
+"""The remaining time of an active run, and its forecast beyond the limits.
 
-    progress -> time left (`time_left.left_of`) -> compared with the limits -> BeyondLimit: words, and the command
+    rows, progress, forecast at launch -> left_of -> compared with the limits -> BeyondLimit: words, and the command
 
 The comparison starts at training step `ENOUGH_STEPS`: earlier forecasts rest on other runs or on a table. Times and
-money are on the vendor's clock. Pure.
+money are on the vendor's clock.
 """
 
 import math
@@ -14,10 +14,11 @@ from typing import Any
 from infra.agent.limits import Clocks
 from infra.ledger import spend
 from infra.ledger.op import Op
-from infra.market.expected import SETUP_S
-from infra.money import in_usd, whole_usd
+from infra.ledger.timings import Timings
+from infra.market.expected import SETUP_S, left, words
 from infra.runs import run_rows
-from infra.units import about, duration
+from infra.settings import Settings
+from infra.units import about, duration, in_usd, whole_usd
 
 ENOUGH_STEPS = 20
 
@@ -70,3 +71,23 @@ def beyond_limit(
 
 def _cost(seconds: float, rate: int) -> int:
     return math.ceil(seconds * rate / 3600)
+
+
+def left_of(
+    rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
+) -> tuple[tuple[float, float, float], str] | None:
+    """Return low, expected and high seconds left and their basis, or None without a forecast or progress.
+
+    `rows`: journal rows of the run, oldest first.
+    """
+    steps, now = progress.get("steps") or (), progress.get("updated_at")
+    if not steps or not now:
+        return None
+    timings = Timings.beside(settings.state_file)
+    # A restarted step takes as long as the original forecast.
+    pods = [op for op in rows if not op.detached]
+    told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
+    if told is None:
+        return None
+    since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
+    return left(told.expected, steps, now, since_s), words(told.expected)

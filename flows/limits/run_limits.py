@@ -16,14 +16,12 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.market.expected import is_measured
-from infra.money import in_usd, whole_usd
 from infra.records import Offer, Plan
 from infra.runs import run_rows
 from infra.runs.lookup import last_verdict
-from infra.selection.default_limit import default_limit
-from infra.selection.preflight import billed, forecast_of, is_open
+from infra.selection.preflight import billed, default_limit, forecast_of, is_open
 from infra.settings import Settings
-from infra.units import duration
+from infra.units import duration, in_usd, whole_usd
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
-from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
+from store.artifacts.model_files import TEMPLATE_FOLDER, templates_in, templates_of, usual_template
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.records import model_formats
@@ -86,7 +86,7 @@ def in_folder(init: str) -> ImportSpec:
         templates = templates_of(folder) if file else {}
     except outside.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
-    own_chat = is_foreign(usual(templates))
+    own_chat = is_foreign(usual_template(templates))
     if file:
         try:
             raw = outside.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
@@ -172,11 +172,13 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: the repository has no model with config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     file, has_pieces = file_of_tokenizer(init, names), False
-    own_chat = bool(file) and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
+    own_chat = bool(file) and any(
+        name == "chat_template.jinja" or name.startswith(f"{TEMPLATE_FOLDER}/") for name in names
+    )
     if file and not own_chat and "tokenizer_config.json" in names:
         said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
         templates = templates_in(said)
-        own_chat = is_foreign(usual(templates))
+        own_chat = is_foreign(usual_template(templates))
         if own_chat:
             refuse_templates(init, templates)
     if file:

@@ -1,11 +1,12 @@
-"""The requests to the estimator: the work in the steps of a plan or recipe, and the kind of machine.
+"""The requests to the estimator, and the check that a training fits into memory before the start.
 
     plan, its machine -> of_plan -> the plan with its Estimate
     phases of a recipe, a kind of machine -> of_phases -> Estimate
 
-The input is plans, phases and measured times beside the journal; every `Estimate` comes from
-`infra.market.expected.estimate`. A plan in a rehearsal gets two estimates: for this machine, which runs the simulation,
-and for the imitated rented machine.
+The input is plans, phases and measured times beside the journal: the work in the steps, and the kind of machine. Every
+`Estimate` comes from `infra.market.expected.estimate`. A plan in a rehearsal gets two estimates: for this machine,
+which runs the simulation, and for the imitated rented machine. The check of memory is for local work; offers of vendors
+are filtered by `infra.selection.preflight`.
 """
 
 import functools
@@ -16,21 +17,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.config import ConfigError, load
-from flows.planning.memory_check import phases_of
 from infra.agent import host
 from infra.agent.environments import environment
 from infra.agent.execution.figures import SHORTEST_S, OtherLoad
 from infra.agent.job import Job, Step
 from infra.checkout import ROOT
+from infra.errors import UsageError
 from infra.ledger.timings import Timings
 from infra.market.expected import AROUND, SETUP_S, StepTime, estimate
-from infra.market.forecast import machine_with
 from infra.providers import Provider
 from infra.records import Estimate, EstimateRequest, MachineKind, Offer, Plan, Request, StepWork
+from infra.selection.preflight import machine_with
 from infra.settings import Settings
-from trainer.config import ImportSpec, PhaseConfig
+from infra.units import size
+from trainer import memory
+from trainer.config import ImportSpec, PhaseConfig, load_phase
 from trainer.fingerprints import VERSIONS, digest
 from trainer.plan.estimates import PHASE_START_S, constant_s, operations, shape
+from trainer.plan.phase_needs import needs_of
 
 # Seconds of overhead around the steps: on this machine; on other own machines; to build environments; with a full
 # cache.
@@ -204,3 +208,33 @@ def _others(held_for: int) -> float:
     load = OtherLoad()
     time.sleep(LOAD_S)
     return load.share() or 0.0
+
+
+def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
+    """Return the configurations of the training steps."""
+    return [load_phase(step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together]
+
+
+def memory_shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
+    """Return why the first phase that is too large does not fit on this machine, by an estimate; "" if all fit."""
+    gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = min(gpus, default=0) or ram
+    device, what = ("cuda", "each GPU of this machine has") if gpus else ("cpu", "this machine has")
+    for phase in phases:
+        training = needs_of(phase).training_gpus(phase, num_gpus)
+        ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.ModelLayout()}
+        least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
+        if least > there:
+            takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"
+            return f"{takes}, but {what} {size(there)}; use a smaller recipe (--profile smoke), or see: inv fit"
+        if gpus and (copied := memory.host_bytes(phase)) > ram:
+            takes = f"{phase.phase} copies {size(copied)} into the memory of this machine to write checkpoints"
+            return f"{takes}, but this machine has {size(ram)}; use a machine with more memory, or a smaller recipe"
+    return ""
+
+
+def check_memory(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> None:
+    """Raise UsageError if a phase does not fit on this machine."""
+    if found := memory_shortage(phases, num_gpus):
+        raise UsageError(found)

@@ -1,6 +1,6 @@
 """The measured times of finished steps, as input for later estimates.
 
-    plan -> (launch) remember -> (it works: `flows.limits.time_left`) -> (it is over) gather -> Timings -> the next plan
+    plan -> (launch) remember -> (it works: `beyond_limit.left_of`) -> (it is over) gather -> Timings -> the next plan
 
 The input is plans, journal rows and the progress reports of pods; the result is files of `infra.ledger.timings`, from
 which `flows.planning.estimates` knows this machine or a kind of GPU. The key of a time is the work of the step (program
@@ -17,7 +17,7 @@ from flows.planning.estimates import around, around_kind, machine_of, works_of
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
-from infra.ledger import cost
+from infra.ledger import spend
 from infra.ledger.accuracy import ForecastError, compared
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -177,6 +177,6 @@ def errors(journal: Journal, settings: Settings, run: str = "") -> list[Forecast
     for one in Timings.beside(settings.state_file).all():
         if name in ("", one.run):
             rows = [op for op in journal.ops(run=one.run) if op.token == one.token and one.micro_usd]
-            spent = cost.total(rows, told, now, clock_scale=settings.clock_scale) if rows else None
+            spent = spend.total(rows, told, now, clock_scale=settings.clock_scale) if rows else None
             found.append(compared(one, spent))
     return [one for one in found if one]

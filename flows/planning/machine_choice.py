@@ -14,21 +14,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from flows.planning.memory_check import phases_of
+from flows.planning.estimates import phases_of
 from infra.errors import NoOffer, UsageError
 from infra.market import gpus
-from infra.money import dollars, per_hour
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
 from infra.selection import choose
 from infra.selection.choose import ChosenMachine, Tell
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import NO_GPU
+from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import Settings
-from infra.units import count, size
+from infra.units import count, dollars, per_hour, size
 from trainer.config import PhaseConfig, Profile
-from trainer.plan.estimates import least_bytes
+from trainer.plan.estimates import least_bytes, smaller
 from trainer.plan.phase_needs import needs_of
 
 NUMBERS = (1, 2, 4, 8)  # GPU counts per machine in clouds
@@ -187,8 +185,6 @@ class MachineChoice:
 
     def _smaller_plan(self, best: Offer, nodes: int) -> str:
         """Return the options with which every phase fits on this offer."""
-        from trainer.plan.smaller import smaller  # only a refusal needs the module
-
         short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
         flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
         if not short or not all(flags):

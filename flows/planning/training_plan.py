@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flows.planning import estimates, memory_check, trackers
+from flows.planning import estimates, extensions
 from flows.planning.extensions import reward_text, use_phases, use_source
 from flows.specs.work import WorkSpec, typed_sizes
 from infra.agent.environments import environment
@@ -22,7 +22,7 @@ from infra.ledger import turns
 from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
-from infra.selection import work_disk
+from infra.selection.machine_spec import disk_of_plan
 from infra.settings import Settings, pack_settings
 from infra.units import count, size
 from store import credentials
@@ -33,7 +33,7 @@ from trainer import plan as planning
 from trainer.config import ImportSpec, PhaseConfig
 from trainer.plan.phase_needs import needs_of
 from trainer.recipes import PUBLISHED
-from trainer.records import rl_words
+from trainer.records import rl_config
 from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_sized
 
 
@@ -105,9 +105,9 @@ class PlannedWork:
             options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
-            tasks=rl_words.parse_tasks(spec.task),
+            tasks=rl_config.parse_tasks(spec.task),
             problems=spec.problems,
-            rl=rl_words.parse_reward(
+            rl=rl_config.parse_reward(
                 reward_text(spec.reward, settings),
                 spec.unsafe_rewards,
                 spec.engine,
@@ -178,8 +178,8 @@ def plan_for(
     )
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
-    plan = replace(plan, request=replace(plan.request, work_disk_bytes=work_disk.of_plan(plan)))
-    if plan.job and is_examined(vendor) and (note := sandbox_note(memory_check.phases_of(plan.job.steps))):
+    plan = replace(plan, request=replace(plan.request, work_disk_bytes=disk_of_plan(plan)))
+    if plan.job and is_examined(vendor) and (note := sandbox_note(estimates.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
@@ -188,11 +188,11 @@ def plan_for(
     if plan.job and settings.rehearsal:  # a rehearsal has no real GPUs
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
-        tracked = trackers.asked(work.spec.track, settings)
-        environ = {**plan.job.environ, **places(settings), **trackers.variables(settings), **plain(settings)}
-        beside = trackers.steps(tracked, plan.job.steps)
+        tracked = extensions.asked_trackers(work.spec.track, settings)
+        environ = {**plan.job.environ, **places(settings), **extensions.tracker_variables(settings), **plain(settings)}
+        beside = extensions.tracker_steps(tracked, plan.job.steps)
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ, trackers=beside)
-        lacking = trackers.notes(tracked, settings) if beside else ()
+        lacking = extensions.tracker_notes(tracked, settings) if beside else ()
         shown = [f"{name}={value}" for name, value in plain(settings).items()]
         shown += [f"{name} (set; its value is kept secret)" for name in settings.given if name in job.secrets]
         env = (f"the job is given {', '.join(shown)}",) if shown else ()

@@ -10,15 +10,13 @@ from infra.ledger.audit import FOREIGN, ORPHANED, Finding
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Action, AdoptedRow, Delete, reconcile
 from infra.machines.host_memory import at_once
-from infra.money import dollars
 from infra.notices import hooks
-from infra.notices.outbox import Notice
-from infra.notices.tell import tell
-from infra.providers import Provider, extensions, market, offers
+from infra.notices.outbox import Notice, tell
+from infra.providers import Provider, by_name, market, offers
 from infra.runs import pods
 from infra.selection import registry
 from infra.settings import VENDORS, Settings, inventory, is_rented
-from infra.units import count
+from infra.units import count, dollars
 from store import packs
 
 ASK_S = 120.0
@@ -215,7 +213,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
         cost = dollars(sum(op.rate for op in live))
         problems.append(
             f"{name}: {count(len(live), 'pod')} of this installation may bill {cost} USD/h, and the provider cannot "
-            f"be asked; name the provider's file in {extensions.VARIABLE}"
+            f"be asked; name the provider's file in {by_name.VARIABLE}"
         )
     return markets, problems
 

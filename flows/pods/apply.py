@@ -19,10 +19,8 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.machines.host_memory import at_once
-from infra.money import dollars, in_usd, micro_usd
 from infra.providers import Provider
 from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
@@ -31,11 +29,10 @@ from infra.runs.lookup import scale_of
 from infra.runs.sight import AskedParties, Observation, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
-from infra.selection.default_limit import MOST_USD
-from infra.selection.machine_spec import LimitSpec, MachineSpec
-from infra.selection.request import request_for
+from infra.selection.machine_spec import LimitSpec, MachineSpec, request_for
+from infra.selection.preflight import MOST_USD
 from infra.settings import MARKET, Settings
-from infra.units import duration
+from infra.units import dollars, duration, in_usd, micro_usd
 
 LOOK_S = 60.0  # Timeout of a look at all pods of the set; a silent pod is kept.
 

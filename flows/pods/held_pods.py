@@ -17,7 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as runs_launch
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from infra.providers.extensions import own_providers
+from infra.providers.by_name import own_providers
 from infra.settings import VENDORS, Settings
 from store import packs
 from store.packs import AccountNotes

@@ -24,10 +24,10 @@ from infra.flags import Typed
 from infra.market import catalogue, gpus
 from infra.market.expected import SETUP_S
 from infra.market.filters import satisfying
-from infra.market.forecast import forecast, machine_with
 from infra.providers import offers as market
 from infra.records import Estimate, Offer, Request
 from infra.selection.machine_spec import MachineSpec
+from infra.selection.preflight import forecast, machine_with
 from infra.settings import Settings
 from store import packs
 from trainer import plan as planning

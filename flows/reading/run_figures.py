@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from infra.errors import SlipwayError
-from infra.ledger.life_cycle import TERMINATING
-from infra.ledger.op import Op
+from infra.ledger.op import TERMINATING, Op
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of

@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 from flows.reading import timeline
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
-from infra.ledger import cost as costs
-from infra.ledger.cost import PodCost
+from infra.ledger import spend as costs
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
+from infra.ledger.spend import PodCost
 from infra.machines.host_memory import at_once
 from infra.providers import Market, offers
 from infra.records import PodView

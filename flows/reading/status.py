@@ -11,8 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flows.limits.beyond_limit import beyond_limit, has_pace
-from flows.limits.time_left import left_of
+from flows.limits.beyond_limit import beyond_limit, has_pace, left_of
 from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, on_record
 from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks

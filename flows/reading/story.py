@@ -19,12 +19,11 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.timing import Say
 from infra.settings import Settings
-from infra.units import count, duration, moment
+from infra.units import count, duration, in_usd, moment, per_hour
 from store import outside
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from infra.agent.limits import Clocks
 from infra.ledger import spend
-from infra.ledger.cost import ledger
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
+from infra.ledger.spend import ledger
 from infra.records import PodView
 from infra.runs.sight import folder_of
 

@@ -20,7 +20,7 @@ from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.ledger.op import AlreadyLive, Op
 from infra.runs import launch as runs_launch
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.engine import RunStart, engine_of
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot

@@ -7,12 +7,12 @@ from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import sight
-from infra.runs.follow import Seen
-from infra.runs.follow import follow as watch
 from infra.runs.keepers.keeper import asked_at
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.runs.settle import end_others, settle
+from infra.runs.sight import Seen
+from infra.runs.sight import follow as watch
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.selection import registry

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from flows.limits import shares
 from flows.limits.run_limits import run_limits
-from flows.planning import learned, machine_choice, memory_check
+from flows.planning import estimates, learned, machine_choice
 from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.runs.same_request import TypedLaunch
@@ -34,8 +34,8 @@ from infra.runs.lookup import has_machine, last_verdict
 from infra.runs.timing import Say
 from infra.selection import choose, registry
 from infra.selection.choose import ChosenMachine
+from infra.selection.machine_spec import refuse_open, request_on
 from infra.selection.preflight import check_work, limits_for, preflight
-from infra.selection.request import refuse_open, request_on
 from infra.settings import HELD, MARKET, Settings, is_rented
 from infra.units import count, size
 from store import packs
@@ -285,8 +285,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if vendor.fleeting:
             check_work(plan, settings, resolved.spec.with_missing, again)
         if vendor.is_here:
-            phases = memory_check.phases_of(plan.job.steps)
-            memory_check.check(phases, resolved.request.num_gpus)
+            phases = estimates.phases_of(plan.job.steps)
+            estimates.check_memory(phases, resolved.request.num_gpus)
             for phase in phases:
                 if (where := needs_of(phase).sandbox(phase)) and (why := packs.load(where)()):
                     raise UsageError(f"{phase.phase}: {why}. No work has begun")
@@ -313,7 +313,7 @@ def _code_of_others(step: Step) -> str:
         return f"--track {step.config['tracker']}"
     if own := step.config.get("extensions"):
         return f"extension {', '.join(sorted(own))}"
-    return next((found for one in memory_check.phases_of([step]) if (found := needs_of(one).foreign_code(one))), "")
+    return next((found for one in estimates.phases_of([step]) if (found := needs_of(one).foreign_code(one))), "")
 
 
 def takes_self_end(found: Launch, settings: Settings) -> bool:

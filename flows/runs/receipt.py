@@ -21,11 +21,10 @@ from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
-from infra.money import per_hour
 from infra.records import Offer
 from infra.runs.run_home import RunHome, read_record, write_record
 from infra.settings import Settings
-from infra.units import count
+from infra.units import count, per_hour
 from store import strict_records
 from store.artifacts.artifacts import Store
 

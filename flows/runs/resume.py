@@ -13,9 +13,7 @@ from infra import job_environment
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import READY
-from infra.ledger.op import AlreadyLive, Op
-from infra.money import in_usd
+from infra.ledger.op import READY, AlreadyLive, Op
 from infra.records import Offer, Plan
 from infra.runs import hand_over, run_rows, sight
 from infra.runs import launch as runs_launch
@@ -26,6 +24,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import LimitSpec
 from infra.selection.preflight import limits_for
 from infra.settings import Settings, is_secret
+from infra.units import in_usd
 
 
 @dataclass(frozen=True, kw_only=True)

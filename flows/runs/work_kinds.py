@@ -2,7 +2,7 @@
 
     flags, file -> asked -> AskedWork: placed -> variables -> applied -> understand -> ResolvedLaunch
 
-The kind of a pack is loaded only for a command line with a flag of the pack, or for a file with a key of the kind.
+The kind of a pack is loaded only for a command line with a flag of the pack, or for a YAML file with a key of the kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from flows.runs import launch
-from flows.specs import variables, work_files
+from flows.specs import variables
 from flows.specs.launch import LaunchSpec
+from infra import strict_yaml
 from infra.errors import UsageError
 from infra.flags import Typed, given
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
 from store import packs
+from store.packs import PackWork
 
 S = TypeVar("S", bound=LaunchSpec)
 
@@ -102,7 +104,7 @@ def of_file(path: Path) -> WorkKind | None:
 
     Raises UsageError for a file of a missing pack.
     """
-    entry = work_files.kind(path)
+    entry = kind_of_file(path)
     return packs.load(entry.where)() if entry else None
 
 
@@ -129,3 +131,24 @@ def findings(path: Path) -> list[FileFinding]:
     kind = of_file(path)
     kinds = [kind] if kind else [packs.load(entry.where)() for entry in packs.works()]
     return [one for each in kinds for one in each.findings(path)]
+
+
+def kind_of_file(path: Path) -> PackWork | None:
+    """Return the kind of a file; None for a flag file, or for a file without read access.
+
+    Raises UsageError for a file of a missing pack.
+    """
+    try:
+        documents = strict_yaml.documents(path)
+    except OSError:
+        return None
+    keys = {key for one in documents if isinstance(one.said, dict) for key in one.said}
+    for key in sorted(keys & {*packs.words("file_keys")}):
+        if why := packs.lacking("file_keys", key):
+            raise UsageError(f"{path}: {why}")
+    return next((entry for entry in packs.works() if keys & {*entry.file_keys}), None)
+
+
+def about_file_key(key: str) -> str:
+    """Return a message about the kind of file that has this key; "" for an unknown key."""
+    return next(filter(None, (packs.load(entry.about_key)(key) for entry in packs.works() if entry.about_key)), "")

@@ -29,7 +29,7 @@ from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from trainer.config import phases_for
 from trainer.records.phase_registry import PHASES, phase_names
 

@@ -10,10 +10,9 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.money import dollars
 from infra.runs import run_rows
 from infra.settings import Settings
-from infra.units import duration, iso
+from infra.units import dollars, duration, iso
 from serve.awaiting import phases
 from serve.gateway.http import certificate
 from serve.gateway.http.certificate import Tls

@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from flows.specs import phase_words
+from flows.specs import work
 from flows.specs.work import WorkSpec, phase_flags
 from infra.errors import UsageError
 from infra.flags import Flag, flags_of
@@ -47,9 +47,9 @@ def read(where: str, body: Any, record: type, but: Collection[str] = ()) -> dict
     words: list[str] = []
     for key, value in body.items():
         if "set" in flags and key == PHASES:
-            words += phase_words.flatten(f"{where}: {key}", value)
+            words += work.flatten_options(f"{where}: {key}", value)
         elif "set" in flags and "." in str(key):
-            words += phase_words.flatten(f"{where}: {key}", _nested(str(key), value))
+            words += work.flatten_options(f"{where}: {key}", _nested(str(key), value))
         else:
             name = str(key).replace("_", "-")
             if said := packs.lacking("sizes", name.replace("-", "_")):

@@ -1,17 +1,50 @@
 """The flags of a training: the artifacts to make, their inputs, and the method.
 
 Packs add flags for sizes of their phases (`Phase.sizes`): on the command line, in job files and in sweep files. Without
-the flag, the setting of the same name in the settings of the pack applies.
+the flag, the setting of the same name in the settings of the pack applies. Options of phases, such as
+`sft.optimizer.lr=1e-3` on the command line or nested in a file, become the text of each option by path.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from flows.specs import phase_words
+from infra.errors import UsageError
 from infra.flags import Typed, flag
 from store import packs
 from trainer.records.phase_registry import phase_names
+
+
+def read_options(words: Sequence[str]) -> Mapping[str, str]:
+    """Return the text of each option by path; the last of repeated options wins. Raise UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        path, equals, text = word.partition("=")
+        if not equals or "." not in path.strip(".") or "" in path.split("."):
+            raise UsageError(f"--set {word}: expected PHASE.FIELD=VALUE, such as sft.optimizer.lr=1e-3")
+        found[path] = text
+    return MappingProxyType(found)
+
+
+def flatten_options(where: str, nested: Any) -> list[str]:
+    """Return the options nested under `phases` in a file as words. Raise UsageError with the location."""
+    return list(_option_words(where, "", nested))
+
+
+def _option_words(where: str, path: str, value: Any) -> Iterable[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _option_words(f"{where}.{key}", f"{path}.{key}" if path else str(key), inner)
+    elif "." not in path:
+        raise UsageError(f"{where}: expected options by their names, such as `phases: {{sft: {{steps: 100}}}}`")
+    elif isinstance(value, list) and all(isinstance(one, (int, float, str)) for one in value):
+        yield f"{path}={','.join(map(str, value))}"
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        yield f"{path}={'null' if value is None else value}"
+    else:
+        raise UsageError(f"{where}: expected a word, a number or a list of them, not {value!r}")
+
 
 WORK = "Work"
 TEXT = "Text and conversations"
@@ -134,7 +167,7 @@ class WorkSpec(Typed):
         group=TRAINING,
         unit="PHASE.FIELD=VALUE",
         spelled="set",
-        read=phase_words.read,
+        read=read_options,
     )
     track: str = flag(
         "",

@@ -9,10 +9,9 @@ from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.ledger.life_cycle import LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.notices import outbox
-from infra.notices.tell import names_of
+from infra.notices.outbox import names_of
 from infra.rehearsal import world_files
 from infra.runs import run_rows, sight
 from infra.runs.keepers.due_ends import to_end

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.limits.beyond_limit import BeyondLimit, beyond_limit, has_pace
-from flows.limits.time_left import left_of
+from flows.limits.beyond_limit import BeyondLimit, beyond_limit, has_pace, left_of
 from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
@@ -23,8 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.notices import hooks, outbox
-from infra.notices.outbox import Notice
-from infra.notices.tell import names_of, tell
+from infra.notices.outbox import Notice, names_of, tell
 from infra.runs import run_rows, sight
 from infra.runs.settle import settle
 from infra.runs.sight import Observation

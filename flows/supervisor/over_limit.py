@@ -19,7 +19,6 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import at_once
-from infra.money import per_hour
 from infra.runs import sight
 from infra.runs.keepers.due_ends import LAST_LOOK_S, is_being_concluded, is_past_limit, last_look
 from infra.runs.run_home import RunHome
@@ -27,7 +26,7 @@ from infra.runs.sight import Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.settings import Settings
-from infra.units import duration
+from infra.units import duration, per_hour
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,11 @@ from flows.runs import follow, run_groups
 from flows.runs.run_groups import RunGroups
 from flows.supervisor.due import is_watch_wanted, pods_to_end, runs_to_keep
 from flows.supervisor.notice_watch import NoticeWatch
-from flows.supervisor.supervisor_client import start
-from flows.supervisor.supervisor_state import SupervisorState, state_file
-from infra import job_environment, own_code
+from flows.supervisor.supervisor_client import SupervisorState, start, state_file
+from infra import checkout, job_environment
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
-from infra.checkout import ROOT
+from infra.checkout import ROOT, CodeWatch
 from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
 from infra.interrupts import WorkTakenOver
 from infra.journal_file import JournalFull
@@ -48,9 +47,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SILENT_S, SUPERVISOR, LeaseHeld, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
-from infra.notices.outbox import Notice
-from infra.notices.tell import names_of, tell
-from infra.own_code import CodeWatch
+from infra.notices.outbox import Notice, names_of, tell
 from infra.runs import run_rows
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper
@@ -368,13 +365,13 @@ def serve(tell: Say, renews: bool = False) -> None:
             living = [one for one in journal.leases.holders() if one.lease == SUPERVISOR]
             try:
                 dismiss(
-                    [one for one in living if one.code != own_code.stamp()], "runs other code", tell, HUNG_S + SILENT_S
+                    [one for one in living if one.code != checkout.stamp()], "runs other code", tell, HUNG_S + SILENT_S
                 )
             except SlipwayError as error:  # A hanging process is silent by now, so the lease is free.
                 tell(str(error))
         while True:
             try:
-                lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, own_code.stamp()), tell)
+                lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, checkout.stamp()), tell)
             except LeaseHeld as error:
                 tell(str(error))
                 return

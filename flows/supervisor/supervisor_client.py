@@ -1,19 +1,22 @@
-"""Client of the supervisor for commands: start, replace or stop the process, and hand runs over.
+"""Client of the supervisor for commands: start, replace or stop the process, hand runs over, and read its last state.
 
-The functions read the journal and start or signal the supervisor process.
+The functions read the journal and start or signal the supervisor process. The supervisor writes the last state to a
+file beside the journal; `inv supervisor`, `inv status` and the web page read the file.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from flows.supervisor.due import is_dead, is_needed, runs_to_keep
-from flows.supervisor.supervisor_state import log_file
-from infra import own_code
+from infra import checkout
 from infra.agent.process import is_alive, send
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
@@ -59,7 +62,7 @@ def renew(settings: Settings) -> int | None:
     new supervisor does not take over.
     """
     with Journal.open(settings.state_file) as journal:
-        older = [one for one in journal.leases.holders() if one.lease == SUPERVISOR and one.code != own_code.stamp()]
+        older = [one for one in journal.leases.holders() if one.lease == SUPERVISOR and one.code != checkout.stamp()]
         if not older:
             return None
         process = start(settings, renews=True)
@@ -169,3 +172,35 @@ def start(settings: Settings, renews: bool = False) -> "subprocess.Popen[bytes]"
             stderr=file,
             start_new_session=True,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorState:
+    """The supervisor's last observations; times are UTC epoch seconds."""
+
+    pid: int
+    since: float
+    looked_at: float
+    runs: tuple[str, ...] = ()
+    """Runs kept by the supervisor."""
+    services: tuple[str, ...] = ()
+    """Services with a controller under supervision."""
+    given_up: Mapping[str, str] = field(default_factory=dict)
+    """Runs and services given up until a user acts, with the reason."""
+
+
+def state_file(settings: Settings) -> Path:
+    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.json")
+
+
+def log_file(settings: Settings) -> Path:
+    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.log")
+
+
+def last_state(settings: Settings) -> SupervisorState | None:
+    """Return the last state of the last supervisor, or None without a readable file."""
+    try:
+        said = json.loads(state_file(settings).read_bytes())
+        return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

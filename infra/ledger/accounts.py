@@ -11,8 +11,8 @@ from infra.agent.limits import Clocks
 from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.op import Op
-from infra.money import per_hour
 from infra.providers import Provider, clock_scale, market
+from infra.units import per_hour
 
 
 def fingerprint(provider: Provider) -> str:

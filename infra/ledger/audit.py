@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.ledger import accounts
-from infra.ledger.life_cycle import CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN, Op
 from infra.ledger.reconcile import AccountSnapshot
 from infra.providers.pod_keys import is_token
 from infra.records import Pod

@@ -23,7 +23,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
-from infra.money import in_usd
+from infra.units import in_usd
 
 # Seconds since the last journal event of a run during which a new keeper may take over from a dead keeper.
 RECENT_S = 900.0

@@ -1,7 +1,7 @@
 """The journal of rented pods: intents, written before the requests to the vendor, and outcomes.
 
 An installation has one journal, in the user's state directory. `plan` commits an intent; `advance` moves a row along
-the table of `infra.ledger.life_cycle`. A writer passes the row with the epoch last read. If the row has moved
+the table of `infra.ledger.op`. A writer passes the row with the epoch last read. If the row has moved
 since, the journal writes no changes and raises Fenced: the writer must read again. A pod with a live row, or an
 UNKNOWN row, may be billing.
 """
@@ -25,8 +25,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import boot_id
 from infra.journal_file import Fenced, JournalError
 from infra.ledger.leases import Leases, keeper_lease
-from infra.ledger.life_cycle import ENDED, TERMINATING, after
-from infra.ledger.op import AlreadyLive, JournalEvent, Leased, Op
+from infra.ledger.op import ENDED, TERMINATING, AlreadyLive, JournalEvent, Leased, Op, after
 from infra.records import Pod
 
 _STAMPS = {

@@ -1,4 +1,8 @@
-"""A row of the journal: a billable resource with purpose, limits and outcome. No database access."""
+"""A row of the journal: a billable resource with purpose, limits and outcome, and the states of its life. No database.
+
+A row is PLANNED before any request is sent, and TERMINATED only after a proof of absence. `after` refuses every
+transition missing from the table of transitions.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +11,49 @@ from typing import Any, Literal
 
 from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s
-from infra.errors import Busy, UsageError
-from infra.ledger.life_cycle import ENDED, PLANNED
+from infra.errors import Busy, SlipwayError, UsageError
 from infra.records import Request
+
+PLANNED, CREATING, UNKNOWN, BOOTING = "PLANNED", "CREATING", "UNKNOWN", "BOOTING"
+READY, LOST, TERMINATING, TERMINATED, FAILED = "READY", "LOST", "TERMINATING", "TERMINATED", "FAILED"
+
+CUT_OFF = "its launch was cut off"  # start of the reason for a pod without a handover by the launch
+ASKED = "asked"  # the only outcome of a run that is not a verdict state
+
+ENDED = frozenset({TERMINATED, FAILED})
+STATES = (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST, TERMINATING, TERMINATED, FAILED)
+
+TRANSITIONS = {
+    (PLANNED, "sending"): CREATING,  # about to send the request to the vendor
+    (PLANNED, "unsent"): FAILED,  # found later: no request was sent
+    (CREATING, "created"): BOOTING,  # the vendor answered with an id
+    (CREATING, "refused"): FAILED,  # a definite refusal
+    (CREATING, "unclear"): UNKNOWN,  # any other answer, or found later
+    (UNKNOWN, "found"): BOOTING,  # a listing shows the token
+    (UNKNOWN, "absent"): FAILED,  # absent from complete listings for the settle time
+    (BOOTING, "armed"): READY,  # a guard holds the token, and the identity is verified
+    (READY, "unreachable"): LOST,
+    (LOST, "reachable"): READY,
+    (BOOTING, "gone"): TERMINATED,  # the vendor proves absence: preempted
+    (READY, "gone"): TERMINATED,
+    (LOST, "gone"): TERMINATED,
+    (TERMINATING, "gone"): TERMINATED,
+    (FAILED, "resurfaced"): TERMINATING,  # the token appeared after all: the pod must be ended
+    (TERMINATED, "resurfaced"): TERMINATING,
+    # The reason is a user's command, a deadline, a cap or a failure.
+    **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},
+    # The pod is silent or was never seen, and the work continues elsewhere: the pod is ended when seen again.
+    **{(state, "detach"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
+}
+EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
+
+
+def after(state: str, event: str) -> str:
+    """Return the state after `event`. Raise SlipwayError for a transition missing from the table."""
+    if (state, event) not in TRANSITIONS:
+        raise SlipwayError(f"journal: event {event!r} is not possible in state {state}")
+    return TRANSITIONS[state, event]
+
 
 # Owners of a row: the run alone (""), the user who made a held pod, a set of pods, or a service.
 OwnerKind = Literal["", "held", "pod_set", "service"]
@@ -127,7 +171,7 @@ class JournalEvent:
     """One recorded change of a row."""
 
     token: str
-    event: str  # an event of `infra.ledger.life_cycle`; or plan, note, claim
+    event: str  # an event of `infra.ledger.op`; or plan, note, claim
     state: str  # state after the event
     facts: Mapping[str, Any]
     at: int  # UTC epoch seconds

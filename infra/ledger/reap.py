@@ -13,8 +13,7 @@ from infra.journal_file import Fenced
 from infra.ledger import audit, reconcile, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import BOOTING, CUT_OFF, TERMINATING
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, CUT_OFF, TERMINATING, Op
 from infra.ledger.reconcile import AccountSnapshot, Action, Clock
 from infra.providers import Market, Provider, market
 

@@ -19,11 +19,10 @@ from infra.journal_file import Fenced
 from infra.ledger import accounts, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
-from infra.money import per_hour
+from infra.ledger.op import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN, Op
 from infra.providers import LAG_S, PartialListing, Provider, SpotUnlisted, clock_scale, look_up, market
 from infra.records import Pod
+from infra.units import per_hour
 
 # Seconds by the vendor's clock: vendors check limits by the minute, bill started units, and know their clock best.
 EARLY_S = 60.0

@@ -1,23 +1,22 @@
-"""The spend of rented pods, so far and at most: an upper bound, never below the amount owed. Pure.
+"""The spend of rented pods, so far and at most, and the costs shown to people: never below the amount owed. Pure.
 
-The functions turn journal rows into micro-USD. Times are by the vendor's clock, which runs `scale` times faster in a
-rehearsal. A pod costs from just before the request, or from a later start of billing if reported by the vendor, until
-the proof of absence. Of the wall clock and the boot clock, the clock that counted more applies: setting a clock back
-saves no money.
+The functions turn journal rows into micro-USD; `ledger` adds the vendors' bills, and all displays of costs use the
+ledger. Times are by the vendor's clock, which runs `scale` times faster in a rehearsal. A pod costs from just before
+the request, or from a later start of billing if reported by the vendor, until the proof of absence. Of the wall clock
+and the boot clock, the clock that counted more applies: setting a clock back saves no money.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 from infra.agent.job import Limits
 from infra.agent.limits import Clocks, hard_limit_s
-from infra.errors import OutOfMoney
-from infra.ledger.life_cycle import FAILED
-from infra.ledger.op import Op
-from infra.money import in_usd
+from infra.errors import OutOfMoney, UsageError
+from infra.ledger.op import FAILED, PLANNED, Op
 from infra.providers import TIMER_GRAIN_S
-from infra.units import duration
+from infra.units import duration, in_usd
 
 VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
 GRAIN_S = {"shadeform": 60}  # billing unit in seconds, charged when started; 1 s for other vendors
@@ -216,3 +215,104 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
             "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End a run or pod (inv status, inv down), or lower "
             "--spend-limit"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodCost:
+    """The cost of a pod."""
+
+    token: str
+    run: str
+    provider: str
+    pod_id: str
+    micro_usd_per_hour: int
+    began_at: int
+    ended_at: int | None  # None = not proven gone
+    elapsed_s: float  # seconds by the vendor's clock
+    quoted_micro_usd: int  # rate x time; a started billing unit of the vendor counts in full
+    billed_micro_usd: int | None  # bill of the vendor; None = not reported, or not known for the month alone
+    billed_at: int | None  # time of the vendor's report
+
+    @property
+    def micro_usd(self) -> int:
+        """Return the vendor's bill for an ended pod, else the larger of quote and bill.
+
+        The bill of a running pod lags, and only ever raises the quote. Without a bill, return the quote.
+        """
+        if self.billed_micro_usd is None:
+            return self.quoted_micro_usd
+        return self.billed_micro_usd if self.ended_at else max(self.quoted_micro_usd, self.billed_micro_usd)
+
+
+def ledger(
+    rows: Iterable[Op],
+    told: Mapping[str, tuple[int, int]],
+    now: Now,
+    *,
+    clock_scale: float = 1.0,
+    month: str = "",
+) -> list[PodCost]:
+    """Return a line for each row, except PLANNED and FAILED rows, in the order of `rows`.
+
+    `month`: a UTC month, such as `2026-11`; count only costs in that month. `told`: bills by token, as from
+    `Journal.told`. The vendors' clocks run `clock_scale` times as fast as ours.
+    """
+    lines = []
+    wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)
+    since, until = span(month) if month else (0, math.inf)
+    for row in rows:
+        if row.state in (PLANNED, FAILED):
+            continue  # not sent, refused, or proven never created
+        began_at = int(billed_from(row))
+        gone_at = ended_at(row, clock_scale)
+        last = 1 + (wall_s if gone_at is None else gone_at)
+        inside_s = min(last, until) - max(began_at, since)
+        if month and (inside_s < 0 or began_at >= until):
+            continue
+        is_whole = began_at >= since and last <= until
+        elapsed_s = age_s(row, now, clock_scale) if is_whole else max(0.0, inside_s) * clock_scale
+        quoted = spent(row, now, clock_scale) if is_whole else math.ceil(elapsed_s * row.rate / 3600)
+        at, billed = told.get(row.token, (None, None))
+        lines.append(
+            PodCost(
+                token=row.token,
+                run=row.run,
+                provider=row.vendor,
+                pod_id=row.remote_id or "",
+                micro_usd_per_hour=row.rate,
+                began_at=began_at,
+                ended_at=gone_at,
+                elapsed_s=elapsed_s,
+                quoted_micro_usd=quoted,
+                billed_micro_usd=billed if is_whole else None,
+                billed_at=at if is_whole else None,
+            )
+        )
+    return lines
+
+
+def total(rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: Now, *, clock_scale: float = 1.0) -> int:
+    """Return the total cost of `rows` in micro-USD; for a run, pass the rows of all pods."""
+    return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
+
+
+def span(month: str) -> tuple[int, int]:
+    """Return the start of `month` and of the next month. Raise UsageError for an invalid month."""
+    try:
+        first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise UsageError(f"--month {month}: expected a month such as 2026-11") from None
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return int(first.timestamp()), int(following.timestamp())
+
+
+def month_of(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m")
+
+
+def months(first_at: int, last_at: int) -> list[str]:
+    """Return all months from `first_at` to `last_at`, both included."""
+    found = [month_of(first_at)]
+    while (following := span(found[-1])[1]) <= last_at:
+        found.append(month_of(following))
+    return found

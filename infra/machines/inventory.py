@@ -28,7 +28,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.names import check_name
 from infra.records import Address
-from infra.transport import ssh_config
+from infra.transport import ssh_include
 
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
@@ -152,7 +152,7 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     ssh = (home or Path.home()) / ".ssh"
-    known = set(ssh_config.aliases(ssh / "config"))
+    known = set(ssh_include.aliases(ssh / "config"))
     hosts: list[Host] = []
     unusable: list[InvalidEntry] = []
     for pool, body in document.items():
@@ -183,7 +183,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     ssh = (home or Path.home()) / ".ssh"
     said = {"ip": host, "user": user, "port": int(port) if port else None}
     try:
-        address = address_of(said, ssh, set(ssh_config.aliases(ssh / "config")))
+        address = address_of(said, ssh, set(ssh_include.aliases(ssh / "config")))
     except UsageError as error:
         raise UsageError(f"{word}: {error}") from None
     return Host(pool="", name=word, address=replace(address, user=user) if user else address)
@@ -260,7 +260,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     """
     port = whole_of(said, "port", 1, 65535)
     if said["ip"] in known:
-        found = ssh_config.resolve(said["ip"], ssh / "config")
+        found = ssh_include.resolve(said["ip"], ssh / "config")
         host, user, port, keys = found.host, found.user, port or found.port, found.keys
     else:
         host, user, port = said["ip"], text_of(said, "user") or getpass.getuser(), port or 22

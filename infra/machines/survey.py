@@ -12,9 +12,9 @@ from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
 from infra.machines.inventory import Host
 from infra.market import gpus
 from infra.records import Request
+from infra.transport.framing import shown
 from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.protocol import Transport, Unreachable
-from infra.transport.streams.framing import shown
 
 LOOK_S = 45.0
 CONNECT_S = 20.0

@@ -14,8 +14,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.market import gpus
-from infra.money import BadAmount, dollars, micro_usd
 from infra.records import Offer
+from infra.units import BadAmount, dollars, micro_usd
 from store import local_files, outside, strict_records
 
 BUNDLED = Path(__file__).with_name("catalogue.json")

@@ -1,15 +1,20 @@
 """Filters of offers: select matching offers, and explain a failed search with the closest offers and hints.
 
-Pure functions from requests and offers to offers and text. Each filter carries the flag of its condition.
+Functions from requests and offers to offers and text. Each filter carries the flag of its condition. The user's own
+filter runs within this process; an exception or a timeout of that code becomes a UsageError with its location.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.market import gpus, own_filter
-from infra.money import dollars
+from infra.errors import UsageError
+from infra.market import gpus
 from infra.records import Offer, Request
+from infra.units import dollars
+from store.extensions import ExtensionError, used
+from store.extensions.run import blame, function, in_time
 
 FABRICS = ("infiniband", "efa", "tcpx", "roce")
 BANDWIDTH = ("--min-upload-mbps", "--min-download-mbps")
@@ -90,7 +95,7 @@ def filters(request: Request) -> list[Filter]:
         found.append(
             Filter(
                 f"--machine-filter {request.machine_filter}",
-                lambda offer: own_filter.takes(request.machine_filter, offer),
+                lambda offer: is_taken_by_own(request.machine_filter, offer),
                 lambda _: "leave out --machine-filter",
             )
         )
@@ -188,3 +193,25 @@ def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
         )
 
     return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []
+
+
+LONGEST_S = 10.0  # seconds per machine
+
+
+def is_taken_by_own(name: str, offer: Offer) -> bool:
+    """Return whether the named filter accepts the machine. Raises UsageError."""
+    extension = used(name)
+    if extension is None:
+        raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS lists no extension of this name")
+    facts = json.loads(offer.raw) if offer.raw else {}
+    said, error = in_time(lambda: function(extension, "filter")(offer, facts), f"filter {name}", LONGEST_S)
+    if error:
+        why = str(error) if isinstance(error, ExtensionError) else blame(extension, error)
+        raise UsageError(f"--machine-filter {name}: {why} (for {offer.provider} {offer.offer_id})") from error
+    if not said:
+        raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
+    if not isinstance(said[0], bool):
+        raise UsageError(
+            f"--machine-filter {name}: filter returned {said[0]!r:.100}; expected True or False ({extension.where})"
+        )
+    return said[0]

@@ -1,1 +1,0 @@
-"""Notices about runs, services and accounts, sent to people through named hooks."""

@@ -1,10 +1,11 @@
-"""Outbox of notices: a file per notice and hook beside the journal, for pending and sent notices.
+"""Notices about the life of a run, and their outbox: a file per notice and hook beside the journal.
 
-    put       never overwrites an existing file: a repeated event is sent once
-    deliver   a single process sends each notice; a failed attempt is retried with backoff, for a day
+    tell     a journal row and an event become notices in the outbox, followed by a first attempt to send
+    put      never overwrites an existing file: a repeated event is sent once
+    deliver  a single process sends each notice; a failed attempt is retried with backoff, for a day
 
-The files hold no secrets: a record holds the hook's name, and the target is resolved on sending. A crash between
-sending a notice and recording the success sends the notice twice.
+A run never fails because of a notice. The files hold no secrets: a record holds the hook's name, and the target is
+resolved on sending. A crash between sending a notice and recording the success sends the notice twice.
 """
 
 import contextlib
@@ -13,16 +14,21 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from infra.errors import SlipwayError, UsageError
-from infra.money import dollars
+from infra.agent.limits import read_clocks
+from infra.errors import SlipwayError, UsageError, in_words
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.notices import hooks
-from infra.notices.send import PATIENCE_S, send
-from infra.settings import Settings
+from infra.notices.hooks import PATIENCE_S, send
+from infra.settings import VENDORS, Settings
+from infra.units import dollars, duration
 from store import local_files
 from store.backoff import Backoff
 
@@ -156,3 +162,88 @@ def _send(one: dict[str, Any], settings: Settings) -> str:
 
 class _Busy(SlipwayError):
     """The lock of the outbox is in use."""
+
+
+Say = Callable[[str], None]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+SENDER = "notices"  # name of the sender threads
+QUIET_S = 2.0  # seconds of waiting before a message
+
+
+def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
+    """Return the hooks of a run: hooks for all notices, then the hooks of the run's launch."""
+    own = ""
+    if op.asked:
+        own = json.loads(op.asked).get("meant", {}).get("notify") or ""
+    return tuple(dict.fromkeys((*hooks.for_all(settings), *hooks.split(own))))
+
+
+def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
+    """Write a notice for the named hooks and try to send the notice at once.
+
+    With `aside`, return before the notice is sent. Otherwise wait for all sender threads, which would end with the
+    process.
+    """
+    try:
+        if names and put(notice, names, settings):
+            sender = threading.Thread(target=_deliver, args=(notice, settings, say), name=SENDER, daemon=True)
+            sender.start()
+            if not aside:
+                _wait(notice, say)
+    except Exception as error:  # for example a full disk
+        say(f"notice of {notice.subject}: {in_words(error)}")
+
+
+def _wait(notice: Notice, say: Say) -> None:
+    senders = [one for one in threading.enumerate() if one.name == SENDER]
+    until = time.monotonic() + QUIET_S
+    for sender in senders:
+        sender.join(max(0.0, until - time.monotonic()))
+    if any(sender.is_alive() for sender in senders):
+        say(f"notice of {notice.subject}: a hook has not answered yet; waiting up to {duration(PATIENCE_S)}")
+    for sender in senders:
+        sender.join()
+
+
+def _deliver(notice: Notice, settings: Settings, say: Say) -> None:
+    try:
+        for problem in deliver(settings):
+            say(problem)
+    except Exception as error:
+        say(f"notice of {notice.subject}: {in_words(error)}")
+
+
+def tell_end(
+    op: Op,
+    state: str,
+    journal: Journal,
+    settings: Settings,
+    say: Say,
+    verdict: Mapping[str, Any] = MappingProxyType({}),
+    aside: bool = False,
+) -> None:
+    """Send a notice about the end of a run or the loss of a pod, with the total cost of the run's pods.
+
+    The time of `verdict`, if given, is part of the notice's key, so a resumed run sends a new notice at the next end.
+    """
+    scale = settings.clock_scale if op.vendor in VENDORS else 1.0
+    names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
+    if not names:
+        return
+    total = spend.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
+    key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
+    note = str(verdict.get("reason") or op.reason)
+    notice = Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total)
+    tell(notice, names, settings, say, aside=aside)
+
+
+def tell_back(op: Op, settings: Settings, say: Say) -> None:
+    """Send a notice about a recovered run without waiting."""
+    note = f"on {op.vendor}, recovery {op.recoveries}"
+    tell(
+        Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note),
+        names_of(op, settings),
+        settings,
+        say,
+        aside=True,
+    )

@@ -150,7 +150,7 @@ class Market(Provider, Protocol):
 
     @property
     def can(self) -> Abilities:
-        """Return the features at any API: see `infra.providers.promises.abilities`."""
+        """Return the features at any API: see `infra.providers.promises`."""
 
     @property
     def documented(self) -> Abilities:

@@ -9,11 +9,10 @@ from urllib.parse import quote
 from infra.errors import SlipwayError, UsageError
 from infra.market.filters import satisfying
 from infra.names import check_name
-from infra.providers import Abilities, Market, SpotUnlisted
+from infra.providers import Abilities, Market, SpotUnlisted, promises
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.promises import abilities
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.records import Offer, Pod, Request
 from infra.transport.ssh import Ssh
 
@@ -42,8 +41,8 @@ class ByHttp(Market):
         return self.can_at("")
 
     def can_at(self, api: str) -> Abilities:
-        faults = abilities.REPORTED.get(self.name, ())
-        return abilities.abilities(self.documented, faults, self.drills.verdicts(), api, time.time())
+        faults = promises.REPORTED.get(self.name, ())
+        return promises.abilities(self.documented, faults, self.drills.verdicts(), api, time.time())
 
     @property
     def settle_s(self) -> float:

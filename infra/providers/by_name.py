@@ -1,14 +1,16 @@
-"""The providers by name: one table, extended by packs and by the user's extensions.
+"""The providers by name: one table, extended by packs and by the user's extensions named in the settings.
 
 A provider's module is imported when the provider is opened, so that a command loads only the providers in use.
+`store.extensions` reads an extension without running the code; errors become UsageErrors in our own words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from infra.errors import MissingKey, UsageError
-from infra.providers import Market, Provider, extensions
+from infra.providers import Market, Provider
 from infra.settings import HELD, LOCAL, MARKET, OWN_MACHINES, VENDORS, Settings
-from store import packs
+from store import extensions, packs
+from store.extensions import Extension, ExtensionError, use
 
 PROVIDERS: Mapping[str, str] = {
     LOCAL: "infra.providers.local:Local",
@@ -47,7 +49,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 def open_own(name: str, settings: Settings) -> Market | None:
     """Open the provider of an extension; None without an extension of this name. Raise UsageError."""
-    extension = extensions.find("provider", name, settings, (*known(), HELD, MARKET))
+    extension = find_extension("provider", name, settings, (*known(), HELD, MARKET))
     if extension is None:
         return None
     if settings.rehearsal:
@@ -57,3 +59,61 @@ def open_own(name: str, settings: Settings) -> Market | None:
         )
     found: Market = packs.load(OF_AN_EXTENSION)(extension, settings)
     return found
+
+
+VARIABLE = "SLIPWAY_EXTENSIONS"
+
+
+def find_extension(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> Extension | None:
+    """Return the extension with a `kind` of this name, or None. Raise UsageError."""
+    if not settings.extensions:
+        return None
+    try:
+        return extensions.find(settings.extensions, kind, name, ours)
+    except ExtensionError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None
+
+
+def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the names of the providers in extensions, and messages about unreadable extensions.
+
+    No extension code runs. A rehearsal has no such providers.
+    """
+    found: list[str] = []
+    problems: list[str] = []
+    for word in extensions.words_of(settings.extensions) if not settings.rehearsal else ():
+        try:
+            extension = extensions.read(word)
+            if "provider" in extension.adds:
+                found.append(extension.name)
+        except ExtensionError as error:
+            problems.append(f"{VARIABLE}: {error}")
+    return list(dict.fromkeys(found)), problems
+
+
+def use_filter(name: str, settings: Settings) -> None:
+    """Register the machine filter named by a request in this process. Raise UsageError for an unknown filter."""
+    if name:
+        found = find_extension("filter", name, settings)
+        if found is None:
+            own = extensions_named(settings) or f"; {VARIABLE} lists the files that add filters (docs/extend.md)"
+            raise UsageError(f"--machine-filter {name}: no extension has this name{own}")
+        use(found)
+
+
+def extension_of_file(flag: str, word: str, kind: str) -> Extension:
+    """Return the extension in the file named by a flag. Raise UsageError."""
+    from pathlib import Path
+
+    try:
+        found = extensions.of_file(Path(word))
+        extensions.require(found, kind)
+        return found
+    except ExtensionError as error:
+        raise UsageError(f"{flag} {word}: {error}") from None
+
+
+def extensions_named(settings: Settings) -> str:
+    """Return a hint with the names in SLIPWAY_EXTENSIONS; "" for none."""
+    listed = extensions.names(settings.extensions)
+    return f"; {VARIABLE} has {', '.join(listed)}" if listed else ""

@@ -24,7 +24,6 @@ from infra.agent.lifecycle import farewell
 from infra.agent.limits import hard_limit_s
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
-from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import (
@@ -39,10 +38,11 @@ from infra.providers.json_api import (
 )
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
+from infra.units import micro_usd, told_micro_usd
 
 URL = "https://lium.io/api"
 OWN_TEMPLATE = {

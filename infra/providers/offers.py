@@ -8,7 +8,7 @@ from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageErro
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
-from infra.providers import Market, extensions
+from infra.providers import Market, by_name
 from infra.providers.by_name import open_known, open_market, open_own
 from infra.records import Offer, Request
 from infra.settings import VENDORS, Settings, inventory
@@ -49,9 +49,11 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
     Also return messages about the accounts that cannot be opened. Raise UsageError for an unknown `only`.
     """
     if only and only not in (*VENDORS, *names(settings.extensions)):
-        raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}{extensions.named(settings)}")
+        raise UsageError(
+            f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}{by_name.extensions_named(settings)}"
+        )
     opened: list[Market] = []
-    own, problems = ([only] if only not in VENDORS else [], list[str]()) if only else extensions.own_providers(settings)
+    own, problems = ([only] if only not in VENDORS else [], list[str]()) if only else by_name.own_providers(settings)
     for name in own:
         try:
             if one := open_own(name, settings):
@@ -78,9 +80,9 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
     if only not in ("", *listed):
         if own := open_own(only, settings):
             return [OfferSource(only, own.catalog)]
-        why = packs.lacking("providers", only) or f"known: {', '.join(listed)}{extensions.named(settings)}"
+        why = packs.lacking("providers", only) or f"known: {', '.join(listed)}{by_name.extensions_named(settings)}"
         raise UsageError(f"provider {only!r} has no offers; {why}")
-    for name in extensions.own_providers(settings)[0] if not only else ():
+    for name in by_name.own_providers(settings)[0] if not only else ():
         found.append(OfferSource(name, partial(_catalog, name, settings)))
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):

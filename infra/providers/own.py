@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError, UsageError
-from infra.providers import Abilities, Market, rows
+from infra.providers import Abilities, Market, promises, rows
 from infra.providers.pod_keys import PodKeys
-from infra.providers.promises import abilities
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -89,7 +88,7 @@ class OwnProvider(Market):
         return self.can_at("")
 
     def can_at(self, api: str) -> Abilities:
-        return abilities.abilities(self.documented, (), self.drills.verdicts(), api, time.time())
+        return promises.abilities(self.documented, (), self.drills.verdicts(), api, time.time())
 
     def check_self_end(self) -> str:
         """Raise UsageError: an extension does not say how the pods end themselves."""

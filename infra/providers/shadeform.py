@@ -17,16 +17,16 @@ from infra.agent.job import SELF_END_KEY, Call, Limits
 from infra.agent.lifecycle import farewell
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.market import gpus
-from infra.money import dollars, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
+from infra.units import dollars, told_micro_usd
 
 URL = "https://api.shadeform.ai/v1"
 VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which path a cloud uses

@@ -15,13 +15,12 @@ from infra.errors import AuthError, NoOffer, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.money import in_usd, per_hour
 from infra.names import check_name
 from infra.providers import Market, look_up
 from infra.records import Address, Pod
 from infra.runs import pods, sight
 from infra.transport.protocol import ConnectionLost, TimedOut, Unreachable
-from infra.units import duration
+from infra.units import duration, in_usd, per_hour
 
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0

@@ -22,17 +22,15 @@ from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, Slipwa
 from infra.interrupts import ExitRequested, finishing, why_left
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
-from infra.ledger.life_cycle import ASKED, BOOTING, CUT_OFF, LOST, READY
-from infra.ledger.op import AlreadyLive, Op, OwnerKind
+from infra.ledger.op import ASKED, BOOTING, CUT_OFF, LOST, READY, AlreadyLive, Op, OwnerKind
 from infra.ledger.turns import QueueTicket
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
 from infra.runs import pods, run_rows, sight
 from infra.runs.boot import BootFailed, boot
-from infra.runs.hand_over import hand_over
+from infra.runs.hand_over import hand_over, send_agent, send_code, use_code_there
 from infra.runs.sync import mirror
-from infra.runs.sync.send_code import send_agent, send_code, use_code_there
 from infra.runs.sync.sync_step import mounts_of, with_courier
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage

@@ -13,13 +13,11 @@ from typing import Any
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError, in_words
-from infra.ledger import cost, spend
+from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN, Op
 from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import at_once
-from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs import sight
@@ -27,7 +25,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sight import STOPPED, Observation
 from infra.runs.sync import reports
 from infra.runs.sync.fetched import cuts_at_home
-from infra.units import duration, moment
+from infra.units import duration, in_usd, moment
 
 ENDING = "ending"  # State of a run after a request to end the pod, until the pod is proven gone.
 QUEUED = "queued"  # State of a pod in an engine's wait queue.
@@ -109,7 +107,7 @@ def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mappi
         progress=progress,
         age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
-        spent_micro_usd=cost.total(rows, told, now, clock_scale=seen.clock_scale),
+        spent_micro_usd=spend.total(rows, told, now, clock_scale=seen.clock_scale),
         told_micro_usd=told_now,
         limit_micro_usd=None if op.cap is None else op.cap + before,
         limit_in_s=spend.left_s(op, now, seen.clock_scale) if op.is_live else None,

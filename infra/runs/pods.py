@@ -22,16 +22,14 @@ from infra.journal_file import Fenced, JournalError
 from infra.ledger import accounts, budgets, spend, turns
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op, OwnerKind
+from infra.ledger.op import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN, Op, OwnerKind
 from infra.ledger.turns import QueueTicket
-from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, look_up, market
 from infra.records import Offer, Pod, Request
 from infra.runs import run_rows
 from infra.runs.sight import AskedParties, Observation, folder_of, is_absent, look, pod_of, unproven_s
-from infra.units import duration
+from infra.units import duration, per_hour
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # Row fields of an end on request.

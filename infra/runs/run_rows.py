@@ -7,8 +7,7 @@ from infra.agent.job import NodeGroup
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN, Op
 from infra.records import Address
 
 GOES_ON = ("", NODE_LOST)  # Outcomes after which a new pod may continue the run.

@@ -12,12 +12,11 @@ from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
 from infra.journal_file import Fenced
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import ASKED, LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import ASKED, LOST, READY, Op
 from infra.ledger.reconcile import Action, AdoptedRow, Delete, RowEvent, reconcile_in_turn
-from infra.notices.tell import tell_end
+from infra.notices.outbox import tell_end
 from infra.providers import Provider
-from infra.providers.extensions import own_providers
+from infra.providers.by_name import own_providers
 from infra.runs import pods, run_rows, sight
 from infra.runs.keepers.due_ends import is_being_concluded, is_kept, is_kept_by_another, is_past_limit, last_look
 from infra.runs.lookup import way
@@ -27,7 +26,7 @@ from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import VENDORS, Settings, is_rented
-from infra.transport.meter import Meter
+from infra.transport.protocol import Meter
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 

@@ -7,11 +7,13 @@ expensive last, and only as far as the caller needs:
     FILES      the pod's progress and verdict          silent  no party with knowledge of the state answers
     AGENT      are guard and agent alive?              dead    the machine reports neither process alive
 
-Silence is a separate result, never taken for absence.
+Silence is a separate result, never taken for absence. `follow` polls the files of a pod to the end of the run; an
+interrupted caller stops no work.
 """
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, Flag, auto
 from pathlib import Path
@@ -23,14 +25,15 @@ from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import accounts
-from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import CREATING, PLANNED, UNKNOWN, Op
 from infra.providers import LAG_S, Provider, clock_scale, listed, look_up
 from infra.records import Address, Pod
 from infra.runs import pod_reports
 from infra.settings import HELD
 from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
+from infra.units import duration
 
 GONE = "it was gone"
 STOPPED = ("stopped", "failed", "ending")  # Vendor states of a pod without running work; the pod may still bill.
@@ -283,3 +286,48 @@ def _read(transport: Transport, path: Path, token: str, what: str) -> dict[str, 
     except FileNotFoundError:
         return {}
     return found if found.get("token") == token else {}
+
+
+POLL_S = 0.25
+RETRY_S = 2.0
+DOUBT_AFTER_S = 5.0  # An active agent writes progress twice a second.
+
+
+def follow(
+    op: Op, journal: Journal, transport: Transport, elsewhere: Callable[[], dict[str, Any]] = dict
+) -> Iterator[Seen]:
+    """Yield (progress, verdict) about four times a second until the run has a verdict.
+
+    While a silent pod has a live row, keep polling: the run may continue on the pod. The `unreachable` entry of the
+    progress then says for how long, and `elsewhere` may return the verdict of other nodes. Raises SlipwayError if
+    neither guard nor agent is running, or if the pod was ended meanwhile.
+    """
+    doubted_at = heard_at = time.monotonic()
+    progress: dict[str, Any] = {}
+    while True:
+        try:
+            progress, verdict = words_of(op, transport)
+            heard_at = time.monotonic()
+        except (ConnectionLost, TimedOut, Unreachable) as error:
+            silent_s = time.monotonic() - heard_at
+            verdict = elsewhere()
+            yield {**progress, "unreachable": f"no answer for {duration(silent_s)}: {error}"}, verdict
+            if verdict:
+                return
+            row = journal.op(op.token)
+            if not row.is_live or row.detached:  # A detached row belongs to a replaced pod.
+                raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status") from None
+            time.sleep(RETRY_S)
+            continue
+        yield progress, verdict
+        if verdict:
+            return
+        if time.time() - progress.get("updated_at", 0.0) < DOUBT_AFTER_S:
+            doubted_at = time.monotonic()
+        elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
+            if not journal.op(op.token).is_live:
+                raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
+            if not is_alive(op, transport) and not words_of(op, transport)[1]:
+                raise SlipwayError(f"{op.run}: neither guard nor agent is running; resume the run: inv resume {op.run}")
+            doubted_at = time.monotonic()
+        time.sleep(POLL_S)

@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import Provider, Vendors
 from infra.runs.sight import pod_of
-from infra.transport import ssh_config
+from infra.transport import ssh_include
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import PodNames, block
 
@@ -79,7 +79,7 @@ def take_away(op: Op, journal: Journal) -> None:
 
 def _taken(file: PodNames) -> Collection[str]:
     """Return the names of other machines in the user's own configuration."""
-    return set(ssh_config.aliases(config_file(), but=file.path))
+    return set(ssh_include.aliases(config_file(), but=file.path))
 
 
 def _block(op: Op, provider: Provider, taken: Collection[str]) -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
-from infra.money import in_usd
-from infra.providers import Provider, clock_scale, extensions, market, offers
+from infra.providers import Provider, by_name, clock_scale, market, offers
 from infra.providers.offers import OfferSource
-from infra.providers.promises.abilities import api_of
+from infra.providers.promises import api_of
 from infra.records import Offer, Request
 from infra.selection import registry
 from infra.settings import MARKET, VENDORS, Settings
+from infra.units import in_usd
 from store import packs
 
 DOUBT_S = 6 * 3600.0  # seconds by the vendor's clock during which a failed offer is tried last
@@ -71,7 +71,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
     Raises NoOffer with hints about which flags to relax.
     """
-    extensions.use_filter(request.machine_filter, settings)
+    by_name.use_filter(request.machine_filter, settings)
     if not candidates[0].is_rented:
         return of_machines(candidates[0], request)
     asked = [OfferSource(one.name, one.catalog) for one in map(market, candidates) if one]

@@ -19,8 +19,7 @@ from infra.errors import Busy, NoOffer, SlipwayError
 from infra.ledger import accounts
 from infra.ledger.held_pods import asked_of, gpus_of, is_held, place_of
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import READY
-from infra.ledger.op import Op
+from infra.ledger.op import READY, Op
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host
 from infra.providers import Provider, Vendors, look_up

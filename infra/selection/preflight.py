@@ -1,28 +1,65 @@
 """Preflight checks before spending money: limits, cost forecast, and whether the work fits on an offer.
 
-A plan, offers and settings become the offers suitable for the plan. The checks rent no machine and ask vendors for the
-balance only.
+A plan, offers and settings become the offers suitable for the plan. A launch without limits gets a default spend limit,
+a multiple of the plan's high cost estimate: room for a wrong forecast, and still an end of a hanging pod before high
+costs. The checks rent no machine and ask vendors for the balance only.
 """
 
 import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import UsageError
+from infra.market import gpus
 from infra.market.expected import AROUND, GUESS, SETUP_S, total
-from infra.market.forecast import Forecast, forecast
-from infra.money import BadAmount, cents, micro_usd
-from infra.records import Estimate, Offer, Plan
+from infra.records import Estimate, MachineKind, Offer, Plan
 from infra.selection.choose import Tell, payable
-from infra.selection.default_limit import MOST_MICRO_USD, default_limit
 from infra.selection.machine_spec import LimitSpec
 from infra.settings import Settings
-from infra.units import duration, seconds, size
+from infra.units import BadAmount, cents, duration, in_usd, micro_usd, seconds, size, whole_usd
 from store import credentials
+
+USEFUL = 0.4  # share of the peak speed in a well-tuned training of this size
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds and micro-USD of all nodes: low, expected, high. `is_cut`: a limit ends the run before the high end."""
+
+    seconds: tuple[float, float, float]
+    micro_usd: tuple[int, int, int]
+    is_cut: bool
+
+
+def machine_with(gpu: str, num_gpus: int, nodes: int = 1) -> MachineKind:
+    """Return the machine kind with `num_gpus` GPUs per node, with the useful speed from the GPU table."""
+    kind, per_gpu = (gpus.meant(gpu), gpus.tflops(gpus.meant(gpu))) if gpu else ("GPU", None)
+    name = f"{num_gpus} x {kind}" if nodes == 1 else f"{nodes} nodes of {num_gpus} x {kind}"
+    speed = None if per_gpu is None else USEFUL * per_gpu * 1e12 * num_gpus * nodes
+    return MachineKind(name=name, flops_per_s=speed)
+
+
+def forecast(
+    work_s: tuple[float, float, float],
+    offer: Offer,
+    limits: Limits,
+    nodes: int = 1,
+    setup_s: tuple[float, float, float] = SETUP_S,
+) -> Forecast:
+    """Return the low, expected and high time and cost of the work on an offer, by the vendor's clock.
+
+    `limits` apply to each pod and cap the times.
+    """
+    cut_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+    whole = [setup + work for setup, work in zip(setup_s, work_s, strict=True)]
+    seconds = [one if cut_s is None else min(one, cut_s) for one in whole]
+    costs = [math.ceil(one * nodes * offer.micro_usd_per_hour / 3600) for one in seconds]
+    return Forecast((seconds[0], seconds[1], seconds[2]), (costs[0], costs[1], costs[2]), seconds[2] < whole[2])
+
 
 BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 LONG_S = 86400.0  # a day: a longer simulation uses the forecast of the imitated machine
@@ -216,3 +253,45 @@ def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
             f"checkpoints take about {need_gb} GB of disk, and these offers have less; add --disk-size {need_gb}"
         )
     return fits
+
+
+MEASURED, OF_TABLE = 3, 10  # factors on the high estimate
+LEAST_MICRO_USD = 5_000_000
+MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps, services
+MOST_MICRO_USD = micro_usd(MOST_USD)
+CENT = 10_000  # micro-USD
+OTHER = "to change the limit: --spend-limit, --ttl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultLimit:
+    """A spend limit for all pods of a run, with the reason."""
+
+    micro_usd: int
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """Return the limit as a sentence, with the flags that set a different limit."""
+        given = "neither --ttl nor --spend-limit is given"
+        return f"{given}: the limit is {in_usd(self.micro_usd)}, {self.reason}; {OTHER}"
+
+
+def default_limit(high_micro_usd: int | None, is_measured: bool) -> DefaultLimit:
+    """Return the limit for a plan with the given high cost estimate in micro-USD; None = unknown cost.
+
+    `is_measured`: the forecast is based on measurements of this kind of GPU, else on a table.
+    """
+    if high_micro_usd is None:
+        return DefaultLimit(micro_usd=MOST_MICRO_USD, reason="because the cost of the work is unknown")
+    times, basis = (MEASURED, "measurements of this kind of machine") if is_measured else (OF_TABLE, "a table")
+    wanted = -(-times * high_micro_usd // CENT) * CENT
+    found = max(LEAST_MICRO_USD, min(wanted, MOST_MICRO_USD))
+    factor = f"{times} times the high estimate of {in_usd(high_micro_usd)}, based on {basis}"
+    if found > wanted:
+        return DefaultLimit(micro_usd=found, reason=f"the smallest default ({factor}, is less)")
+    if found < wanted:
+        short = high_micro_usd > found
+        more = f"; the work may need more: --spend-limit {whole_usd(high_micro_usd)}" if short else ""
+        return DefaultLimit(micro_usd=found, reason=f"the largest default ({factor}, is more){more}")
+    return DefaultLimit(micro_usd=found, reason=factor)

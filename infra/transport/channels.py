@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from infra.transport.framing import Frame, NoFrame, login_line, shown
 from infra.transport.protocol import SILENT_S, TAIL_BYTES, ConnectionLost, Silent
 from infra.transport.ssh_connection import Link, hush
-from infra.transport.streams.bounded import CHUNK, KeptStream, StreamEnd
-from infra.transport.streams.framing import Frame, NoFrame, login_line, shown
+from infra.transport.streams import CHUNK, KeptStream, StreamEnd
 
 ENDED_S = 2.0  # seconds from the end of the output to the exit status
 KILL_S = 2.0

@@ -24,8 +24,8 @@ from invoke.runners import Local
 
 from infra.errors import in_words
 from infra.transport.fabric_connection import LocalConnection, PodConnection
+from infra.transport.framing import Frame, FramedStream, login_line
 from infra.transport.protocol import SILENT_S
-from infra.transport.streams.framing import Frame, FramedStream, login_line
 from infra.units import size
 
 Listen = Callable[[str, bool, str], None]  # machine name, is stderr, piece of text

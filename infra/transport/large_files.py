@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from infra.errors import SlipwayError
 from infra.transport import rsync
-from infra.transport.meter import Meter
-from infra.transport.protocol import READ_BYTES, ConnectionLost, Result, TimedOut, Transport, Unreachable
+from infra.transport.protocol import READ_BYTES, ConnectionLost, Meter, Result, TimedOut, Transport, Unreachable
 from infra.transport.ssh import Ssh
 from infra.units import size as in_words
 from store.backoff import Backoff

@@ -1,6 +1,7 @@
 """`Transport`, the protocol for commands and files on a machine, and `ThisMachine`, the local implementation.
 
-`infra.transport.ssh.Ssh` implements the same protocol over SSH.
+`infra.transport.ssh.Ssh` implements the same protocol over SSH. A `Meter` counts the traffic of a connection, and may
+limit the rate.
 """
 
 import contextlib
@@ -11,14 +12,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from infra.errors import SlipwayError
-from infra.transport.streams import bounded
-from infra.transport.streams.port_forward import LOOPBACK, relay
+from infra.transport import streams
+from infra.transport.streams import LOOPBACK, relay
 from infra.units import size as in_words
 from store import local_files
 
@@ -191,12 +194,12 @@ class ThisMachine:
                 )
             except OSError as error:
                 raise SlipwayError(f"{words[0]} cannot be run: {error}") from error
-        out, err = bounded.WholeStream(limit_bytes), bounded.WholeStream(limit_bytes)
+        out, err = streams.WholeStream(limit_bytes), streams.WholeStream(limit_bytes)
         try:
-            code = bounded.gather(child, out, err, timeout_s)
+            code = streams.gather(child, out, err, timeout_s)
         except TimeoutError:
             raise TimedOut(f"{' '.join(words)}: no end after {timeout_s:g} s") from None
-        except bounded.SizeExceeded:
+        except streams.SizeExceeded:
             raise TooLarge(HERE, shlex.join(words), limit_bytes) from None
         finally:
             _end(child)
@@ -209,18 +212,18 @@ class ThisMachine:
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         try:
-            return bounded.whole_file(path, limit_bytes)
-        except bounded.SizeExceeded:
+            return streams.whole_file(path, limit_bytes)
+        except streams.SizeExceeded:
             raise TooLarge(HERE, f"get {path}", limit_bytes) from None
-        except bounded.NotRegularFile as error:
+        except streams.NotRegularFile as error:
             raise SlipwayError(f"{HERE}: get {path}: {error}") from None
 
     def read(self, path: str | Path, offset: int) -> bytes:
         try:
-            with bounded.opened(path) as file:
+            with streams.opened(path) as file:
                 file.seek(offset)
                 return file.read(READ_BYTES)
-        except bounded.NotRegularFile as error:
+        except streams.NotRegularFile as error:
             raise SlipwayError(f"{HERE}: read {path}: {error}") from None
 
     @contextlib.contextmanager
@@ -233,7 +236,7 @@ class ThisMachine:
 
     @contextlib.contextmanager
     def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
-        said = bounded.StreamEnd(TAIL_BYTES)
+        said = streams.StreamEnd(TAIL_BYTES)
         with subprocess.Popen(
             tied(words),
             stdin=subprocess.PIPE,
@@ -243,7 +246,7 @@ class ThisMachine:
             start_new_session=True,
         ) as child:
             assert child.stdout is not None
-            reader = bounded.drained(child.stdout, said)
+            reader = streams.drained(child.stdout, said)
 
             def look() -> Result | None:
                 if child.poll() is None:
@@ -271,3 +274,31 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     for pipe in (child.stdout, child.stderr):
         if pipe:
             pipe.close()
+
+
+@dataclass
+class Meter:
+    """Counters of a transfer: moved bytes, interruptions, and the transfer methods used."""
+
+    bytes_per_s: float | None = None
+    num_bytes: int = 0
+    cuts: int = 0
+    kept_bytes: int = 0
+    """Bytes already on the receiving side, from an interrupted attempt or an older version."""
+    ways: set[str] = field(default_factory=set)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    _free_at: float = 0.0
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, num_bytes: int) -> None:
+        """Add `num_bytes` to the count and sleep as long as the rate limit requires."""
+        with self._turn:
+            self.num_bytes += num_bytes
+            if self.bytes_per_s is None:
+                return
+            now = self.now()
+            self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s
+            wait_s = self._free_at - now
+        if wait_s > 0:
+            self.sleep(wait_s)

@@ -21,8 +21,7 @@ from infra.agent import receive
 from infra.agent.job import PodFolder
 from infra.errors import SlipwayError, UsageError
 from infra.transport import large_files, shipment
-from infra.transport.meter import Meter
-from infra.transport.protocol import ThisMachine, Transport, twice
+from infra.transport.protocol import Meter, ThisMachine, Transport, twice
 from infra.transport.scan.inspector import FRESH_NS, FileInspector, pieces
 from infra.transport.shipment import FileRefusal
 from store import outside

@@ -18,8 +18,7 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from infra.transport import rsync_shell
-from infra.transport.meter import Meter
-from infra.transport.protocol import ConnectionLost
+from infra.transport.protocol import ConnectionLost, Meter
 from infra.transport.ssh import Ssh
 
 OLDEST = (3, 1)  # first version with `--secluded-args` and with reuse of existing data by `--inplace`

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.transport.scan import git_files
-from infra.transport.scan.inspector import FileInspector, why_unfit
+from infra.transport.scan.inspector import FileInspector, is_checkout, listed_by_git, why_unfit
 
 _NOT_WALKED = frozenset({".git", ".hg", ".svn", ".venv", "var", "__pycache__", ".mypy_cache", ".ruff_cache"})
 
@@ -68,7 +67,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     if Path.home().resolve().is_relative_to(root):  # would include all hidden folders of the home
         raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
-    for path in sorted(git_files.listed(root) if git_files.is_checkout(root) else _walked(root)):
+    for path in sorted(listed_by_git(root) if is_checkout(root) else _walked(root)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, but listed by git
             found[path] = os.lstat(f"{root}/{path}")
     if not found:
@@ -146,8 +145,8 @@ def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) ->
 
 def _ignored(root: Path) -> list[int]:
     """Return the sizes in bytes of the files ignored by a push."""
-    if git_files.is_checkout(root):
-        paths: Iterable[str] = git_files.listed(root, "--others", "--ignored")
+    if is_checkout(root):
+        paths: Iterable[str] = listed_by_git(root, "--others", "--ignored")
     else:
         here = set(_walked(root))
         paths = [path for path in _walked(root, frozenset()) if path not in here]

@@ -23,6 +23,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.records import Address
 from infra.transport import channels
 from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, broken, says, silence
+from infra.transport.framing import Frame, NoFrame, login_line
 from infra.transport.host_keys import ALIAS
 from infra.transport.protocol import (
     LIMIT_BYTES,
@@ -38,9 +39,7 @@ from infra.transport.protocol import (
     tied,
 )
 from infra.transport.ssh_connection import Link, connection, hush
-from infra.transport.streams.bounded import KeptStream, SizeExceeded, StreamEnd, WholeStream
-from infra.transport.streams.framing import Frame, NoFrame, login_line
-from infra.transport.streams.port_forward import relay
+from infra.transport.streams import KeptStream, SizeExceeded, StreamEnd, WholeStream, relay
 
 FILE_S = 120.0  # timeout to put or get a file
 PULSE_S = 1.0

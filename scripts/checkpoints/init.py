@@ -8,8 +8,8 @@ from scripts.checkpoints.found import lend_for
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from store.backends.by_uri import open_place
+from scripts.cli.render import print_json
+from store.backends.backend import open_place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from scripts.checkpoints.found import FROM, NAME, about, everything, named, newe
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from store import catalogue
 from store.artifacts.artifacts import Store
 

@@ -16,7 +16,7 @@ from scripts.checkpoints.found import lend_for, near
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest
 from trainer.records.phase_registry import PHASES

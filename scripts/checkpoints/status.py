@@ -8,9 +8,9 @@ from infra.runs.lookup import find_run
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from store import moving_line
+from store import terminal
 
 AT_WORK = ("planned", "idle", "running", "ending")
 
@@ -27,7 +27,7 @@ def status(spec: CkptStatusFlags) -> None:
     Pending are checkpoints, and files in folders mounted by a job, that the store does not have yet.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("reading the state of every pod"):
+    with open_journal(settings) as journal, terminal.waiting("reading the state of every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""
         views = [
             one for one in runs.status(journal, settings, name) if (one.run == name if name else one.state in AT_WORK)

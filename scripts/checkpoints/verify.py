@@ -9,8 +9,7 @@ from scripts.checkpoints.found import FROM, NAME, about, everything, named, wher
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from store import catalogue
 
 FOUND = 5  # exit code of an audit with findings

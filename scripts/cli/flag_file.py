@@ -17,7 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from flows.specs import phase_words, work_files
+from flows.runs import work_kinds
+from flows.specs import work
 from infra import strict_yaml
 from infra.errors import UsageError
 from store import packs
@@ -33,7 +34,7 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
     file of a kind of work, which the kind itself parses.
     """
     try:
-        if work_files.kind(path):
+        if work_kinds.kind_of_file(path):
             return {}
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -46,7 +47,7 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
     for key, value in document.items():
         key = "yes" if key is True else key  # YAML parses the key `yes` as the boolean True
         if key == "phases" and "set" in known:
-            found.setdefault("set", []).extend(phase_words.flatten(f"{path}: phases", value))
+            found.setdefault("set", []).extend(work.flatten_options(f"{path}: phases", value))
             continue
         if key == "command":
             key, value = "cmd", _command(path, value)
@@ -56,7 +57,7 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
         if flag not in known:
             near = difflib.get_close_matches(flag, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
-            hint = packs.lacking("command_flags", f"launch --{flag}") or work_files.about_key(str(key)) or hint
+            hint = packs.lacking("command_flags", f"launch --{flag}") or work_kinds.about_file_key(str(key)) or hint
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found and flag != "set":
             raise UsageError(f"{path}: {key}: --{flag} is given twice")

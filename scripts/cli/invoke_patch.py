@@ -33,8 +33,8 @@ from infra.errors import SlipwayError
 from infra.interrupts import ExitRequested, WorkTakenOver, heed
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
-from scripts.cli.json_output import print_json
-from store import packs, word_wrap
+from scripts.cli.render import print_json
+from store import packs, terminal
 from store.manifest import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -248,7 +248,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         said = command_hints.as_typed(said)
         if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
-        return Exit(word_wrap.fitted(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
+        return Exit(terminal.fitted(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
 
     try:
         try:
@@ -257,7 +257,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
             sys.stdout.flush()  # flush here, so that a closed pipe is still handled
     except Exit as leaving:
         said = command_hints.as_typed(leaving.message or "")
-        raise Exit(word_wrap.fitted(said, sys.stderr) or None, code=leaving.code) from None
+        raise Exit(terminal.fitted(said, sys.stderr) or None, code=leaving.code) from None
     except SystemExit:
         raise
     except KeyboardInterrupt:

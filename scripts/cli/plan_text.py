@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from infra.market.expected import AROUND, evidence, total
-from infra.money import dollars as usd
 from infra.records import Plan
 from infra.settings import is_rented as costs
 from infra.units import MOST_S, about, between, count, estimated, size
+from infra.units import dollars as usd
 from scripts.cli import context
 from scripts.cli.render import clean, console, new_table
 from trainer.records.phase_registry import PHASES, USUAL

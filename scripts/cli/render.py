@@ -1,28 +1,31 @@
-"""Terminal output for people: notices on stderr, tables on stdout, and formats of times and amounts.
+"""Output of commands: notices on stderr, tables and JSON on stdout, and formats of times and amounts.
 
 This module makes no decisions. Separate modules render plans, steps, runs and scores.
 """
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.interrupts import ExitRequested
-from infra.money import cents as cents
-from infra.money import dollars
+from infra.units import cents as cents
 from infra.units import count as count
+from infra.units import dollars
 from infra.units import duration as duration
 from infra.units import iso as iso
 from infra.units import size as size
 from scripts.cli import command_hints
-from store import moving_line, word_wrap
+from store import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
 
 usd = dollars
 WIDEST = 10_000  # columns: programs reading a table expect a row per line
@@ -32,8 +35,8 @@ RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {
 def say(words: str) -> None:
     """Print to stderr and flush. Raises ExitRequested if the terminal was closed, since no step has failed."""
     try:
-        moving_line.clear()
-        print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
+        terminal.clear()
+        print(terminal.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -115,3 +118,17 @@ def screen(out: "Console") -> Iterator[Callable[[Any], None]]:
 
     with Live(console=out, screen=True, auto_refresh=False) as live:
         yield lambda what: live.update(what, refresh=True)
+
+
+def print_json(document: Any, indent: int | None = 1) -> None:
+    """Print a JSON document on stdout and flush.
+
+    Dataclasses become objects; paths, times and amounts become strings.
+    """
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+    print(json.dumps(document, default=plain, indent=indent), flush=True)

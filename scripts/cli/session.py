@@ -15,8 +15,7 @@ from infra.agent.process import myself
 from infra.errors import LimitHit, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.runs import run_rows
 from infra.runs.keepers.due_ends import overdue
 from infra.settings import Settings, is_rented

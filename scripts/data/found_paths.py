@@ -16,8 +16,7 @@ from infra import strict_yaml
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from scripts.cli import context, render
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from store import packs
 from trainer import plan as planning
 

@@ -14,7 +14,7 @@ from infra.settings import Settings, pack_settings, table
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from store import credentials, packs
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # document limit; None = all documents

@@ -8,7 +8,7 @@ from infra.settings import Settings
 from scripts.cli import context, local_step
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.data.tokenizer_text import DEFAULT_OUT, text_folder
 from scripts.models import scores_text
 

@@ -9,7 +9,7 @@ from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.data.tokenizer_text import DEFAULT_OUT, text_folder
 from store.artifacts.artifacts import Store
 

@@ -5,12 +5,10 @@ from typing import Any
 from flows.planning import learned
 from infra.ledger.accuracy import ANEW, REPEATED, ForecastError, Medians, medians
 from infra.ledger.journal import Journal
-from infra.money import cents
 from infra.settings import Settings
-from infra.units import between, estimated
+from infra.units import between, cents, estimated
 from scripts.cli import render
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns, count, duration
+from scripts.cli.render import columns, count, duration, print_json
 
 
 def show(journal: Journal, settings: Settings, run: str, as_json: bool) -> None:

@@ -11,11 +11,10 @@ from infra.ledger.audit import Finding
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import found_over_limit, open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ def audit(spec: AuditFlags) -> None:
     """
     settings = context.settings()
     with open_journal(settings) as journal:
-        with moving_line.waiting("asking every account"):
+        with terminal.waiting("asking every account"):
             seen = use_case.audit(
                 journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
             )

@@ -10,22 +10,20 @@ from flows.reading.quotes import Quote
 from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
 from infra.flags import Typed, flag, flags_of, given
-from infra.ledger.cost import PodCost
+from infra.ledger.spend import PodCost
 from infra.market import gpus
 from infra.market.expected import SETUP_S, evidence
-from infra.money import BadAmount, cents, in_usd, micro_usd
 from infra.records import Offer
 from infra.runs.lookup import find_run
 from infra.selection.machine_spec import MachineSpec
-from infra.units import MOST_S, duration
+from infra.units import MOST_S, BadAmount, cents, duration, in_usd, micro_usd
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import accuracy
-from store import moving_line
+from store import terminal
 from trainer.config import PhaseConfig
 from trainer.records.phase_registry import phase_names
 
@@ -90,7 +88,7 @@ def cost(spec: CostFlags) -> None:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
-        with moving_line.waiting("asking vendors for bills"):
+        with terminal.waiting("asking vendors for bills"):
             found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
@@ -179,7 +177,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     if price:
         seen = quotes.CurrentOffers(offers=tuple(priced(kind, count, price) for kind, count in kinds))
     else:
-        with moving_line.waiting("asking for offers"):
+        with terminal.waiting("asking for offers"):
             seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)
     found = [
         quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not price)

@@ -10,20 +10,19 @@ from infra.errors import MissingKey, UsageError
 from infra.flags import flag, given
 from infra.market import catalogue
 from infra.market.filters import satisfying
-from infra.money import dollars
-from infra.providers import extensions
+from infra.providers import by_name
 from infra.providers import offers as market
 from infra.providers.offers import Survey
 from infra.records import Offer, Request
-from infra.selection.machine_spec import MACHINE, MachineSpec
-from infra.selection.request import request_for
+from infra.selection.machine_spec import MACHINE, MachineSpec, request_for
 from infra.settings import VENDORS, Settings
+from infra.units import dollars
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.market import offers_table
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ def offers(spec: OffersFlags) -> None:
     """
     request = request_for(spec)
     settings = context.settings()
-    extensions.use_filter(request.machine_filter, settings)
+    by_name.use_filter(request.machine_filter, settings)
     if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
         raise UsageError(f"--save saves the prices of all machines. Leave out --{given_flags[0]}")
     try:
@@ -55,7 +54,7 @@ def offers(spec: OffersFlags) -> None:
             raise
         show_catalogue(spec, request, settings, str(error))
         return
-    with moving_line.waiting(f"asking {', '.join(one.name for one in asked)} for offers"):
+    with terminal.waiting(f"asking {', '.join(one.name for one in asked)} for offers"):
         seen = market.survey(asked, request)
     found = market.require(seen, request)
     if spec.save:

@@ -7,14 +7,12 @@ from dataclasses import replace
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
 from infra.market.expected import evidence
-from infra.money import dollars
-from infra.providers import market
-from infra.providers.promises import abilities
-from infra.providers.promises.shutdown_paths import caveats_of, ends_of, when_nobody_looks
+from infra.providers import market, promises
+from infra.providers.shutdown_paths import caveats_of, ends_of, when_nobody_looks
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight, registry
 from infra.settings import Settings
-from infra.units import estimated
+from infra.units import dollars, estimated
 from scripts.cli import prompts, render
 from scripts.cli.render import columns
 from store import packs
@@ -71,7 +69,7 @@ def show_ends(
     assert vendor is not None, offer
     here = always_on_here(settings)
     rows = [("when", "ended by", f"and with {here or 'the laptop'} off, by")]
-    can = vendor.can_at(abilities.api_of(offer))
+    can = vendor.can_at(promises.api_of(offer))
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
@@ -97,7 +95,7 @@ def show_laptop_off(
     for name, (offer, limits) in first.items():
         if vendor := market(registry.provider(settings, name)):
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-            render.say(f"  {when_nobody_looks(name, vendor.can_at(abilities.api_of(offer)), priced)}")
+            render.say(f"  {when_nobody_looks(name, vendor.can_at(promises.api_of(offer)), priced)}")
     if is_followed:
         tell_of_laptop_off([])
 

@@ -9,10 +9,10 @@ from infra.settings import is_rented
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ def reap(spec: ReapFlags) -> None:
         here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
         if here and not spec.provider:
             settle(journal, settings, render.tell, here)
-        with moving_line.waiting("asking every account"):
+        with terminal.waiting("asking every account"):
             seen = use_case.reap(journal, settings, spec.provider)
     if seen.is_alone:
         render.say(NOBODY)

@@ -25,8 +25,8 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
 from scripts.cli.local_step import run as run_step
+from scripts.cli.render import print_json
 from scripts.models import lm_eval, scores_text
 from serve.engines import LLAMA
 from store.artifacts.artifacts import Store
@@ -35,8 +35,7 @@ from trainer.config import phases_for
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
-from trainer.records.phase import TALK, TEXT
-from trainer.records.phase_registry import PHASES, phase_names
+from trainer.records.phase_registry import PHASES, TALK, TEXT, phase_names
 
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 

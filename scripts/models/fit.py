@@ -11,14 +11,13 @@ from infra.errors import UsageError
 from infra.flags import flag
 from infra.market import gpus
 from infra.market.expected import evidence
-from infra.money import cents, dollars
 from infra.settings import Settings
+from infra.units import cents, dollars
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
 from scripts.cli.plan_text import whole_s
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from trainer import memory
 from trainer.config import PhaseConfig, Profile
 from trainer.memory import Fit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from invoke import Exit
 
-from flows.planning import memory_check
+from flows.planning import estimates
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.runs.run_leases import foreground, move_names
 from flows.specs import variables
@@ -23,8 +23,8 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import words_after_dashes
-from scripts.cli.json_output import print_json
 from scripts.cli.local_step import run as run_step
+from scripts.cli.render import print_json
 from trainer.records.phase_registry import PHASES
 
 
@@ -72,7 +72,7 @@ def train(spec: TrainFlags) -> None:
         render.say(say)
     if spec.prepare:
         due = tuple(step for step in due if step.name not in PHASES)
-    memory_check.check(memory_check.phases_of(due))
+    estimates.check_memory(estimates.phases_of(due))
     with foreground(plan, render.say):
         for step in due:
             results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=spec.json)

@@ -14,16 +14,15 @@ from infra.errors import SlipwayError, UsageError
 from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.money import in_usd
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
 from infra.settings import Settings
+from infra.units import in_usd
 from scripts.cli import context, prompts, render, session
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flows.specs.launch import PodSpec
 from infra.names import check_name
 from infra.selection import preflight, registry
-from infra.selection.request import refuse_open, request_on
+from infra.selection.machine_spec import refuse_open, request_on
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions

@@ -14,7 +14,7 @@ from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
 from infra.transport.protocol import Transport
-from infra.transport.streams.port_forward import LOOPBACK
+from infra.transport.streams import LOOPBACK
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.session import open_journal
@@ -74,7 +74,7 @@ def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: 
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # may be in use on the remote machine; the page reports the error
     # Failed connections before the page answers are expected.
-    logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
+    logging.getLogger("infra.transport.streams").setLevel(logging.ERROR)
     pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []

@@ -18,7 +18,7 @@ from scripts.cli import context, render, session
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import words_after_dashes
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from infra.runs.settle import bring_home
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.transport import large_files
-from infra.transport.meter import Meter
+from infra.transport.protocol import Meter
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.pods.sync import SyncFlags
 from scripts.pods.transfers import about, moved, rate

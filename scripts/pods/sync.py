@@ -6,16 +6,16 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.runs import pods
+from infra.runs.hand_over import send_code
 from infra.runs.lookup import find_run, way
-from infra.runs.sync.send_code import send_code
 from infra.selection import registry
 from infra.transport import push as code_sync
-from infra.transport.meter import Meter
+from infra.transport.protocol import Meter
 from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.pods.transfers import about, moved, rate
 

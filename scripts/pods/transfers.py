@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from infra.errors import UsageError
-from infra.transport.meter import Meter
+from infra.transport.protocol import Meter
 from scripts.cli import render
 
 SLOWEST_RATE = 10_000.0  # bytes per second; below this rate each side would consider the other dead

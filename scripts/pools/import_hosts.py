@@ -9,7 +9,7 @@ from infra.machines import pool_import
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from infra.machines.host_memory import HostMemory
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import clean, columns
+from scripts.cli.render import clean, columns, print_json
 from scripts.pools.own_machines import meant
 
 

@@ -11,8 +11,7 @@ from infra.providers.ssh import connections
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import clean, columns
+from scripts.cli.render import clean, columns, print_json
 from scripts.pools.own_machines import leave, meant
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import settings
-from infra.selection.default_limit import MOST_USD
+from infra.selection.preflight import MOST_USD
 from scripts.cli import front_page
 from store import packs
 

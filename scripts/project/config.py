@@ -6,8 +6,7 @@ from infra.checkout import ROOT
 from infra.flags import flag
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from store import packs
 
 

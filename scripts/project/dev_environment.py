@@ -10,7 +10,7 @@ from invoke import Exit
 
 from infra.checkout import ROOT
 from scripts.project import debian
-from store import moving_line
+from store import terminal
 
 
 def bring_programs(yes: bool) -> None:
@@ -48,5 +48,5 @@ def run_in_dev(words: Sequence[str], cwd: Path) -> int:
 
 
 def say(text: str) -> None:
-    moving_line.clear()
+    terminal.clear()
     print(f"inv: {text}", file=sys.stderr, flush=True)

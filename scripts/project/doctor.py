@@ -8,9 +8,8 @@ from infra.checkout import ROOT
 from infra.flags import flag
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
-from store import moving_line, packs
+from scripts.cli.render import columns, print_json
+from store import packs, terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ def doctor(spec: DoctorFlags) -> None:
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
         raise UsageError("expected --for train, --for serve (optionally with --config FILE), or --provider NAME")
     settings = Settings.load(ROOT, {"provider": provider})
-    with moving_line.waiting(f"checking {provider or for_ or 'this machine'}"):
+    with terminal.waiting(f"checking {provider or for_ or 'this machine'}"):
         if spec.lint:
             found = machine.lint(spec.lint)
         elif for_ == "train":

@@ -19,7 +19,7 @@ from infra.flags import flag
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
-from store import credentials, moving_line
+from store import credentials, terminal
 
 TRIES = 3
 LOCAL_STORE = "var/artifacts"
@@ -109,7 +109,7 @@ def ask_for_store() -> None:
         if not uri:
             return
         keys = keys_for(uri, settings)
-        with moving_line.waiting(f"checking {uri}"):
+        with terminal.waiting(f"checking {uri}"):
             found = first_keys.ask_store(uri if "://" in uri else str(ROOT / Path(uri).expanduser()), keys)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD or agrees("  use it anyway?"):
@@ -127,7 +127,7 @@ def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
 
 
 def asked(name: str, key: str, settings: Settings) -> KeyCheck:
-    with moving_line.waiting(f"checking the key with {NAMES[name]}"):
+    with terminal.waiting(f"checking the key with {NAMES[name]}"):
         return first_keys.ask_vendor(name, key, settings)
 
 

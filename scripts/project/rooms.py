@@ -50,9 +50,9 @@ ROOMS = (
         "a flag for machines",
         "infra/selection",
         "infra/selection/machine_spec.py",
-        "a field of `Request` in `infra/records.py`, filled in `infra/selection/request.py`; a filter of offers in "
-        "`infra/market/filters.py`; the name in `flows/runs/same_request.py`, so that a second launch with a different "
-        "value does not follow the run",
+        "a field of `Request` in `infra/records.py`, filled in `infra/selection/machine_spec.py`; a filter of offers "
+        "in `infra/market/filters.py`; the name in `flows/runs/same_request.py`, so that a second launch with a "
+        "different value does not follow the run",
     ),
     ContributionRow(
         "any other flag",

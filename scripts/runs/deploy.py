@@ -19,7 +19,7 @@ from infra.runs.settle import settle
 from infra.selection import choose, registry
 from infra.settings import Settings
 from scripts.cli import plan_text, prompts, render, session
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 

@@ -12,9 +12,9 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def down(spec: DownFlags) -> None:
         known = [one.name for one in service_rows.every(journal)]
         is_service = bool(run) and not spec.all and run in known
         services = known if spec.all else [run] if is_service else []  # first: else replicas are replaced
-        with moving_line.waiting(f"ending {', '.join(services)} and all replicas"):
+        with terminal.waiting(f"ending {', '.join(services)} and all replicas"):
             done = list(ending.services(services, journal, settings, render.tell))
         if is_service:
             raise_worst(done)
@@ -54,7 +54,7 @@ def down(spec: DownFlags) -> None:
             rows = ending.all_rows(journal)
         elif not (groups or waited and run not in journal.runs()):
             rows = ending.rows_of(run, journal)
-        with moving_line.waiting(f"saving and ending {', '.join(one.run for one in rows)}"):
+        with terminal.waiting(f"saving and ending {', '.join(one.run for one in rows)}"):
             ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
     if spec.json:

@@ -20,15 +20,15 @@ from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.money import per_hour
 from infra.runs import run_rows
-from infra.runs.follow import Seen
 from infra.runs.lookup import scale_of
+from infra.runs.sight import Seen
 from infra.settings import Settings
+from infra.units import per_hour
 from scripts.cli import plan_text, render, steps_text
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.runs.logs import tell_steps
-from store import moving_line
+from store import terminal
 
 THEN = {"failed": "fix the cause, then launch again or run ", NODE_LOST: "when a machine is free, run "}
 
@@ -36,7 +36,7 @@ THEN = {"failed": "fix the cause, then launch again or run ", NODE_LOST: "when a
 def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_json: bool) -> None:
     """Start the run of a planned launch; follow the run, or hand it to the supervisor with `detach`."""
     with supervisor_client.handing_on(settings):
-        with moving_line.waiting("starting the run"):
+        with terminal.waiting("starting the run"):
             op = begin_launch.start(found, journal, settings, render.tell)
         if due.is_watch_wanted(journal, settings):
             supervisor_client.ensure(settings)
@@ -65,7 +65,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             raise Exit(code=follow.DETACHED) from None
         except SlipwayError as error:
             raise Exit(f"{render.clean(str(error))}{still_there(op, journal)}", code=error.exit_code) from error
-    with moving_line.waiting(f"recording the end of {op.run} and sending notices"):
+    with terminal.waiting(f"recording the end of {op.run} and sending notices"):
         follow.conclude(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:

@@ -14,7 +14,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import following
 from serve.processes import controller_client, controller_process

@@ -1,4 +1,4 @@
-"""The command `launch`: print the plan and the price, ask for confirmation, and start the run."""
+"""The command `launch`: print the plan and the offers, ask for the pick and for confirmation, and start."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,18 +7,20 @@ from flows.planning.training_plan import PlannedWork, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
+from infra.errors import UsageError
 from infra.flags import flag, shown
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
 from infra.selection import registry
 from infra.selection.preflight import with_most
+from infra.settings import Settings
 from scripts.cli import context, plan_text, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from store import moving_line
+from store import packs, terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def launch(spec: LaunchFlags) -> None:
         deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
-        with moving_line.waiting("comparing the plan with the store, and estimating cost"):
+        with terminal.waiting("comparing the plan with the store, and estimating cost"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.is_open:
@@ -75,9 +77,7 @@ def launch(spec: LaunchFlags) -> None:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             plan_text.show_plan(plan)
             if found.offers:
-                from scripts.runs import pick_offer
-
-                pick_offer.show(found, settings)
+                show_offers(found, settings)
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
             render.say(f"{at_work.run} already does this work; a launch would follow {at_work.run}")
@@ -90,9 +90,7 @@ def launch(spec: LaunchFlags) -> None:
             prompts.ask_to_send(found.to_ask, use_case.refusal(found.to_ask), spec.yes)
             found = replace(found, may_send=True)
         if found.offers:
-            from scripts.runs import pick_offer
-
-            found = pick_offer.ask_which(found, spec, spec.yes, settings)
+            found = ask_which_offer(found, spec, spec.yes, settings)
             if not found.offers:
                 render.say("nothing was rented")
                 return
@@ -122,3 +120,42 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
         for line in node_commands(plan):
             render.say(line)
         render.say("dry run: nothing was started")
+
+
+def show_offers(found: use_case.Launch, settings: Settings) -> None:
+    """Print the offers, the limits of the run, and the events that end the pod."""
+    from scripts.market import offers_table  # a run on this machine has no offers
+
+    spec = found.resolved.spec
+    offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
+
+
+def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, settings: Settings) -> use_case.Launch:
+    """Return the launch on the picked offer, or without offers if the user declines.
+
+    If no mechanism would end a finished pod while the laptop is off, the question also offers self-deletion by the pod
+    and the always-on machines of packs.
+    """
+    from scripts.market import offers_table
+
+    is_named = bool(spec.cloud and spec.region and spec.instance_type)
+    while True:
+        takes_self_end = use_case.takes_self_end(found, settings)
+        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
+        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
+        others = (
+            {"s": "let the pod delete itself when its work is done, also with the laptop off"} if takes_self_end else {}
+        )
+        others |= {letter: one.answer for letter, one in machines.items()}
+        picked = prompts.pick_or(list(found.offers), is_named, yes, others)
+        if picked == "s":
+            try:
+                found = use_case.with_self_end(found, settings)
+                render.say("--self-end: the pod deletes itself when its work is done")
+            except UsageError as error:
+                render.say(f"{error}; nothing was rented")
+        elif isinstance(picked, str):
+            render.say(machines[picked].how(context.again))
+            return use_case.picked(found, [], settings)
+        else:
+            return use_case.picked(found, picked, settings)

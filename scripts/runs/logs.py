@@ -21,12 +21,11 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.runs import pods
-from infra.runs.follow import RETRY_S
-from infra.runs.follow import follow as follow_run
 from infra.runs.lookup import find_run, scale_of, waits
 from infra.runs.run_home import RunHome
 from infra.runs.settle import keep_last_words
-from infra.runs.sight import Seen, words_of
+from infra.runs.sight import RETRY_S, Seen, words_of
+from infra.runs.sight import follow as follow_run
 from infra.runs.sync.fetched import cuts_at_home, held_bytes
 from infra.selection import registry
 from infra.settings import Settings

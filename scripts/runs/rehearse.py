@@ -18,17 +18,17 @@ from flows.planning import machine_choice
 from infra.agent.process import send
 from infra.errors import SlipwayError, UsageError
 from infra.flags import flag
-from infra.ledger import cost as costs
+from infra.ledger import spend as costs
 from infra.ledger.journal import Journal
 from infra.market import gpus
-from infra.money import in_usd, micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.rehearsal.pods import find_sshd
 from infra.settings import MARKET, VENDORS
+from infra.units import in_usd, micro_usd
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.command import APART, command
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
 from scripts.runs.launch import LaunchFlags

@@ -18,10 +18,10 @@ from infra.flags import flag
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status
-from store import moving_line
+from store import terminal
 from trainer.reporting import comparison
 from trainer.reporting.run_report import Story, charts, cost_chart, memory_chart, page
 
@@ -48,7 +48,7 @@ def report(spec: ReportFlags) -> None:
     settings = context.settings()
     if len(spec.run) > 2:
         raise UsageError(f"inv report takes at most two runs, not {len(spec.run)}. To compare more runs: inv ui")
-    with moving_line.waiting("reading metrics and writing the page"):
+    with terminal.waiting("reading metrics and writing the page"):
         with open_journal(settings) as journal:
             status.settle_due(use_case.status(journal, settings, ""), journal, settings)
             stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from flows.runs import resume as resuming
 from flows.supervisor import supervisor_client
 from infra.flags import flag
-from infra.money import dollars, in_usd
 from infra.runs.settle import settle
 from infra.selection.machine_spec import LIMITS
+from infra.units import dollars, in_usd
 from scripts.cli import context, prompts, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags, Questions
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs import following

@@ -15,17 +15,17 @@ from flows.supervisor.over_limit import OverLimit
 from infra.flags import flag
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
-from infra.money import in_usd
 from infra.records import PodView
-from infra.runs.sync import room
+from infra.runs.sync import fetched
 from infra.settings import Settings
+from infra.units import in_usd
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
-from store import moving_line, packs
+from store import packs, terminal
 
 WATCH_S = 60.0  # each refresh queries the vendors
 SHOWN = 4  # runs listed per budget
@@ -44,12 +44,12 @@ def status(spec: StatusFlags) -> None:
     """
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
-    if why := room.lacks(settings.homes, settings.reserve_bytes):
+    if why := fetched.lacks_room(settings.homes, settings.reserve_bytes):
         render.say(why)
     with open_journal(settings) as journal:
         if every_s is not None:
             redraw(journal, settings, spec.run, every_s, spec.json)
-        with moving_line.waiting("reading the state of every pod"):
+        with terminal.waiting("reading the state of every pod"):
             views = look(journal, settings, spec.run)
         if spec.json:
             print_json([status_table.view_json(view) for view in views])

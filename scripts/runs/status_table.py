@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.reading.status import current_record
 from infra.ledger.spend import LimitOverrun
-from infra.money import cents, in_usd, per_hour
-from infra.money import dollars as usd
 from infra.records import PodView
-from infra.units import about, between, count, duration, moment, size
+from infra.units import about, between, cents, count, duration, in_usd, moment, per_hour, size
+from infra.units import dollars as usd
 from scripts.cli import command_hints
 from scripts.cli.render import FittedTable, clean, iso
 from scripts.cli.steps_text import record_words, steps_json, steps_table

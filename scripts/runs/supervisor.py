@@ -9,13 +9,13 @@ import contextlib
 import sys
 import time
 
-from flows.supervisor import supervisor_client, supervisor_state
+from flows.supervisor import supervisor_client
 from flows.supervisor.supervisor import serve
 from infra.units import duration, moment
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 
 MOST_S = 10.0  # timeout for the first look of a new supervisor
 POLL_S = 0.1
@@ -30,14 +30,14 @@ def supervisor(spec: Output) -> None:
     """
     settings = context.settings()
     pid = supervisor_client.ensure(settings)
-    state = supervisor_state.last_state(settings)
+    state = supervisor_client.last_state(settings)
     deadline = time.monotonic() + MOST_S
     while pid and (state is None or state.pid != pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        state = supervisor_state.last_state(settings)
+        state = supervisor_client.last_state(settings)
     is_its = state is not None and state.pid == pid
     if spec.json:
-        known = state if is_its and state else supervisor_state.SupervisorState(pid=pid or 0, since=0.0, looked_at=0.0)
+        known = state if is_its and state else supervisor_client.SupervisorState(pid=pid or 0, since=0.0, looked_at=0.0)
         print_json(
             {
                 "state": "running" if pid else "not needed",
@@ -47,7 +47,7 @@ def supervisor(spec: Output) -> None:
                 "runs": list(known.runs),
                 "services": list(known.services),
                 "given_up": dict(known.given_up),
-                "log": str(supervisor_state.log_file(settings)),
+                "log": str(supervisor_client.log_file(settings)),
             }
         )
         return
@@ -55,7 +55,7 @@ def supervisor(spec: Output) -> None:
         seen = f"; the last supervisor checked at {moment(state.looked_at)}" if state else ""
         print(f"no supervisor is needed: no service exists, and no run on a remote machine is unattended{seen}")
         return
-    print(f"Supervisor: process {pid}; log: {supervisor_state.log_file(settings)}")
+    print(f"Supervisor: process {pid}; log: {supervisor_client.log_file(settings)}")
     if is_its and state:
         print(f"Since: {moment(state.since)}; last check {duration(max(0.0, time.time() - state.looked_at))} ago")
         print(f"Runs: {', '.join(state.runs) or 'none'}")

@@ -8,9 +8,9 @@ from infra.flags import flag
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from store import moving_line, word_wrap
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ def why(spec: WhyFlags) -> None:
     limit, a bad host, no memory, a full disk or a killed engine.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("reading the records of the run"):
+    with open_journal(settings) as journal, terminal.waiting("reading the records of the run"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
         cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}
         print_json({"subject": story.subject, "cause": cause, "lines": list(story.lines)})
         return
     for line in story.text:
-        print(word_wrap.fitted(render.clean(" ".join(line.split())), sys.stdout))
+        print(terminal.fitted(render.clean(" ".join(line.split())), sys.stdout))

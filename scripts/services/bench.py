@@ -12,12 +12,12 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags
 from serve.policy import service_state
 from serve.processes import controller_client
-from store import moving_line
+from store import terminal
 
 MOST_REQUESTS = 1_000_000  # request limit per round, because all outcomes stay in memory until the end of the round
 
@@ -57,7 +57,7 @@ def bench(spec: BenchFlags) -> None:
         )
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        with moving_line.waiting(f"{name}: asked"):
+        with terminal.waiting(f"{name}: asked"):
             seen = controller_client.ensure(name, settings, journal, render.tell)
         row = service_rows.find(journal, name)
         assert row is not None
@@ -79,10 +79,10 @@ def bench(spec: BenchFlags) -> None:
     }
     result: dict[str, Any] = {}
     python = controller_client.python(settings, render.say)
-    with moving_line.waiting(f"{name}: sending {spec.rate:g} requests per second"):
+    with terminal.waiting(f"{name}: sending {spec.rate:g} requests per second"):
         for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=python):
             if record["kind"] == "round" and not spec.json:
-                moving_line.clear()
+                terminal.clear()
                 print(round_words(record), flush=True)
             result = record if record["kind"] == "result" else result
     if spec.json:

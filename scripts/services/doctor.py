@@ -9,7 +9,7 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, take_over
 from serve.awaiting import phases
@@ -18,7 +18,7 @@ from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_client, controller_process
 from serve.replicas import placement
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         was_kept = controller_process.is_kept(name, journal)
-        with moving_line.waiting(f"{name}: asked"):
+        with terminal.waiting(f"{name}: asked"):
             take_over(name, settings, journal)
         row = service_rows.find(journal, name)
         assert row is not None

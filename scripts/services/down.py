@@ -9,11 +9,11 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags
 from serve.processes import controller_client
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def down(spec: ServeDownFlags) -> None:
             else [controller_client.find(spec.name, journal)]
         )
         for one in names:
-            with moving_line.waiting(f"{one} ends"):
+            with terminal.waiting(f"{one} ends"):
                 controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended; no replica is left")
         supervisor_client.leave_if_done(settings)

@@ -9,7 +9,7 @@ from infra.names import check_name
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags
 from serve.gateway import keys

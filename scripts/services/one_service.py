@@ -9,7 +9,7 @@ from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.services import services_text
 from serve.processes import controller_client
 

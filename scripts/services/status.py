@@ -14,7 +14,7 @@ from scripts.cli.session import open_journal
 from scripts.services import services_text
 from scripts.services.one_service import show, take_over
 from serve.processes import controller_client
-from store import moving_line
+from store import terminal
 
 WATCH_S = 5.0  # cheap: the data is on this machine
 
@@ -41,7 +41,7 @@ def status(spec: ServeStatusFlags) -> None:
                 if spec.name
                 else [one.name for one in service_rows.every(journal)]
             )
-            asked = moving_line.waiting(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
+            asked = terminal.waiting(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
             with asked:
                 for one in names:
                     take_over(one, settings, journal)

@@ -7,14 +7,12 @@ from flows.services import serve as use_case
 from flows.specs.service import ServeSpec
 from infra.agent.job import Limits
 from infra.flags import flag
-from infra.money import dollars, in_usd
 from infra.settings import Settings, is_rented
-from infra.units import count
+from infra.units import count, dollars, in_usd
 from scripts.cli import context, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import TALK, Output, Questions
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.services.one_service import show
@@ -22,7 +20,7 @@ from serve import awaiting, revision
 from serve.budget import limit_of
 from serve.processes import controller_process
 from serve.replicas import placement
-from store import moving_line
+from store import terminal
 
 SHOWN = 20
 
@@ -54,7 +52,7 @@ def up(spec: ServeUpFlags) -> None:
     """
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        with moving_line.waiting("reading the model"):
+        with terminal.waiting("reading the model"):
             found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
         if spec.dry_run:
@@ -66,12 +64,12 @@ def up(spec: ServeUpFlags) -> None:
         elif wanted != old and revision.rents(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
-        with moving_line.waiting(f"{name}: starting the controller"):
+        with terminal.waiting(f"{name}: starting the controller"):
             seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not spec.detach:
             try:
-                with moving_line.waiting(f"{name}: starting the replicas"):
+                with terminal.waiting(f"{name}: starting the replicas"):
                     awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
@@ -89,7 +87,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     """
     name, version = found.name, found.version
     service = version.service
-    with moving_line.waiting("searching for machines"):
+    with terminal.waiting("searching for machines"):
         offers = use_case.places(found, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:

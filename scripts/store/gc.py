@@ -16,8 +16,7 @@ from infra.ledger.journal import Journal
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from store.artifacts import references
 from store.artifacts.artifacts import Store

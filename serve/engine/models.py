@@ -18,8 +18,7 @@ from infra.errors import UsageError
 from store import catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
-from store.backends.backend import Backend, ListedFile
-from store.backends.by_uri import open_place
+from store.backends.backend import Backend, ListedFile, open_place
 from store.manifest import MANIFEST, Artifact, Manifest, StoreError, check_name
 
 CONFIG, TOKENIZER, FAKE = "config.json", "tokenizer.json", "fake.json"

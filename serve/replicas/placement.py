@@ -12,13 +12,14 @@ from dataclasses import replace
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import explain
-from infra.money import micro_usd
 from infra.providers import market, offers
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
-from infra.selection import choose, registry, work_disk
+from infra.selection import choose, registry
 from infra.selection.choose import Tell
+from infra.selection.machine_spec import disk_needed, disk_of_environments
 from infra.settings import MARKET, VENDORS, Settings
+from infra.units import micro_usd
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
@@ -133,7 +134,7 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
 
 def _disk_of(weights_bytes: int) -> int:
     """Return the disk bytes of a replica whose model has at most `weights_bytes` bytes; 0 = unknown."""
-    return work_disk.needed(work_disk.of_environments(("serve-cuda",), "cuda"), weights_bytes) if weights_bytes else 0
+    return disk_needed(disk_of_environments(("serve-cuda",), "cuda"), weights_bytes) if weights_bytes else 0
 
 
 def gpu_of(request: Request) -> str:

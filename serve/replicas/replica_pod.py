@@ -28,7 +28,7 @@ from infra.ledger.op import Op
 from infra.providers import Provider
 from infra.records import Plan
 from infra.runs import launch, pods, sight
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sight import AskedParties, Observation, look
 from infra.runs.sync import mirror

@@ -19,8 +19,7 @@ import aiohttp
 
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
 from infra.runs.sight import AskedParties, Observation, ObservationKind
 from serve.gateway.routing import Target

@@ -12,7 +12,7 @@ from typing import Any
 from store import credentials
 from store.artifacts.folder_store import FolderStore
 from store.artifacts.remote_store import RemoteStore
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from store.manifest import Artifact, Manifest, StoreError, is_kept
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from store import outside
-from store.backends.backend import Backend
-from store.backends.by_uri import open_place
+from store.backends.backend import Backend, open_place
 from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 
 FOLDER, SCHEMA = "references", 1

@@ -1,18 +1,22 @@
-"""The storage interface of all backends: files under relative names, and the guarantees of each backend.
+"""The storage interface of all backends, and the choice of a backend by the scheme of a URI.
 
-A `Backend` is a folder, bucket or repository. The rest of the store uses only these methods. Two flags describe the
-differences: `is_atomic` (all files of a `put` appear at once) and `compares_and_sets` (a write can be conditional on
-the replaced version).
+A `Backend` is a folder, bucket or repository with files under relative names. The rest of the store uses only these
+methods. Two flags describe the differences: `is_atomic` (all files of a `put` appear at once) and `compares_and_sets`
+(a write can be conditional on the replaced version). The client library of a backend is imported when a store with this
+scheme is opened.
 """
 
 import hashlib
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.manifest import StoreError
+from store import credentials, packs
+from store.manifest import NoStore, StoreError
+from store.patience import clean
 
 PART_BYTES = 8 << 20  # size of a read range and of an uploaded part
 FIRST_BYTES = 1 << 20
@@ -127,3 +131,30 @@ class Backend(ABC):
         for piece in self.pieces(name, at):
             digest.update(piece)
         return digest.hexdigest()
+
+
+BACKENDS: Mapping[str, str] = {
+    "": "store.backends.folder:Folder",
+    "file": "store.backends.folder:Folder",
+    "s3": "store.backends.s3:Bucket",
+    "gs": "store.backends.gs:GoogleBucket",
+    "hf": "store.backends.hub:Repository",
+    "memory": "store.backends.fsspec:Other",
+}
+
+
+def open_place(uri: str) -> Backend:
+    """Return the backend for a URI by scheme, without any access. Raise NoStore for an unsupported scheme.
+
+    Other schemes of fsspec are refused here before any work starts: neither our environments nor pods have their
+    clients.
+    """
+    kind = credentials.kind(uri)
+    if kind in BACKENDS:
+        found: Backend = packs.load(BACKENDS[kind])(uri)
+        return found
+    said = re.sub("//[^/]*@", "//", clean(uri))
+    raise NoStore(
+        f"store {said}: {kind}:// is not supported; a store is a folder, hf://user/repo, "
+        "s3://bucket/folder or gs://bucket/folder"
+    )

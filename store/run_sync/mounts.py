@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from store import local_files
-from store.backends.backend import ListedFile
-from store.backends.by_uri import open_place
+from store.backends.backend import ListedFile, open_place
 from store.manifest import check_name
+from store.outside import is_inside
 from store.run_sync.run_folder import spool
-from store.untrusted_names import is_inside
 
 WORK = "work/mounts"
 

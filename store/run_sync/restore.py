@@ -17,10 +17,10 @@ from store.artifacts.artifacts import Store
 from store.backends.backend import FileTooLarge
 from store.backoff import Backoff
 from store.manifest import StoreError
+from store.outside import FIGURES, LOG
 from store.patience import StoreAway
 from store.run_sync.mounts import MountFolder
 from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder, by_folder, step_of
-from store.untrusted_names import FIGURES, LOG
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
 EARLIER = "state/earlier"  # earlier parts of logs that this pod had started before the restore

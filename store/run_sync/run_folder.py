@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, FileTooLarge, ListedFile, Source
-from store.backends.by_uri import open_place
+from store.backends.backend import PART_BYTES, FileTooLarge, ListedFile, Source, open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of
-from store.untrusted_names import CHECKPOINT, is_inside
+from store.outside import CHECKPOINT, is_inside
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"

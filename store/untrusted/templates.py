@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from store.artifacts.chat_template import template_of
+from store.artifacts.model_files import template_of
 from store.outside import UnusableDocument
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 

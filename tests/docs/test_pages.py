@@ -7,7 +7,7 @@ from invoke import Exit
 
 import tasks
 from infra.providers.lium import Lium
-from infra.providers.promises.abilities import REPORTED, abilities
+from infra.providers.promises import REPORTED, abilities
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from scripts.cli.invoke_patch import CommandParser

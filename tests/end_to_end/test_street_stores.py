@@ -12,7 +12,7 @@ from infra.agent.environments import cache_folder
 from infra.rehearsal import attach
 from store import credentials
 from store.artifacts.artifacts import Store
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from tests import hub as hubs
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores

@@ -13,8 +13,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.leases import Lease, LeaseHeld
-from infra.ledger.life_cycle import TERMINATING, UNKNOWN, after
-from infra.ledger.op import AlreadyLive, Op
+from infra.ledger.op import TERMINATING, UNKNOWN, AlreadyLive, Op, after
 from infra.ledger.reconcile import Clock, Listing, ReconcileResult, decide, reconcile
 from infra.providers import Market
 from infra.records import Pod

@@ -17,8 +17,7 @@ from typing import Any
 from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import BOOTING, LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, LOST, READY, Op
 from infra.ledger.reconcile import ReconcileResult
 from infra.providers import Market
 from infra.providers.json_api import JsonApi

@@ -24,7 +24,7 @@ from pathlib import Path
 import infra.ledger.journal
 from infra.agent.limits import Clocks, read_clocks
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import READY
+from infra.ledger.op import READY
 from infra.ledger.reconcile import reconcile
 from infra.runs import launch
 from infra.settings import VENDORS as KEYS

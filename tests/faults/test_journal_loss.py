@@ -10,7 +10,7 @@ import pytest
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalError
 from infra.ledger.leases import Lease
-from infra.ledger.life_cycle import LOST
+from infra.ledger.op import LOST
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
 from tests import seeds

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from infra.errors import SlipwayError
-from infra.ledger.life_cycle import TERMINATED, TERMINATING
-from infra.ledger.op import Op
+from infra.ledger.op import TERMINATED, TERMINATING, Op
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
 from tests import seeds

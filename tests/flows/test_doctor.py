@@ -7,7 +7,7 @@ from flows.installation import checklist, doctor
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from infra.settings import Settings
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from tests.loopback import loopback
 from tests.store import conftest as stores
 from tests.world import ROOT, World

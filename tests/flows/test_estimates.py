@@ -16,10 +16,9 @@ from infra.errors import UsageError
 from infra.flags import Typed
 from infra.market import gpus
 from infra.market.expected import evidence
-from infra.market.forecast import machine_with
 from infra.records import Estimate, Offer, Request
 from infra.selection import registry
-from infra.selection.preflight import billed, forecast_of, shown_forecast
+from infra.selection.preflight import billed, forecast_of, machine_with, shown_forecast
 from infra.settings import Settings
 from scripts.cli.plan_text import plan_json, time_lines
 from tests.world import ROOT

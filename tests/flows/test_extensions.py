@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data.config import ConfigError, Persona
-from flows.planning import extensions, trackers
+from flows.planning import extensions
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Request
 from infra.settings import Settings
@@ -131,18 +131,18 @@ def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(setting
     text = (ROOT / "examples" / "tracker.py").read_text()
     settings = settings_of(table=text, plain=text)
     work = planned(settings, "base").job.steps
-    found = trackers.steps(trackers.asked("table,plain", settings), work)
+    found = extensions.tracker_steps(extensions.asked_trackers("table,plain", settings), work)
     assert [one.name for one in found] == ["track-table", "track-plain"] and found[0].config["code"] == text
     odd = tmp_path / "mes données"
     odd.mkdir()
     (odd / "le tableau.py").write_text(text)
     (odd / "table.py").write_text(text)
-    (named,) = trackers.steps(trackers.asked(str(odd / "le tableau.py"), settings), work)
+    (named,) = extensions.tracker_steps(extensions.asked_trackers(str(odd / "le tableau.py"), settings), work)
     assert (named.name, named.config["tracker"]) == ("track-le-tableau", "le-tableau")
     with pytest.raises(UsageError, match="two trackers have the same name"):
-        trackers.asked(f"table,{odd / 'table.py'}", settings)
+        extensions.asked_trackers(f"table,{odd / 'table.py'}", settings)
     with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has table, plain"):
-        trackers.asked("tabel", settings)
+        extensions.asked_trackers("tabel", settings)
 
 
 def test_a_receipt_tells_whose_code_ran_and_what_became_of_it(settings_of, tmp_path):

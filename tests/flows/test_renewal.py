@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from flows.supervisor import supervisor as supervisor_module
-from flows.supervisor import supervisor_client, supervisor_state
-from infra import own_code
+from flows.supervisor import supervisor_client
+from infra import checkout as own_code
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Holder
 from infra.settings import Settings
@@ -56,7 +56,7 @@ def checkout(tmp_path, monkeypatch):
     for name in own_code.PRODUCT:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "pyproject.toml", folder)
-    watch = folder / "infra" / "own_code.py"
+    watch = folder / "infra" / "checkout.py"
     watch.write_text(watch.read_text().replace("LOOK_EVERY_S = 15.0", "LOOK_EVERY_S = 0.2"))
     monkeypatch.setattr(supervisor_client, "ROOT", folder)
     return folder
@@ -74,7 +74,7 @@ def ended(journal):
 def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
     journal, settings, needed, checkout, ended
 ):
-    op, log = begun(journal, "far-1"), supervisor_state.log_file(settings)
+    op, log = begun(journal, "far-1"), supervisor_client.log_file(settings)
     supervisor_client.start(settings)
     until(lambda: "far-1: kept by the supervisor from now on" in log.read_text(), "its keeper", GUARD_S)
     first = of_supervisor(journal)
@@ -128,7 +128,7 @@ def test_a_successor_is_started_once_for_each_code(journal, settings, monkeypatc
 
 def test_code_counts_once_two_looks_in_a_row_have_found_it(monkeypatch):
     clock, found = [0.0], [own_code.stamp()]
-    monkeypatch.setattr(own_code, "of_checkout", lambda: found[0])
+    monkeypatch.setattr(own_code, "stamp_now", lambda: found[0])
     monkeypatch.setattr(own_code.time, "monotonic", lambda: clock[0])
     watch = own_code.CodeWatch()
     said = []

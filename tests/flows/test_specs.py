@@ -8,7 +8,7 @@ from data.config import ConfigError
 from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.services import serve
-from flows.specs import files, phase_words
+from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
@@ -74,7 +74,7 @@ def test_an_option_that_cannot_be_meant_is_refused_with_the_nearest_one(path, te
 def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_back():
     nested = {"phases": {"sft": {"optimizer": {"lr": 1e-3}, "rows": 16}}, "sft.steps": 7, "spend_limit": 12.5}
     read = files.read("f", nested, LaunchSpec)
-    spec = LaunchSpec(**{**read, "options": phase_words.read(read["options"])})
+    spec = LaunchSpec(**{**read, "options": work.read_options(read["options"])})
     assert dict(spec.options) == {"sft.optimizer.lr": "0.001", "sft.rows": "16", "sft.steps": "7"}
     words = ["--spend-limit=12.5", *(f"--set={path}={text}" for path, text in spec.options.items())]
     assert sorted(as_typed(spec)) == sorted(words)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.supervisor import due, supervisor_client, supervisor_state
+from flows.supervisor import due, supervisor_client
 from flows.supervisor import supervisor as supervisor_module
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
@@ -133,9 +133,9 @@ def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_bef
 
 def test_none_is_started_where_nothing_needs_one(journal, settings):
     assert supervisor_client.ensure(settings) is None and journal.leases.holder(SUPERVISOR) is None
-    assert supervisor_state.last_state(settings) is None
-    supervisor_state.state_file(settings).write_text(json.dumps({"pid": 7}))
-    assert supervisor_state.last_state(settings) is None  # another Slipway wrote it
+    assert supervisor_client.last_state(settings) is None
+    supervisor_client.state_file(settings).write_text(json.dumps({"pid": 7}))
+    assert supervisor_client.last_state(settings) is None  # another Slipway wrote it
 
 
 def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, supervisor_of, monkeypatch):
@@ -154,7 +154,7 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
         supervisor.cares[keeper_lease("far-1")].thread.join()
         now[0] += 1.0
     assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
-    assert supervisor.look() is False and "5 times" in supervisor_state.last_state(settings).given_up["far-1"]
+    assert supervisor.look() is False and "5 times" in supervisor_client.last_state(settings).given_up["far-1"]
     assert due.is_needed(journal, settings) and not supervisor.finds_more(), "it would begin anew, without an end"
     journal.note(journal.op(op.token), reason="somebody has done something")
     assert supervisor.finds_more()
@@ -175,7 +175,7 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
         supervisor.look()
         supervisor.cares[keeper_lease("far-1")].thread.join()
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
-    assert supervisor_state.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
+    assert supervisor_client.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
     assert not supervisor.finds_more()
 
 

@@ -8,11 +8,10 @@ import pytest
 from data.config import Persona, TextSpec, TokenizerSpec, TokensSpec
 from infra.agent.job import Limits
 from infra.records import HeldArtifact, Inventory, Request
-from infra.selection import work_disk
-from trainer.fingerprints import CheckoutCode
-from trainer.plan import TrainingRequest, data_bytes, resolve
+from infra.selection.machine_spec import ENVIRONMENT_BYTES, OTHER_ENVIRONMENT_BYTES, disk_of_environments, disk_of_plan
+from trainer.fingerprints import CheckoutCode, choices
+from trainer.plan import TrainingRequest, estimates, resolve
 from trainer.plan.nodes import recipe
-from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
 GB = 10**9
@@ -25,7 +24,7 @@ def disk_of(wanted, inventory=None, torch="cuda", **asked):
     request = Request(run="r", **asked)
     there = inventory or Inventory("s", {})
     plan = resolve(wanted, there, ROOT, run="r", request=request, torch=torch, limits=LIMITS)
-    return work_disk.of_plan(plan)
+    return disk_of_plan(plan)
 
 
 def test_a_small_work_needs_its_environment_above_all():
@@ -74,17 +73,17 @@ def test_a_plan_with_nothing_to_do_asks_for_no_disk():
     ],
 )
 def test_data_is_estimated_by_its_source(specs, gb):
-    assert data_bytes.made(specs, 0) == gb * GB
+    assert estimates.made_bytes(specs, 0) == gb * GB
 
 
 def test_files_of_this_machine_count_by_their_size_unpacked(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 1000)
     (tmp_path / "b.txt.gz").write_bytes(b"x" * 1000)
-    assert data_bytes.made([TextSpec(source=str(tmp_path))], 0) == 5000
+    assert estimates.made_bytes([TextSpec(source=str(tmp_path))], 0) == 5000
 
 
 def test_environments_of_training_differ_by_their_build_of_torch():
-    sizes = work_disk.ENVIRONMENT_BYTES
-    assert work_disk.of_environments(["train", "serve-cuda", "store", ""], "cuda") == (
-        sizes["train-cuda"] + sizes["serve-cuda"] + work_disk.OTHER_ENVIRONMENT_BYTES
+    sizes = ENVIRONMENT_BYTES
+    assert disk_of_environments(["train", "serve-cuda", "store", ""], "cuda") == (
+        sizes["train-cuda"] + sizes["serve-cuda"] + OTHER_ENVIRONMENT_BYTES
     )

@@ -8,7 +8,6 @@ import pytest
 
 from flows.runs import work_kinds
 from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
-from flows.specs import work_files
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
 from infra.flags import Typed, as_typed, flag, given
@@ -90,7 +89,7 @@ def test_a_file_and_a_question_of_a_pack_that_is_not_there_are_answered_with_its
     path = tmp_path / "dance.yaml"
     path.write_text("waltz: {}")
     for asked in (
-        lambda: work_files.kind(path),
+        lambda: work_kinds.kind_of_file(path),
         lambda: work_kinds.asked(LaunchSpec(), str(path)),
         lambda: work_kinds.findings(path),
     ):
@@ -98,4 +97,4 @@ def test_a_file_and_a_question_of_a_pack_that_is_not_there_are_answered_with_its
             asked()
     assert packs.lacking("command_flags", "launch --steps-of").startswith("launch --steps-of belongs to the pack ball")
     path.write_text("gpu: H100")
-    assert work_files.kind(path) is None and packs.flags_added_to("launch") == ["--steps-of"]
+    assert work_kinds.kind_of_file(path) is None and packs.flags_added_to("launch") == ["--steps-of"]

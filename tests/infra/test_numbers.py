@@ -9,7 +9,7 @@ from infra.errors import UsageError
 from infra.machines import inventory
 from infra.market import gpus
 from infra.runs.keepers import pod_set
-from infra.selection import request
+from infra.selection import machine_spec
 from infra.settings import Settings
 from scripts.cli import context, flag_file
 from tests.world import World
@@ -89,7 +89,7 @@ def test_nor_in_the_words_of_a_flag(tmp_path):
     for number in (LONG, f"{LONG}h", "999999999d", "٣h"):
         refused(context.seconds, number)
     refused(gpus.read_set, f"H100:{LONG}")
-    refused(request.at_least, "cpus", LONG)
+    refused(machine_spec.at_least, "cpus", LONG)
     for line in (
         ("--num-gpus", LONG),
         ("--num-gpus", "9" * 4000),

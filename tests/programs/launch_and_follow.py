@@ -7,9 +7,9 @@ from infra import job_environment
 from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.runs import pods, sight
-from infra.runs.acceptance_policy import terms_for
-from infra.runs.follow import follow
+from infra.runs.acceptance import terms_for
 from infra.runs.settle import bring_home
+from infra.runs.sight import follow
 from infra.settings import Settings
 from scripts.cli import render
 from tests.faults.trial import COUNT, plan

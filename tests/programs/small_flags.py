@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from flows.specs import phase_words
+from flows.specs import work
 from infra.flags import flag
 
 
@@ -17,7 +17,7 @@ class Launch:
     yes: bool = flag(True, "ask nothing")
     run_name: str = flag("", "its name", also=("n",))
     set_: tuple[str, ...] = flag((), "any")
-    options: Mapping[str, str] = flag(MappingProxyType({}), "of a phase", spelled="option", read=phase_words.read)
+    options: Mapping[str, str] = flag(MappingProxyType({}), "of a phase", spelled="option", read=work.read_options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ def away_uri(request: pytest.FixtureRequest) -> str:
 
 
 def away(kind: str, request: pytest.FixtureRequest) -> str:
-    from store.backends.by_uri import open_place
+    from store.backends.backend import open_place
 
     if kind == "s3":
         found: str = request.getfixturevalue("s3").bucket()

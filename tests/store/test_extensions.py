@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from store import extensions
-from store.extensions import ExtensionError, trust
+from store.extensions import ExtensionError
 from store.extensions.run import blame, function
 
 REWARD = "def reward(question, answer, completion):\n    return len(completion)\n"
@@ -111,12 +111,12 @@ def about(mode, uid, gid=0):
 
 def test_code_of_another_user_is_refused_whatever_its_mode():
     owners = frozenset({0, 1000})
-    assert "belongs to" in trust.complaint(about(stat.S_IFREG | 0o600, 4242), owners)
-    assert "belongs to" in trust.complaint(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
-    assert trust.complaint(about(stat.S_IFREG | 0o644, 1000), owners) == ""
-    assert "by the group" in trust.complaint(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
-    assert trust.complaint(about(stat.S_IFREG | 0o664, 4242, 4242), frozenset({4242})) == "", "a group of its own"
-    assert {0, os.geteuid()} <= trust.trusted_owners()
+    assert "belongs to" in extensions.complaint(about(stat.S_IFREG | 0o600, 4242), owners)
+    assert "belongs to" in extensions.complaint(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
+    assert extensions.complaint(about(stat.S_IFREG | 0o644, 1000), owners) == ""
+    assert "by the group" in extensions.complaint(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
+    assert extensions.complaint(about(stat.S_IFREG | 0o664, 4242, 4242), frozenset({4242})) == "", "a group of its own"
+    assert {0, os.geteuid()} <= extensions.trusted_owners()
 
 
 def test_a_module_goes_along_with_its_package_and_is_found_without_running_any_of_it(write, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from infra.job_environment import secrets
 from infra.settings import Settings
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from store.backends.gs import STEP_BYTES, GoogleBucket
 from store.manifest import AccessDenied, NoStore
 from store.patience import Conflict, Patience, StoreAway

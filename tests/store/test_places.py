@@ -11,8 +11,7 @@ import pytest
 
 from store import credentials, packs
 from store.artifacts.artifacts import Store
-from store.backends.backend import PART_BYTES, Backend
-from store.backends.by_uri import BACKENDS, open_place
+from store.backends.backend import BACKENDS, PART_BYTES, Backend, open_place
 from store.backends.hub import Repository
 from store.backends.s3 import Bucket
 from store.manifest import Artifact, NoStore, StoreError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, current_flash_attention_impl
 
-from flows.planning import memory_check
+from flows.planning import estimates
 from infra.market.gpus import GPUS, tflops
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
@@ -179,12 +179,12 @@ def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monke
 def test_the_copy_that_checkpoints_are_written_from_must_fit_into_the_machine_beside_the_gpus(monkeypatch):
     phase = recipes.PROFILES["runpod_1b"]().phases["base"]
     gpu = {"memory_bytes": 80 * 10**9}
-    monkeypatch.setattr(memory_check.host, "nvidia", lambda: ([gpu], ""))
+    monkeypatch.setattr(estimates.host, "nvidia", lambda: ([gpu], ""))
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 3 * phase.model.num_params}
-    monkeypatch.setattr(memory_check.os, "sysconf", pages.__getitem__)
-    assert memory_check.shortage([phase]) == ""
+    monkeypatch.setattr(estimates.os, "sysconf", pages.__getitem__)
+    assert estimates.memory_shortage([phase]) == ""
     pages["SC_PHYS_PAGES"] = 12 * phase.model.num_params // 4096 - 1
-    found = memory_check.shortage([phase])
+    found = estimates.memory_shortage([phase])
     assert found.startswith("base copies ") and "to write checkpoints, but this machine has" in found
 
 

@@ -17,12 +17,11 @@ from store.manifest import kept_name
 from trainer import fingerprints, memory
 from trainer import plan as planning
 from trainer.config import ImportSpec
-from trainer.fingerprints import CheckoutCode, differences
+from trainer.fingerprints import CheckoutCode, choices, differences
 from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
-from trainer.plan.smaller import smaller
+from trainer.plan.estimates import smaller
 from trainer.recipes import PROFILES
 from trainer.records import model_formats
-from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
 WANTED = TrainingRequest(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))

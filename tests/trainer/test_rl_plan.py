@@ -23,7 +23,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.phases import rl as phase_rl
 from trainer.plan import compare, estimates, rollout_engine
 from trainer.profiles.street import learning_on_policy
-from trainer.records import rl_words
+from trainer.records import rl_config
 from trainer.records.rl_config import RlConfig
 from trainer.rollouts import vllm_child
 from trainer.rollouts.vllm_engine import EngineProcess, EngineSettings, Vllm
@@ -65,19 +65,19 @@ def test_a_task_of_rl_is_a_name_a_file_or_several_and_its_settings_are_checked(t
 
 
 def test_words_about_rl_are_read_and_a_reward_travels_as_text():
-    found = rl_words.parse_reward("def reward(question, answer, completion): ...", True)
+    found = rl_config.parse_reward("def reward(question, answer, completion): ...", True)
     assert found == {"unsafe_rewards": True, "reward": "def reward(question, answer, completion): ..."}
-    assert rl_words.parse_reward("", False) == {}
-    assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
-    assert rl_words.parse_reward("", False, "vllm") == {"engine": "vllm"}
-    assert rl_words.parse_reward("", False, "vllm", 1) == {"engine": "vllm", "lag": 1}
-    divided = rl_words.parse_reward("", False, "vllm", answering="1,2", training="0")
+    assert rl_config.parse_reward("", False) == {}
+    assert rl_config.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_config.parse_tasks("") is None
+    assert rl_config.parse_reward("", False, "vllm") == {"engine": "vllm"}
+    assert rl_config.parse_reward("", False, "vllm", 1) == {"engine": "vllm", "lag": 1}
+    divided = rl_config.parse_reward("", False, "vllm", answering="1,2", training="0")
     assert divided == {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0,)}
-    assert rl_words.parse_reward("", False, "vllm", tensor_parallel=2)["engine_tensor_parallel"] == 2
+    assert rl_config.parse_reward("", False, "vllm", tensor_parallel=2)["engine_tensor_parallel"] == 2
     with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
-        rl_words.parse_reward("", False, "vlm")
+        rl_config.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="expected a task"):
-        rl_words.parse_tasks("sort=much")
+        rl_config.parse_tasks("sort=much")
 
 
 @pytest.mark.parametrize(

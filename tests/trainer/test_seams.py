@@ -32,8 +32,7 @@ from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
-from trainer.records.phase import Phase
-from trainer.records.phase_registry import PHASES, TEACHER
+from trainer.records.phase_registry import PHASES, TEACHER, Phase
 from trainer.reporting.run_report import PhaseStory, charts
 from trainer.rollouts.policy import Embedded
 from trainer.run import PhaseRun, phase_run

@@ -13,7 +13,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.tokens import tokenizer
-from store.moving_line import waiting
+from store.terminal import waiting
 from trainer.engines import gguf_file
 from trainer.engines.conversation import ChatSession
 from trainer.engines.words import add_talk, place_of

@@ -1,7 +1,7 @@
 """Conversion between a Hugging Face `config.json` and `ModelConfig`. No torch import.
 
 `model_config` parses the content of a config.json and raises ConfigError for models the decoder does not support;
-`written` produces the content.
+`written` produces the content. A pack may know a dialect: its function returns the config in the project's spelling.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +13,6 @@ from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
 from store.outside import shown
-from trainer.records import model_layouts
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
@@ -139,7 +138,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Parse the content of a config.json. Raises ConfigError for a model the decoder does not support."""
-    raw = model_layouts.spelt(raw)
+    raw = in_our_spelling(raw)
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
         said = raw.get(IN_BLOCKS)
@@ -226,7 +225,7 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
     """Parse the `ternary` entry of a config. Raises ConfigError for an invalid entry or `quantization_config`."""
     if (said := raw.get("quantization_config")) is not None:
-        kinds = ", ".join(packs.words(model_layouts.KIND))
+        kinds = ", ".join(packs.words(DIALECTS))
         raise ConfigError(f"quantization_config is {shown(said)}; supported quantised models: {kinds}")
     how = raw.get("ternary")
     if how is None:
@@ -334,3 +333,28 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
         names += ("beta_fast", "beta_slow", "truncate")
         names += ("attention_factor",) if scaling.attention_factor is not None else ()
     return {"rope_type": scaling.kind, "factor": scaling.factor, **{name: getattr(scaling, name) for name in names}}
+
+
+DIALECTS = "model_layouts"
+
+
+def words_of_dialect(raw: Mapping[str, Any]) -> list[str]:
+    """Return the words by which a pack may recognise a config.json: architecture classes and quantization method."""
+    said, classes = raw.get("quantization_config"), raw.get("architectures")
+    found = [said.get("quant_method")] if isinstance(said, Mapping) else []
+    return [one for one in [*(classes if isinstance(classes, list) else []), *found] if isinstance(one, str)]
+
+
+def in_our_spelling(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json in the project's spelling, unchanged if no pack knows the dialect.
+
+    Raises ConfigError if a pack knows but cannot read the config, or with the name of a missing pack.
+    """
+    known = packs.entries(DIALECTS)
+    for word in words_of_dialect(raw):
+        if said := packs.lacking(DIALECTS, word):
+            raise ConfigError(said)
+        if word in known:
+            found: Mapping[str, Any] = packs.load(known[word])(raw)
+            return found
+    return raw

@@ -3,13 +3,12 @@
     words -> wanted -> nodes -> compare (with estimates) -> Plan
 
 The planner takes the user's request, a profile and an `Inventory` of the store, and returns a `Plan` with the `Job` for
-the missing part. The comparison works like Make, with fingerprints instead of modification times (`reuse.py`). The
-planner never accesses the store and does not import torch.
+the missing part. The comparison works like Make, with fingerprints instead of modification times. The planner never
+accesses the store and does not import torch.
 """
 
 from trainer.plan.compare import resolve
-from trainer.plan.nodes import recipe
-from trainer.plan.sources import source_slug
+from trainer.plan.nodes import recipe, source_slug
 from trainer.plan.wanted import ROWS, TrainingRequest, load_persona, parse_mixture, parse_phases, profile_named
 
 __all__ = [

@@ -21,19 +21,16 @@ from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointe
 from store import extensions
 from store.manifest import kind_of
 from trainer.config import CheckpointOptions, ImportSpec, PhaseConfig, Profile
-from trainer.fingerprints import CheckoutCode, differences, digest
-from trainer.plan import data_bytes
+from trainer.fingerprints import CheckoutCode, Choice, Node, choices, differences, digest, needed
+from trainer.plan import estimates
 from trainer.plan.estimates import STATE_BYTES, told, ways_of
-from trainer.plan.nodes import recipe
+from trainer.plan.nodes import own_sources, recipe
 from trainer.plan.phase_needs import needs_of
-from trainer.plan.sources import own_sources
 from trainer.plan.wanted import TrainingRequest, profile_named, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import what_counts
 from trainer.records.model_config import FEATURES, feature
-from trainer.records.phase import PROMPTS, TALK, TEXT
-from trainer.records.phase_registry import PHASES, listed, phases_reading
-from trainer.reuse import Choice, Node, choices, needed
+from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 
 SILENT_S = 30 * 60.0
 SHOWN = 3  # maximum number of differing settings to show
@@ -149,7 +146,7 @@ def resolve(
         sizes = {(kind_of(one.name), one.fingerprint): one.num_bytes for one in _held(inventory)}
         read = {of for name in due for of in nodes[name].inputs.values() if of not in due}
         fetched = sum(sizes.get((kind_of(nodes[name].artifact), chosen[name].fingerprint), 0) for name in read)
-        data = fetched + data_bytes.made([nodes[name].spec for name in due], fetched)
+        data = fetched + estimates.made_bytes([nodes[name].spec for name in due], fetched)
     return Plan(
         target,
         inventory.store,

@@ -1,18 +1,19 @@
-"""Estimates of the operations, the fixed time and the GPU memory of steps.
+"""Estimates of the operations, the fixed time, the GPU memory and the data size of steps.
 
 The functions take a phase, or the program of a step without training, and the requested GPUs. They return operations
-(FLOP), seconds independent of the machine's speed, and bytes per GPU; `infra.market.expected.estimate` converts these
-to times.
+(FLOP), seconds independent of the machine's speed, and bytes; `infra.market.expected.estimate` converts these to times.
+`smaller` searches the smallest change with which a phase fits into a given GPU memory.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from data.config import ConfigError, TextSpec, TokenizerSpec, TokensSpec, form_of, source_files
 from infra.records import Request
 from trainer import memory
-from trainer.config import PhaseConfig
+from trainer.config import ImportSpec, PhaseConfig
 from trainer.fingerprints import digest
 from trainer.plan.phase_needs import needs_of
 from trainer.records.fields import what_counts
@@ -106,3 +107,80 @@ def shape(config: PhaseConfig) -> str:
         if one.name not in TIMELESS and value != one.default:
             found[one.name] = what_counts(value)
     return digest(found)
+
+
+GB = 10**9
+DOCUMENT_BYTES = 5_000  # a FineWeb document has 3 to 5 kB
+# FineWeb's sample of ten billion GPT-2 tokens has 4.6 bytes per token.
+FINEWEB_BYTES = {"sample-10BT": 46 * GB, "sample-100BT": 460 * GB, "sample-350BT": 1_610 * GB}
+PYDOCS_BYTES = GB // 5  # docstrings of the standard library and of some packages
+UNKNOWN_BYTES = 10 * GB  # a source of unknown size
+UNPACKED = 4  # bytes of text per compressed byte
+TOKEN_CHARS = 4  # bytes of text per token
+NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of two
+IMPORT_COPIES = 2  # float32 copies: the download and the converted model
+
+
+def made_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
+    """Return the bytes written by steps with these specs.
+
+    fetched_bytes: size of the inputs made elsewhere, which stands in for the text if no step makes text.
+    """
+    text = sum(_text_bytes(one) for one in specs if isinstance(one, TextSpec))
+    vocabs = [one.vocab_size for one in specs if isinstance(one, TokenizerSpec)]
+    vocabs += [one.model.vocab_size for one in specs if isinstance(one, PhaseConfig | ImportSpec)]
+    width = 2 if max(vocabs, default=NARROW_VOCAB) <= NARROW_VOCAB else 4
+    tokens = (text or fetched_bytes) * width // TOKEN_CHARS if any(isinstance(one, TokensSpec) for one in specs) else 0
+    imported = sum(4 * IMPORT_COPIES * one.model.num_params for one in specs if isinstance(one, ImportSpec))
+    return text + tokens + imported
+
+
+def _text_bytes(spec: TextSpec) -> int:
+    """Return the estimated bytes of text shards; UNKNOWN_BYTES if the size is unknown before the run.
+
+    The size is unknown for a mixture or a remote data set other than fineweb, unless `take` limits the documents.
+    """
+    if spec.take:
+        return spec.take * DOCUMENT_BYTES
+    if spec.source == "fineweb":
+        return FINEWEB_BYTES.get(spec.config, UNKNOWN_BYTES)
+    if spec.source == "pydocs":
+        return PYDOCS_BYTES
+    try:
+        files = source_files(spec.source)
+    except (ConfigError, OSError, ValueError):
+        return UNKNOWN_BYTES
+    forms = [(one, form_of(one.name)) for one in files]
+    return sum(one.stat().st_size * (UNPACKED if packed or form == ".parquet" else 1) for one, (form, packed) in forms)
+
+
+SHORTEST = 128  # minimum sequence length in tokens: below, a phase learns something different
+
+
+def smaller(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1) -> str:
+    """Return the options of the smallest change that fits; "" if no change suffices."""
+    for change in _smaller_changes(phase):
+        try:
+            changed = replace(phase, **change)
+        except ConfigError:  # invalid sequence length for the phase
+            continue
+        if least_bytes(changed, num_gpus, nodes) <= memory_bytes:
+            return " ".join(f"--set {phase.phase}.{name}={_as_typed(value)}" for name, value in change.items())
+    return ""
+
+
+def _smaller_changes(phase: PhaseConfig) -> Iterator[dict[str, Any]]:
+    """Yield possible changes: first changes without effect on the result, then shorter sequences."""
+    if phase.rl is not None or not phase.fit:  # otherwise the trainer reduces the micro-batch itself
+        fewer = [rows for rows in range(phase.micro_rows - 1, 0, -1) if phase.rows % rows == 0]
+        yield from ({"micro_rows": rows} for rows in fewer)
+        if not phase.recompute:
+            yield from ({"recompute": True, "micro_rows": rows} for rows in (phase.micro_rows, *fewer))
+    length = phase.sequence_len // 2
+    while length >= SHORTEST:
+        yield {"sequence_len": length}
+        length //= 2
+
+
+def _as_typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from data.config import ConfigError, load
 from store.extensions import Extension, ExtensionError, require, use
 from trainer.records import phase_registry
-from trainer.records.phase import Phase
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, Phase
 
 CONSTANT = "PHASE"
 LIKE = ("base", "mid", "sft")  # the other phases have settings that are useless under a different name

@@ -8,7 +8,7 @@ from typing import Any
 from data.errors import InputError
 from store import outside
 from store.artifacts import sentencepiece, vocabulary
-from store.artifacts.chat_template import CONFIG, SPECIAL_MAP, config_of, named_tokens
+from store.artifacts.model_files import SPECIAL_MAP, TOKENIZER_CONFIG, named_tokens, tokenizer_config_of
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 # A piece of three bytes becomes an object, a key, and a pair of merges for each of its parts.
@@ -49,7 +49,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
         ids[content] = expected
         added[content] = sentencepiece.added_token(expected, content, **flags)
     said = {**said, "added_tokens": sorted(added.values(), key=lambda one: one["id"])}
-    config, named = config_of(folder, CONFIG), named_tokens(folder)
+    config, named = tokenizer_config_of(folder, TOKENIZER_CONFIG), named_tokens(folder)
     leads = [named["bos_token"]] if "bos_token" in named and config.get("add_bos_token", True) else []
     ends = [named["eos_token"]] if "eos_token" in named and config.get("add_eos_token") else []
     if not leads and not ends:
@@ -68,7 +68,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
     """Yield the added tokens of `folder`: id or None, text, flags. Raises InputError, UnusableDocument."""
-    config, special = config_of(folder, CONFIG), config_of(folder, SPECIAL_MAP)
+    config, special = tokenizer_config_of(folder, TOKENIZER_CONFIG), tokenizer_config_of(folder, SPECIAL_MAP)
     named = named_tokens(folder)
     extra = [*_texts(config), *_texts(special)]
     names = {*named.values(), *extra}
@@ -76,7 +76,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
     if isinstance(listed, dict):
         found = [(number, one.get("content"), one) for number, one in listed.items() if isinstance(one, dict)]
     else:
-        found = [(number, content, {}) for content, number in config_of(folder, vocabulary.ADDED).items()]
+        found = [(number, content, {}) for content, number in tokenizer_config_of(folder, vocabulary.ADDED).items()]
     try:
         rows = sorted((int(number), content, one) for number, content, one in found)
     except (TypeError, ValueError):

@@ -24,14 +24,13 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import AuthError, NoOffer, SlipwayError
 from infra.machines.dead_man import deadline, start_command
 from infra.market import gpus
-from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.key_owners import KeyOwners
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.providers.runpod.graph import (
     BID,
     INTERRUPTABLE,
@@ -59,6 +58,7 @@ from infra.providers.runpod.rest import (
 )
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
+from infra.units import micro_usd, told_micro_usd
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY

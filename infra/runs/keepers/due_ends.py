@@ -10,8 +10,7 @@ from infra.agent.process import myself
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.ledger.life_cycle import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN, Op
 from infra.ledger.service_rows import service_lease
 from infra.machines.host_memory import at_once
 from infra.runs import run_rows, sight

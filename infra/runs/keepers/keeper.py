@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from infra import job_environment, own_code
+from infra import checkout, job_environment
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
@@ -21,13 +21,12 @@ from infra.journal_file import Fenced, JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Lease, LeaseHeld, keeper_lease
-from infra.ledger.life_cycle import TERMINATING
-from infra.ledger.op import Op
-from infra.notices.tell import tell_back, tell_end
+from infra.ledger.op import TERMINATING, Op
+from infra.notices.outbox import tell_back, tell_end
 from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
 from infra.runs import launch, run_rows, sight
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
 from infra.runs.sight import AskedParties, Observation
@@ -127,7 +126,7 @@ class Keeper:
     def _take(self, run: str) -> None:
         if self.lease is None:
             with contextlib.suppress(LeaseHeld):  # A different process keeps the run.
-                self.lease = self.journal.leases.take(keeper_lease(run), own_code.stamp())
+                self.lease = self.journal.leases.take(keeper_lease(run), checkout.stamp())
 
     def rest(self, op: Op, seconds: float) -> bool:
         """Wait up to `seconds`; return True as soon as the row of the run changes, False after the wait."""

@@ -17,8 +17,7 @@ from infra.interrupts import finishing
 from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.providers import clock_scale
 from infra.runs import launch, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper

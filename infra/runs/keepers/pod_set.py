@@ -18,8 +18,7 @@ from typing import Any, get_type_hints
 
 from infra.errors import UsageError
 from infra.flags import flags_of
-from infra.ledger.life_cycle import TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import TERMINATING, UNKNOWN, Op
 from infra.names import check_name
 from infra.runs.keepers import recovery
 from infra.runs.keepers.recovery import RecoveryAction

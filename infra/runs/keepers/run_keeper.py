@@ -23,18 +23,16 @@ from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.interrupts import finishing
 from infra.journal_file import Fenced
 from infra.ledger import spend
-from infra.ledger.life_cycle import ASKED, LOST, READY
-from infra.ledger.op import Op
+from infra.ledger.op import ASKED, LOST, READY, Op
 from infra.machines.host_memory import at_once
 from infra.providers import market
 from infra.records import Offer, Plan
 from infra.runs import launch, pods, run_rows, sight
-from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, RecoveryAction, RecoveryDecision, decide
-from infra.runs.sight import AskedParties, Observation, ObservationKind
+from infra.runs.sight import AskedParties, Observation, ObservationKind, Seen, follow
 from infra.runs.sync import mirror, reports, snapshot
-from infra.runs.sync.downloads import Downloads
+from infra.runs.sync.snapshot import Downloads
 from infra.runs.timing import Say
 from infra.transport.protocol import ConnectionLost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store

@@ -1,12 +1,15 @@
-"""The only writer of `pod/`, the local copy of a pod's folder. Files stay within size limits and never follow links.
+"""The only writer of `pod/`, the local copy of a pod's folder: the listing of a pod's files, and the room on the disk.
 
-The functions take pieces of files under paths allowed by `store.untrusted_names`, and write files below `pod/`.
-`cuts.json` lists the files copied only in part or not at all. A size reported by a pod is no limit.
+The functions take pieces of files under paths allowed by `store.outside`, and write files below `pod/`; files stay
+within size limits and never follow links. `cuts.json` lists the files copied only in part or not at all. A size
+reported by a pod is no limit. Each entry of a listing ends with NUL, which no file name can contain, so that a file
+name cannot forge an entry. A reserve stays free on the local disk.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +18,13 @@ from typing import BinaryIO
 
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
+from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import room
-from infra.transport.protocol import READ_BYTES, Transport
+from infra.runs.sight import folder_of
+from infra.transport.protocol import LIST, READ_BYTES, Transport
 from infra.units import count, size
 from store import local_files, outside
-from store.untrusted_names import NamedSizes, is_inside
+from store.outside import NamedSizes, is_inside, read_listing
 
 MIB = 1 << 20
 MARK_BYTES = MIB
@@ -120,7 +124,7 @@ class FetchRoom:
     @staticmethod
     def of(home: RunHome) -> "FetchRoom":
         held = sum(held_bytes(home.pod.root / path) for path in files_below(home.pod.root) if _counts(path))
-        return FetchRoom(max(0, min(RUN_BYTES - held, room.free_bytes(home.folder))))
+        return FetchRoom(max(0, min(RUN_BYTES - held, free_bytes(home.folder))))
 
     def share(self, here: int, wanted: int) -> int:
         """Return the allowed size of a file (`here` bytes local, `wanted` bytes on the pod), and reserve the growth."""
@@ -174,3 +178,60 @@ def _noted(home: RunHome) -> dict[str, list[str]]:
         said = outside.mapping(content(home.pod.root, home.cuts.name, MIB))
         return {part: cuts for part, cuts in said.items() if type(cuts) is list}
     return {}
+
+
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the download size.
+
+
+def lacks_room(folder: Path, reserve_bytes: int) -> str:
+    """Return an error text if the disk of a folder has less than the reserve left, or ""."""
+    there = _existing(folder)
+    free = shutil.disk_usage(there).free
+    if free >= reserve_bytes:
+        return ""
+    return (
+        f"{size(free)} are free on the disk of {there}, and {size(reserve_bytes)} must stay free "
+        "(SLIPWAY_RESERVE_BYTES): logs and results of runs stay on the pods until the pods end, "
+        "and are not downloaded; free some disk space"
+    )
+
+
+def refuse_without_room(folder: Path, reserve_bytes: int) -> None:
+    """Raise SlipwayError if the disk of a folder has less than the reserve left."""
+    if why := lacks_room(folder, reserve_bytes):
+        raise SlipwayError(why)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes available to downloads on the disk of a folder."""
+    disk = shutil.disk_usage(_existing(folder))
+    return max(0, disk.free - min(RESERVE_BYTES, int(RESERVE_SHARE * disk.total)))
+
+
+def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
+    """Raise SlipwayError if `num_bytes` do not fit on the disk of a folder."""
+    if num_bytes > (free := free_bytes(folder)):
+        raise SlipwayError(
+            f"{what} has {size(num_bytes)}, but {folder} has room for {size(free)}; "
+            "nothing was downloaded. Free some space on this disk"
+        )
+
+
+def _existing(folder: Path) -> Path:
+    return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+
+
+LIST_S = 30.0
+LISTING_BYTES = 1 << 20
+RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json"
+
+
+def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:
+    """Return the files on the pod matching the patterns, by path in the pod's folder. Raises SlipwayError."""
+    words = ["sh", "-c", LIST, "sh", str(folder_of(op).root), patterns, str(LISTING_BYTES)]
+    done = transport.run(words, timeout_s=LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(
+            f"{op.run}: listing the files of the pod: {done.stderr.strip() or f'exit code {done.exited}'}"
+        )
+    return read_listing(done.stdout[: 2 * LISTING_BYTES], MOST_FILES)

@@ -22,18 +22,15 @@ from infra.runs.pod_reports import parse
 from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of
 from infra.runs.sync import fetched, log_mask, reports
-from infra.runs.sync.fetched import MOST_FILES, FetchRoom
-from infra.runs.sync.listing import LIST_S, listed
-from infra.runs.sync.room import refuse_large
+from infra.runs.sync.fetched import LIST_S, MOST_FILES, FetchRoom, listed, refuse_large
 from infra.transport import large_files
-from infra.transport.meter import Meter
-from infra.transport.protocol import LOGS, READ_BYTES, Transport
+from infra.transport.protocol import LOGS, READ_BYTES, Meter, Transport
 from store.artifacts.artifacts import Store
 from store.manifest import MISSING, Manifest, StoreError, kept_name, places
 from store.masking import Mask
+from store.outside import LOG, NamedSizes
 from store.run_sync.restore import EARLIER
 from store.run_sync.run_folder import ENDING, RunFolder
-from store.untrusted_names import LOG, NamedSizes
 
 SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # Timeout for a lost connection during the transfer of a large file.

@@ -1,16 +1,18 @@
-"""Local snapshot of a run, from which the run can resume on a new pod. The keeper updates the snapshot.
+"""Local snapshot of a run, from which the run can resume on a new pod, and the downloads that update the snapshot.
 
 In the run's home, `kept/` holds the original code and the carried folders. `pod/` holds step marks, metrics, and the
 newest complete checkpoint of each checkpoint folder. `restore` sends the contents of `pod/`, including logs, to a new
 pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json records the step, and the size and SHA-256 of each
-file.
+file. `Downloads` works in the background while the pod is followed, and once more before the pod ends.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +22,16 @@ from infra.ledger.op import Op
 from infra.records import Carried
 from infra.runs.run_home import RunHome, own_folder, read_record, write_record
 from infra.runs.sight import folder_of
-from infra.runs.sync import fetched, mirror
-from infra.runs.sync.fetched import MARK_BYTES, FetchRoom
-from infra.runs.sync.listing import LIST_S, RESULTS, listed
-from infra.runs.sync.room import refuse_large
-from infra.transport.meter import Meter
-from infra.transport.protocol import READ_BYTES, ThisMachine, Transport
+from infra.runs.sync import fetched, mirror, reports
+from infra.runs.sync.fetched import LIST_S, MARK_BYTES, RESULTS, FetchRoom, listed, refuse_large
+from infra.runs.timing import Say
+from infra.transport.protocol import READ_BYTES, ConnectionLost, Meter, ThisMachine, TimedOut, Transport, Unreachable
 from infra.transport.push import push
 from store import outside
 from store.artifacts.artifacts import Store
+from store.manifest import StoreError
+from store.outside import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, by_folder, step_of
-from store.untrusted_names import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 
 OURS = ("code", "state", "logs", "work")  # Reserved names beside the code; a carried folder cannot use them.
 
@@ -211,3 +212,71 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
             raise SlipwayError(f"{source / file.path} was damaged in transfer; downloading again")
     fetched.replace(draft, MANIFEST, [checkpoint.raw])
     return [(draft, target)]
+
+
+EVERY_S = 2.0
+
+
+@dataclass
+class Downloads:
+    """The downloads of one run into the local home."""
+
+    home: RunHome
+    say: Say
+    reserve_bytes: int = 0
+    """Free bytes to keep on the local disk; below this reserve, only the pod's reports are fetched."""
+    running: threading.Lock = field(default_factory=threading.Lock)  # One download at a time: drafts have fixed names.
+
+    @contextlib.contextmanager
+    def meanwhile(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
+        """Download growing files of the pod in a background thread until the block ends."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._go_on, args=(op, transport, pod_store, over), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(EVERY_S)  # The current download may be large, so the thread may outlive the block.
+
+    def _go_on(self, op: Op, transport: Transport, pod_store: str, over: threading.Event) -> None:
+        told = ""
+        while not over.wait(EVERY_S):
+            for part in self._parts(op, transport, pod_store):
+                try:
+                    with self.running:
+                        part()
+                except (ConnectionLost, TimedOut, Unreachable):  # The follower reports the silence.
+                    break
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    if str(error) != told:
+                        told = str(error)
+                        self.say(f"{op.run}: bringing home: {error}")
+
+    def last(self, op: Op, transport: Transport, pod_store: str) -> None:
+        """Download all saved files of a pod before the pod ends; report damaged files and leave these files on the pod.
+
+        Raises ConnectionLost, TimedOut or Unreachable if the pod does not answer.
+        """
+        self.say(f"{op.run}: downloading the saved files")
+        with self.running:
+            for part in self._parts(op, transport, pod_store):
+                try:
+                    part()
+                except (ConnectionLost, TimedOut, Unreachable):
+                    raise
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    self.say(f"{op.run}: bringing home: {error}")
+
+    def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
+        """Return the downloads in order; on a full disk, only the reports and a function that raises SlipwayError."""
+        words = [lambda: reports.bring(op, transport, self.home)]
+        if fetched.lacks_room(self.home.folder, self.reserve_bytes):
+            return [*words, lambda: fetched.refuse_without_room(self.home.folder, self.reserve_bytes)]
+        parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]
+        if pod_store:  # Without a pod store, the pod itself uploads artifacts.
+            parts += [
+                lambda: bring(op, transport, self.home),
+                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.home),
+            ]
+        return parts

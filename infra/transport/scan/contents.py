@@ -1,14 +1,22 @@
-"""Scan of a file's content for secrets, piece by piece, in bounded memory.
+"""Scan of a file's content for secrets and for the keys of this installation, piece by piece, in bounded memory.
 
 The scan covers every byte: an overlap of the previous piece detects secrets across two pieces. Each pattern starts with
-a literal text, or runs only after a literal probe was found, since a search for a literal is ten times as fast.
+a literal text, or runs only after a literal probe was found, since a search for a literal is ten times as fast. The
+keys are the secret settings from the environment and from `.env`; a file with the value of a key (12 letters or more),
+in any form, is refused.
 """
 
 import base64
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from infra.checkout import ROOT
+from infra.settings import HOOK, is_secret, of_packs, read_dotenv, table
+from store.credentials import google_key
 from store.masking import spellings
 
 OVERLAP_BYTES = 4096  # longer than any match needed to recognize a secret
@@ -145,3 +153,32 @@ def _is_whole(matches: Iterator[re.Match[bytes]], window: bytes, is_last: bool) 
     """Return whether a match exists; a match that the next piece could change does not count yet."""
     settled = len(window) - OVERLAP_BYTES
     return any(is_last or one.end() < len(window) or one.start() < settled for one in matches)
+
+
+GOOGLE = "GOOGLE_CREDENTIALS"
+ENV_FILES = (".env", "credentials/.env")
+
+
+def keys_of_installation(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[OwnKey, ...]:
+    """Return the keys, with each value once. Raises UsageError for an unreadable `.env`."""
+    rows = (*(one.metadata for one in table()), *(row for _, row in of_packs()))
+    ours = {row["variable"] for row in rows if row["secret"]}
+    found = [(name, value) for name, value in environ.items() if name in ours or name.startswith(HOOK)]
+    for file in ENV_FILES:
+        found += [(name, value) for name, value in read_dotenv(root / file).items() if name in ours or is_secret(name)]
+    keys = {part: name for name, value in found for part in _parts(name, value)}
+    return tuple(OwnKey(name, value) for value, name in keys.items())
+
+
+def _parts(name: str, value: str) -> Iterator[str]:
+    """Yield the secret values of a variable: for a service account the private key, for a hook the address."""
+    if name.startswith(HOOK):  # a hook has a kind and an address; only the address is secret
+        yield from (word for word in value.split() if "://" in word)
+        return
+    if name != GOOGLE:
+        yield value
+        return
+    try:
+        yield str(json.loads(google_key(value))["private_key"])
+    except (ValueError, KeyError, TypeError):
+        return  # missing file or no service account: `store.backends.gs` reports the problem

@@ -1,20 +1,106 @@
 """Inspection of each file before an upload: its sha256, or the reason to keep the file here.
 
-The receiver compares the received content with the sha256, so a change between inspection and upload is detected.
+Refused are files named like secrets, with the content of secrets, with a key of this installation, and records of this
+installation (journals, files beside journals, pod folders and logs), which are never sent, regardless of place and
+name. A name alone never excludes source files and examples. The receiver compares the received content with the sha256,
+so a change between inspection and upload is detected.
 """
 
+import fnmatch
 import hashlib
 import os
+import re
 import stat
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from infra import installation, journal_file
+from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.transport.scan import git_files, names, own_keys, own_records
+from infra.settings import Settings
+from infra.transport.scan import contents
 from infra.transport.scan.contents import ContentScanner, SearchedTexts, needles
-from infra.transport.scan.own_records import OwnRecords
+
+# Suffixes of files and folders beside a journal, by the base name they extend.
+OF_NAME = ("", "-wal", "-shm", "-journal", ".lock", "-pace-", ".moving", ".coming", ".copy", ".moved-")
+OF_STEM = (
+    *(
+        "-keys",
+        "-hosts.json",
+        "-owners.json",
+        "-prices.json",
+        "-ssh-config",
+        "-rehearsal",
+        "-timings",
+        "-drills",
+        "-notices",
+    ),
+    *("-supervisor.json", "-supervisor.log", "-control", "-packs"),
+)
+BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # suffixes of names that continue differently
+BESIDE = ("known_hosts", "chat-history")
+REHEARSAL = "SLIPWAY_REHEARSAL"
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """The records of this installation in a folder, as relative paths."""
+
+    whole: frozenset[str]
+    """Files and folders."""
+    beginnings: tuple[str, ...] = ()
+    """Prefixes of file paths."""
+
+    def reason(self, path: str) -> str:
+        """Return why a file may not be sent; "" for a file that is no record."""
+        parts = path.split("/")
+        is_ours = any("/".join(parts[:number]) in self.whole for number in range(1, len(parts) + 1))
+        is_ours = is_ours or path.startswith(self.beginnings)
+        return "a record of this installation: a journal, or a file beside the journal" if is_ours else ""
+
+
+def records_in(root: Path, environ: Mapping[str, str] = os.environ) -> OwnRecords:
+    """Return the records in a folder. Raises UsageError for unreadable settings."""
+    known = _known_records(tuple(sorted(environ.items())))
+    real = root.resolve()
+    whole, beginnings = set(), []
+    for path, is_beginning in known:
+        place = path.parent.resolve() / path.name
+        if not place.is_relative_to(real) or place == real:
+            continue
+        inside = place.relative_to(real).as_posix()
+        if is_beginning:
+            beginnings.append(inside)
+        else:
+            whole.add(inside)
+    return OwnRecords(frozenset(whole), tuple(beginnings))
+
+
+@lru_cache(maxsize=4)
+def _known_records(environ: tuple[tuple[str, str], ...]) -> tuple[tuple[Path, bool], ...]:
+    """Return the paths of all records, each with a flag for a mere name prefix."""
+    return tuple(dict.fromkeys(_records(dict(environ))))
+
+
+def _records(environ: dict[str, str]) -> Iterator[tuple[Path, bool]]:
+    worlds = [environ, {name: value for name, value in environ.items() if name != REHEARSAL}]
+    journals = [journal_file.default_path(environ)]
+    journals += [Path(one.journal) for one in installation.everyone(environ) if one.journal]
+    for world in worlds[: 2 if REHEARSAL in environ else 1]:
+        settings = Settings.load(ROOT, environ=world)
+        journals.append(settings.state_file)
+        yield from ((folder, False) for folder in (settings.pods, settings.homes, ROOT / "var" / "logs"))
+        if settings.rehearsal:
+            yield Path(settings.rehearsal), False
+    for journal in dict.fromkeys(path.absolute() for path in journals):
+        yield from ((journal.with_name(name), False) for name in BESIDE)
+        for base, endings in ((journal.name, OF_NAME), (journal.stem, OF_STEM)):
+            yield from ((journal.with_name(base + ending), ending in BEGINNINGS) for ending in endings)
+
 
 PIECE_BYTES = 1 << 20
 MOST_KNOWN = 200_000  # limit of cached inspections in this process
@@ -41,8 +127,8 @@ class FileInspector:
 
         Raises UsageError for an invalid `.env`.
         """
-        own = needles(own_keys.of_installation())
-        return FileInspector(root, own, own_records.in_folder(root), named(root, anyway))
+        own = needles(contents.keys_of_installation())
+        return FileInspector(root, own, records_in(root), named(root, anyway))
 
     def inspect(self, path: str, seen: os.stat_result) -> tuple[str, str]:
         """Return (sha256 of the content to send, reason not to send the file); exactly one of them is "".
@@ -53,7 +139,7 @@ class FileInspector:
             return "", reason
         sha, reason = self._remembered(path, seen)
         if reason and path in self.anyway:
-            if git_files.is_checkout(self.root) and not git_files.tracks(self.root, path):
+            if is_checkout(self.root) and not git_tracks(self.root, path):
                 return "", f"{reason}; --send-anyway is for files that git tracks, and git does not track this file"
             return _sha256(self.root, path), ""
         return sha, reason
@@ -72,9 +158,9 @@ class FileInspector:
 
     def _scanned(self, path: str) -> tuple[str, str]:
         name = os.path.basename(path)
-        if reason := names.reason(name):
+        if reason := secret_name(name):
             return "", reason
-        digest, scanner = hashlib.sha256(), ContentScanner(self.own, names.secret_lines(name))
+        digest, scanner = hashlib.sha256(), ContentScanner(self.own, secret_lines(name))
         for piece in pieces(self.root, path):
             digest.update(piece)
             scanner.feed(piece)
@@ -131,3 +217,68 @@ def _sha256(root: Path, path: str) -> str:
     for piece in pieces(root, path):
         digest.update(piece)
     return digest.hexdigest()
+
+
+HARMLESS = (".env.example", "example.env", "*.example", "*.py", "*.pub")
+ALWAYS = (
+    ".env", ".env.*", "*.env", ".envrc", ".envrc.*",
+    "*.pem", "*.ppk", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk",
+    ".netrc", "_netrc", ".pgpass", "pgpass.conf", ".my.cnf", ".git-credentials", ".htpasswd", ".vault-token", ".s3cfg",
+    ".boto", "credentials", "credentials.json", "credentials.toml", "credentials.y*ml",
+    "application_default_credentials.json", "kubeconfig", "kubeconfig.y*ml", "*.kubeconfig",
+    "secrets.y*ml", "secrets.json", "secrets.toml", ".*_history", "journal.sqlite*",
+)  # fmt: skip
+_ASSIGNED = rb"(?im)^\s*(?:export\s+|setx?\s+)?\w*(?:KEY|TOKEN|SECRET|PASSW)\w*\s*=\s*[\"']?[^\s$\"'(){}<]{8,}"
+WITH = {  # file name: content that makes the file a secret
+    ".npmrc": rb"(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*[^\s$]",
+    ".yarnrc.yml": rb"(?m)^\s*npmAuth(?:Token|Ident)\s*:\s*[\"']?[^\s$\"']",
+    ".pypirc": rb"(?m)^\s*password\s*[:=]\s*\S",
+    "pip.conf": rb"://[^/\s:@]+:[^/\s@$]+@",
+    ".dockercfg": rb"\"auth\"\s*:\s*\"[^\"]",
+    "env.sh": _ASSIGNED,
+    "*.env.sh": _ASSIGNED,
+    "*-env.sh": _ASSIGNED,
+    "*_env.sh": _ASSIGNED,
+    "setenv*": _ASSIGNED,
+}
+BY_NAME = "the name says that the file holds secrets"
+
+
+def secret_name(name: str) -> str:
+    """Return why a file with this name stays here regardless of content; "" = may be sent."""
+    return BY_NAME if _is_named(name, ALWAYS) and not _is_named(name, HARMLESS) else ""
+
+
+def secret_lines(name: str) -> re.Pattern[bytes] | None:
+    """Return the pattern of secret content for files with this name; None for an ordinary name."""
+    return next((re.compile(lines) for one, lines in WITH.items() if fnmatch.fnmatchcase(name, one)), None)
+
+
+def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_checkout(root: Path) -> bool:
+    """Return whether a folder is a git checkout or lies in a git checkout."""
+    return any((folder / ".git").exists() for folder in (root, *root.parents))
+
+
+def listed_by_git(root: Path, *which: str) -> list[str]:
+    """Return git's list of files under `root`, sorted: by default all tracked and untracked files except ignored ones.
+
+    Raises UsageError without git or for a failure of git.
+    """
+    words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
+    except FileNotFoundError:
+        raise UsageError(f"{root} is a git checkout, but git is not installed; install git") from None
+    if done.returncode != 0:
+        raise UsageError(f"{root}: git cannot list the files: {done.stderr.decode(errors='replace').strip()}")
+    return sorted({os.fsdecode(path).rstrip("/") for path in done.stdout.split(b"\0") if path})
+
+
+def git_tracks(root: Path, path: str) -> bool:
+    """Return whether git tracks a file of `root`."""
+    return bool(listed_by_git(root, "--cached", "--", f":(literal){path}"))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trainer.records.phase import TALK, TEXT, Phase
+from trainer.records.phase_registry import TALK, TEXT, Phase
 
 BITS1 = Phase(
     name="bits1",

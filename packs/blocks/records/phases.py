@@ -1,6 +1,6 @@
 """The phase record of dlm: a left-to-right chat model is trained to answer in blocks. No torch."""
 
-from trainer.records.phase import TALK, Phase
+from trainer.records.phase_registry import TALK, Phase
 
 DLM = Phase(
     name="dlm",

@@ -7,7 +7,7 @@ from packs.control_host.control import move
 from scripts.cli import context, render
 from scripts.cli.command import APART, command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 
 
 @dataclass(frozen=True, kw_only=True)

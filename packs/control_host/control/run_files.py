@@ -21,8 +21,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of
 from infra.runs.sync import mirror, reports
 from infra.transport import large_files
-from infra.transport.meter import Meter
-from infra.transport.protocol import ThisMachine, Transport
+from infra.transport.protocol import Meter, ThisMachine, Transport
 from packs.control_host.control import bounded_tar
 from store import outside
 from store.outside import UnusableDocument

@@ -10,11 +10,10 @@ from invoke import Exit
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.ledger.journal import Journal
-from infra.money import BadAmount, in_usd, micro_usd
-from infra.providers.promises.drill_record import account_of
+from infra.providers.promises import account_of
 from infra.rehearsal import attach
 from infra.settings import Settings
-from infra.units import count
+from infra.units import BadAmount, count, in_usd, micro_usd
 from packs.drill.control import clauses, differences
 from packs.drill.control import drill as use_case
 from packs.drill.control.clauses import BROKEN, UNREACHED, ClauseResult
@@ -25,8 +24,7 @@ from packs.drill.control.reports import DrillReport, Reports
 from scripts.cli import context, prompts, rehearsal_world, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 

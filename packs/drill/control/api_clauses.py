@@ -3,10 +3,9 @@
 All functions are pure and return `ClauseResult` records.
 """
 
-from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
-from infra.providers.promises.shutdown_paths import SELF_DELETE
-from infra.units import count, duration
+from infra.providers.shutdown_paths import SELF_DELETE
+from infra.units import count, duration, in_usd, per_hour
 from packs.drill.control.evidence import SPOT, WORKER, Evidence
 from packs.drill.control.readings import (
     BROKEN,

@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
-from infra.providers.promises.abilities import api_of
-from infra.units import count, duration
+from infra.providers.promises import api_of
+from infra.units import count, duration, in_usd, per_hour
 from packs.drill.control import api_clauses
 from packs.drill.control.evidence import SPOT, STRAY, TIMED, WORKER, Evidence, Trial, VerbCall
 from packs.drill.control.readings import (

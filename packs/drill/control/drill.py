@@ -31,8 +31,7 @@ from infra.errors import NoOffer, RateLimited, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import FAILED, TERMINATED
-from infra.ledger.op import Op
+from infra.ledger.op import FAILED, TERMINATED, Op
 from infra.ledger.reconcile import reconcile
 from infra.machines import host_memory
 from infra.machines.survey import same_gpu
@@ -41,7 +40,7 @@ from infra.providers import LAG_S, Market
 from infra.records import Offer, Pod, Request
 from infra.runs import boot, pods, sight
 from infra.runs import launch as runs_launch
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.launch import Terms
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage

@@ -9,8 +9,8 @@ from infra.agent.job import Limits
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.market.filters import satisfying
-from infra.providers import Market, extensions, market
-from infra.providers.extensions import own_providers
+from infra.providers import Market, by_name, market
+from infra.providers.by_name import own_providers
 from infra.records import Offer, Request
 from infra.runs.settle import settle
 from infra.runs.timing import Say
@@ -70,7 +70,7 @@ def plan(
     if provider not in (*VENDORS, *own):
         raise UsageError(
             f"--provider {provider or '(none)'}: a drill tests one vendor: "
-            f"{', '.join((*VENDORS, *own))}{'' if own else extensions.named(settings)}"
+            f"{', '.join((*VENDORS, *own))}{'' if own else by_name.extensions_named(settings)}"
         )
     if not settings.rehearsal and "://" not in settings.store:
         raise UsageError(

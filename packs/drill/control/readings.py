@@ -19,7 +19,7 @@ class ClauseResult:
     state: str
     expected: str
     seen: str
-    api: str = ""  # API of the test, as named by `infra.providers.promises.abilities.api_of`
+    api: str = ""  # API of the test, as named by `infra.providers.promises.api_of`
 
 
 def left_out(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:

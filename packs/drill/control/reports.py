@@ -1,7 +1,7 @@
 """Stored reports of vendor drills, for commands that show the test state of a vendor.
 
 Each report is a file `<journal>-drills/<vendor>-<time>.json` beside the journal.
-`infra.providers.promises.drill_record` reads the abilities of an account's vendor from the same files.
+`infra.providers.promises` reads the abilities of an account's vendor from the same files.
 """
 
 import json
@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from infra.providers.promises.abilities import KEPT_FOR_S
-from infra.providers.promises.drill_record import STAMP, account_of, folder_beside
+from infra.providers.promises import KEPT_FOR_S, STAMP, account_of, folder_beside
 from infra.settings import Settings
 from infra.units import count, duration, iso
 from packs.drill.control.clauses import BROKEN, KEPT, ClauseResult
@@ -24,7 +23,7 @@ class DrillReport:
     """The findings of a drill. `at` is in UTC epoch seconds."""
 
     vendor: str
-    account: str  # account name from `drill_record.account_of`
+    account: str  # account name from `promises.account_of`
     at: int
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]

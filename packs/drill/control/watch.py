@@ -12,11 +12,11 @@ from typing import Any, cast
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
-from infra.money import told_micro_usd
 from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange, JsonApi, UnclearOutcome
 from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
+from infra.units import told_micro_usd
 from packs.drill.control.evidence import Slice, VerbCall
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # path suffixes of the vendors' create requests

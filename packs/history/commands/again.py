@@ -15,7 +15,7 @@ from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from store.artifacts.artifacts import Store
 

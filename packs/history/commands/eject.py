@@ -13,7 +13,7 @@ from packs.history.control import eject as plain_files
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 
 

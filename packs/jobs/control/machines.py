@@ -11,8 +11,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.providers.by_name import known
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import NO_GPU
+from infra.selection.machine_spec import NO_GPU, MachineSpec
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from store import packs

@@ -24,9 +24,8 @@ from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider
 from infra.selection import registry
-from infra.selection.machine_spec import MachineSpec
+from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
-from infra.selection.request import counted, request_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
 from packs.jobs.control import job_file, machines
 from packs.jobs.control.job_file import JobFile

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any, TypeVar
 
 from flows.runs import launch
-from flows.specs import files, phase_words
+from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
 from flows.specs.variables import FLAGS, OF_FILES, of_hub, sizes
 from flows.specs.work import filled
@@ -109,7 +109,7 @@ def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> 
     own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
     typed = names_given(spec)
     found = {name: value for name, value in own.items() if name not in typed and name != "options"}
-    options = phase_words.read(own.get("options", ()))
+    options = work.read_options(own.get("options", ()))
     return {**found, "options": {**options, **spec.options}}
 
 

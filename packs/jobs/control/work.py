@@ -12,8 +12,7 @@ from infra.errors import UsageError
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
-from infra.selection import work_disk
-from infra.selection.machine_spec import MachineSpec
+from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
 from infra.settings import Settings
 from infra.units import count
 from packs.jobs.control import job_steps
@@ -79,7 +78,7 @@ class JobWork:
         ]
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         sent = sum(one.bytes for one in layout.planned)
-        need = work_disk.needed(work_disk.OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
+        need = disk_needed(OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
         request = replace(request, work_disk_bytes=need)
         keys, notes = self._engine_keys(request, taker) if (taker := engine_of(vendor)) else ({}, [])
         plan = Plan(

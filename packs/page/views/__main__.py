@@ -16,7 +16,7 @@ import uvicorn
 from infra import job_environment
 from infra.checkout import ROOT
 from infra.settings import Settings
-from infra.transport.streams.port_forward import LOOPBACK
+from infra.transport.streams import LOOPBACK
 from packs.page.views import app, export
 from packs.page.views.access import Gate
 from packs.page.views.page_context import PageContext

@@ -17,8 +17,8 @@ from flows.services import serve
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.market.filters import in_words
-from infra.money import in_usd
 from infra.runs.lookup import find_run
+from infra.units import in_usd
 from packs.page.views.page_context import PageContext
 from serve.processes import controller_client
 

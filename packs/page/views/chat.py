@@ -21,7 +21,7 @@ from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
-from infra.transport.streams.port_forward import LOOPBACK
+from infra.transport.streams import LOOPBACK
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from serve import engines

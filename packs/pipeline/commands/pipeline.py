@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from flows.planning import estimates, memory_check
+from flows.planning import estimates
 from flows.planning.extensions import use_source
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.runs.run_leases import foreground, move_names
@@ -35,9 +35,8 @@ from packs.pipeline.control.workspace import WORKSPACE, Workspace, manifest
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
 from scripts.cli.plan_text import whole_s
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.data.tokenizer_train import check_size
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
@@ -100,7 +99,7 @@ def pipeline(spec: PipelineFlags) -> None:
     if spec.dry_run:
         foretell(settings, ours, space, recipe, text, spec)
         return
-    memory_check.check([recipe.phases["base"]])
+    estimates.check_memory([recipe.phases["base"]])
     render.say(f"directories: {render.count(space.make(), 'new folder')}")
     shards(settings, space, text, spec.reuse_shards, bool(ours.run_shard), spec.json)
     tokenizer = make_tokenizer(settings, space, recipe.vocab_size, spec.tokenizer_json, spec.json)
@@ -274,6 +273,6 @@ def foretell(
     rows += [("tokenizer", spec.tokenizer_json or f"{recipe.vocab_size:,} ids, trained on the shards")]
     rows += [("training", f"{ours.run_config}, {base.steps:,} steps, into {space.store}")]
     print(columns(rows))
-    if found := memory_check.shortage([base]):
+    if found := estimates.memory_shortage([base]):
         render.say(f"without --dry-run the training would be refused: {found}")
     render.say("dry run: nothing was made")

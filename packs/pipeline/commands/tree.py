@@ -10,8 +10,7 @@ from packs.pipeline.control.workspace import WORKSPACE, Workspace, content, expe
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.errors import NoOffer
-from infra.money import micro_usd
 from infra.records import Offer
+from infra.units import micro_usd
 from packs.skypilot.control.task import OWN
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

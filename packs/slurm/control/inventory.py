@@ -27,7 +27,7 @@ from infra.machines import inventory
 from infra.machines.inventory import InvalidEntry, check_keys, price_of, refuse_unusable, text_of
 from infra.names import check_name
 from infra.records import Address
-from infra.transport import ssh_config
+from infra.transport import ssh_include
 from infra.units import seconds
 
 QUEUE_KEYS = ("account", "qos", "time", "usd_per_hour", "sbatch")
@@ -148,7 +148,7 @@ def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
         check_name(name)
         if not isinstance(body.get("host"), str) or not inventory.HOST.fullmatch(body["host"]):
             raise UsageError("`host` must be the address of the login node, or an alias of the ssh config, as text")
-        known = set(ssh_config.aliases(ssh / "config"))
+        known = set(ssh_include.aliases(ssh / "config"))
         address = inventory.address_of({**body, "ip": body["host"]}, ssh, known)
         common, python = _queue(body), text_of(body, "python") or "python3"
     except UsageError as error:

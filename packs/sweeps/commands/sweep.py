@@ -42,8 +42,7 @@ from packs.sweeps.control.trials.results import SweepResult
 from scripts.cli import context, prompts, render, session
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.json_output import print_json
-from scripts.cli.render import columns
+from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs.deploy import about

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.planning.memory_check import phases_of
-from infra.money import in_usd, per_hour
+from flows.planning.estimates import phases_of
 from infra.records import Offer
 from infra.settings import Settings
-from infra.units import about, estimated, moment
+from infra.units import about, estimated, in_usd, moment, per_hour
 from packs.sweeps.control import answer as answers
 from packs.sweeps.control import prices, rehearsed
 from packs.sweeps.control.answer import ArmRow, SweepAnswer

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from flows.specs import files, phase_words
+from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import filled
 from infra.errors import UsageError
@@ -141,7 +141,7 @@ class ExperimentConfig:
                 "engine_tensor_parallel": self.vllm_tensor_parallel,
                 "num_gpus": len(own_gpus),
             }
-        return filled(LaunchSpec(), {**said, **own, "options": phase_words.read(words)})
+        return filled(LaunchSpec(), {**said, **own, "options": work.read_options(words)})
 
 
 def _devices(one: ExperimentConfig, words: str) -> set[int]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
-from infra.money import in_usd
 from infra.runs.timing import Say
-from infra.selection.default_limit import default_limit
+from infra.selection.preflight import default_limit
+from infra.units import in_usd
 
 
 @dataclass(frozen=True)

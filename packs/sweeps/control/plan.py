@@ -14,15 +14,14 @@ from infra.job_environment import secrets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.market.expected import is_measured
-from infra.money import dollars
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
 from infra.selection import preflight, registry
-from infra.selection.default_limit import default_limit
-from infra.selection.request import request_on
+from infra.selection.machine_spec import request_on
+from infra.selection.preflight import default_limit
 from infra.settings import Settings
-from infra.units import count
+from infra.units import count, dollars
 from packs.sweeps.control.limit import HighCost, default_of, limit_before
 from packs.sweeps.control.pods import SweepPods, on_held
 from packs.sweeps.control.schedule import Lane, TrialSlot, pack, split

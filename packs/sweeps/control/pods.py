@@ -4,7 +4,7 @@
     SweepPods, journal -> `PodsAtWork`: rents pods in parallel, replaces lost pods, releases pods without work
 
 The pods form a pod set with the sweep's name, as made by `inv apply`; the runs are launches on held pods
-(`infra.ledger.held_pods`). A common budget pays for all pods; each pod is rented under a share of the budget.
+(`infra.ledger.op`). A common budget pays for all pods; each pod is rented under a share of the budget.
 """
 
 import subprocess
@@ -25,10 +25,8 @@ from infra.flags import flags_of
 from infra.ledger import budgets, spend
 from infra.ledger.held_pods import is_held
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import READY
-from infra.ledger.op import Op
+from infra.ledger.op import READY, Op
 from infra.market import gpus
-from infra.money import dollars, in_usd
 from infra.records import Offer
 from infra.runs.keepers.pod_set import PodEntry
 from infra.runs.settle import settle
@@ -36,6 +34,7 @@ from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import amount_of
 from infra.settings import Settings
+from infra.units import dollars, in_usd
 from packs.sweeps.control.schedule import Lane
 from packs.sweeps.control.trials.records import SweepSpec
 from packs.sweeps.control.trials.results import TrialResult

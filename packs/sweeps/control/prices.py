@@ -13,14 +13,12 @@ from flows.specs.launch import LaunchSpec
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
 from infra.market.expected import SETUP_S
-from infra.market.forecast import machine_with
 from infra.records import Offer, Request
 from infra.runs.keepers.pod_set import PodEntry
 from infra.runs.timing import Say
 from infra.selection import choose, registry
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.preflight import forecast_of
-from infra.selection.request import request_for
+from infra.selection.machine_spec import MachineSpec, request_for
+from infra.selection.preflight import forecast_of, machine_with
 from infra.settings import Settings
 from infra.units import count
 from packs.sweeps.control.experiment import on_pod

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from flows.planning.estimates import phases_of
 from flows.planning.machine_choice import MachineChoice
-from flows.planning.memory_check import phases_of
 from infra.market.expected import is_measured
 from infra.records import Offer
 from infra.runs.timing import Say

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.specs import files, phase_words
+from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import filled
 from infra import strict_yaml
@@ -109,7 +109,7 @@ def _arms(where: str, document: Mapping[str, Any], folder: Path) -> Iterator[tup
             raise UsageError(f"{here}: two runs have the name {name}")
         seen.add(name)
         own, env = _entry(here, entry, folder)
-        options = phase_words.read([*each[0].get("options", ()), *own.get("options", ())])
+        options = work.read_options([*each[0].get("options", ()), *own.get("options", ())])
         yield name, ({**each[0], **own, "options": options}, {**each[1], **env}, _asked(entry))
 
 

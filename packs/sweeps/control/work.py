@@ -23,7 +23,6 @@ from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.flags import as_typed
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
-from infra.money import dollars
 from infra.runs import run_rows
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
@@ -32,7 +31,7 @@ from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
-from infra.units import count
+from infra.units import count, dollars
 from packs.sweeps.control.halving import Halving
 from packs.sweeps.control.plan import SweepPlan, makings
 from packs.sweeps.control.pods import PodsAtWork, needed, share_costs

@@ -9,7 +9,7 @@ import pytest
 
 from data.__main__ import main
 from data.shards.shards import read, shard_paths
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from tests.store.conftest import google, no_keys, s3, s3_server  # noqa: F401 fixtures
 
 

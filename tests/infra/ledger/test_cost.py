@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from infra.errors import UsageError
-from infra.ledger.cost import ledger, months, span
 from infra.ledger.op import Op
-from infra.ledger.spend import due, left_s, spent
+from infra.ledger.spend import due, ledger, left_s, months, span, spent
 
 HOUR = 3600
 NOVEMBER, DECEMBER = span("2026-11")

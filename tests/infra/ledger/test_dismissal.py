@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import own_code
+from infra import checkout
 from infra.errors import SlipwayError
 from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
@@ -45,15 +45,15 @@ def begin():
 
 def test_what_is_dismissed_has_left_and_its_leases_are_named(journal, begin):
     older = [begin("0" * 12, "keep:brave-otter-1"), begin("", "serve:demo")]
-    ours, told = begin(own_code.stamp(), "keep:quick-hare-2"), []
+    ours, told = begin(checkout.stamp(), "keep:quick-hare-2"), []
     with Journal.open() as opened:
         holders = opened.leases.holders()
         assert [(one.lease, one.code) for one in holders] == [
             ("keep:brave-otter-1", "0" * 12),
-            ("keep:quick-hare-2", own_code.stamp()),
+            ("keep:quick-hare-2", checkout.stamp()),
             ("serve:demo", ""),
         ]
-        leaving = [one for one in holders if one.code != own_code.stamp()]
+        leaving = [one for one in holders if one.code != checkout.stamp()]
         assert dismiss(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
         assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
         assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
@@ -72,7 +72,7 @@ def test_what_stays_is_named_and_goes_on(journal, begin):
 
 def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_no_known_code(journal, begin):
     with Journal.open() as opened:
-        opened.leases.release(opened.leases.take("keep:brave-otter-1", own_code.stamp()))
+        opened.leases.release(opened.leases.take("keep:brave-otter-1", checkout.stamp()))
     holder = begin("", "keep:brave-otter-1")
     with Journal.open() as opened:
         (one,) = opened.leases.holders()
@@ -80,6 +80,6 @@ def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_no_known_c
 
 
 def test_the_stamp_of_the_code_is_the_same_in_every_process(journal):
-    words = [sys.executable, "-c", "from infra import own_code; print(own_code.stamp())"]
+    words = [sys.executable, "-c", "from infra import checkout; print(checkout.stamp())"]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == own_code.stamp() and len(own_code.stamp()) == 12
+    assert done.stdout.strip() == checkout.stamp() and len(checkout.stamp()) == 12

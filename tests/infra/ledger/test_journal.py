@@ -21,7 +21,7 @@ from infra.agent.job import Job
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.journal_file import Fenced
-from infra.ledger import life_cycle
+from infra.ledger import op
 from infra.ledger.journal import Journal, JournalError
 from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import AlreadyLive, Leased
@@ -457,12 +457,10 @@ sys.stdin.read()
 
 
 def test_the_table_knows_every_state_and_ends_stay_ended():
-    assert {state for pair in life_cycle.TRANSITIONS.items() for state in (pair[0][0], pair[1])} == set(
-        life_cycle.STATES
-    )
-    assert {event for state, event in life_cycle.TRANSITIONS if state in life_cycle.ENDED} == {"resurfaced"}
+    assert {state for pair in op.TRANSITIONS.items() for state in (pair[0][0], pair[1])} == set(op.STATES)
+    assert {event for state, event in op.TRANSITIONS if state in op.ENDED} == {"resurfaced"}
     with pytest.raises(SlipwayError, match="'armed' is not possible in state PLANNED"):
-        life_cycle.after("PLANNED", "armed")
+        op.after("PLANNED", "armed")
 
 
 class Histories(RuleBasedStateMachine):
@@ -493,14 +491,14 @@ class Histories(RuleBasedStateMachine):
         self.truth[op.token] = op
         return op
 
-    @rule(target=rows, row=rows, event=st.sampled_from(life_cycle.EVENTS))
+    @rule(target=rows, row=rows, event=st.sampled_from(op.EVENTS))
     def advance(self, row, event):
-        return self._try(row, event, (row.state, event) in life_cycle.TRANSITIONS)
+        return self._try(row, event, (row.state, event) in op.TRANSITIONS)
 
     @rule(target=rows, row=consumes(rows), choice=st.integers(0, 5))
     def advance_as_allowed(self, row, choice):
         row = self.truth[row.token]
-        allowed = sorted(event for state, event in life_cycle.TRANSITIONS if state == row.state)
+        allowed = sorted(event for state, event in op.TRANSITIONS if state == row.state)
         return self._try(row, allowed[choice % len(allowed)], True) if allowed else row
 
     def _try(self, row, event, is_allowed):
@@ -513,7 +511,7 @@ class Histories(RuleBasedStateMachine):
             assert not is_allowed
             return row
         assert is_allowed and row == self.truth[row.token]
-        assert moved.state == life_cycle.TRANSITIONS[row.state, event] and moved.epoch == row.epoch + 1
+        assert moved.state == op.TRANSITIONS[row.state, event] and moved.epoch == row.epoch + 1
         self.truth[row.token] = moved
         return moved
 

@@ -20,8 +20,7 @@ from infra.errors import SlipwayError
 from infra.ledger import accounts, audit, reap, reconcile
 from infra.ledger.journal import Journal, JournalError
 from infra.ledger.leases import LeaseHeld
-from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN, Op
 from infra.ledger.reconcile import APART_S, AdoptedRow, Delete, Listing, RowEvent, decide
 from infra.names import new_token
 from infra.providers import Abilities

@@ -11,8 +11,8 @@ import pytest
 
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.machines.acceptance import Thresholds, examine, judge
 from infra.records import Request
+from infra.runs.acceptance import Thresholds, examine, judge
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 from trainer.rewards.sandbox import kernel

@@ -14,12 +14,12 @@ import pytest
 from infra.agent.job import Job, Limits
 from infra.agent.limits import Clocks, read_clocks
 from infra.ledger import reap, reconcile
-from infra.money import in_usd
 from infra.names import new_token
 from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.rehearsal import attach
 from infra.runs import pods
+from infra.units import in_usd
 from tests.hosts import until
 from tests.infra.market.rehearsed import KINDS, ORDERS, Rehearsal
 from tests.programs import source

@@ -7,7 +7,7 @@ import pytest
 
 from infra.agent.job import Job, Limits
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import TERMINATING
+from infra.ledger.op import TERMINATING
 from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.runs import pods, run_rows, sight

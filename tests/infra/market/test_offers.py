@@ -8,16 +8,15 @@ import pytest
 
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
-from infra.money import dollars, micro_usd
 from infra.providers.by_name import open_market
 from infra.providers.json_api import JsonApi
 from infra.providers.offers import OfferSource, require, sources, survey
 from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import at_least, at_least_bytes, request_for
+from infra.selection.machine_spec import MachineSpec, at_least, at_least_bytes, request_for
 from infra.settings import Settings
+from infra.units import dollars, micro_usd
 from scripts.market.offers_table import per_gpu
 from tests.hosts import sshd as sshd
 from tests.infra.market import runpod_stand, test_lium, test_shadeform

@@ -8,13 +8,12 @@ import pytest
 
 from flows.planning import extensions as recorded
 from infra.errors import UsageError
-from infra.market import own_filter
+from infra.market import filters
 from infra.market.filters import explain, satisfying
-from infra.providers import extensions
+from infra.providers import by_name
 from infra.records import Offer, Request
 from infra.selection import choose
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import request_on
+from infra.selection.machine_spec import MachineSpec, request_on
 from infra.settings import Settings
 from store.extensions import _used
 from tests.world import ROOT, World
@@ -50,7 +49,7 @@ def settings_of(tmp_path, **files):
 
 
 def wanted(name, settings):
-    extensions.use_filter(name, settings)
+    by_name.use_filter(name, settings)
     return Request(run="r", machine_filter=name)
 
 
@@ -75,7 +74,7 @@ def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusal
     ids=["a key that is not there", "an exit", "a word", "for ever", "at import"],
 )
 def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_filter, "LONGEST_S", 0.2)
+    monkeypatch.setattr(filters, "LONGEST_S", 0.2)
     if "while" in text:  # the thread goes on: it must not keep this process busy
         text = text.replace("while True: pass", "import time; time.sleep(5)")
     request = wanted("odd", settings_of(tmp_path, odd=text))
@@ -89,11 +88,11 @@ def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
     with pytest.raises(
         UsageError, match="--machine-filter stedy: no extension has this name; SLIPWAY_EXTENSIONS has steady"
     ):
-        extensions.use_filter("stedy", settings)
+        by_name.use_filter("stedy", settings)
     with pytest.raises(UsageError, match=r"has no function filter\(offer, facts\)"):
-        extensions.use_filter("other", settings)
+        by_name.use_filter("other", settings)
     with pytest.raises(UsageError, match=r"bare.py:1: filter\(machine\) cannot be called as filter\(offer, facts\)"):
-        extensions.use_filter("bare", settings)
+        by_name.use_filter("bare", settings)
 
     class Here:
         name, is_rented, recovers = "ssh", False, False

@@ -11,7 +11,7 @@ from infra.errors import AuthError, NoOffer
 from infra.providers import SpotUnlisted, listed, look_up
 from infra.providers.json_api import VendorRefused
 from infra.providers.key_owners import KeyOwners
-from infra.providers.promises.drill_record import DrillRecord
+from infra.providers.promises import DrillRecord
 from infra.records import Address, Request
 from tests.infra.market.runpod_stand import DISK_RATE, GPU, H100, KEY, LIMITS, REQUEST, graph, problem, row, started
 from tests.infra.market.runpod_stand import offer as offer

@@ -18,9 +18,8 @@ import pytest
 from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.notices import hooks, outbox
-from infra.notices.outbox import Notice
-from infra.notices.send import send
-from infra.notices.tell import tell
+from infra.notices.hooks import send
+from infra.notices.outbox import Notice, tell
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT, until
@@ -55,14 +54,14 @@ def test_a_command_that_fails_is_told():
 
 
 def test_a_command_may_leave_something_in_the_background(monkeypatch, tmp_path):
-    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 60.0)
+    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 60.0)
     pid = tmp_path / "pid"
     assert send(hook("command", f"sleep 300 & echo $! > {pid}"), SAID) == ""
     os.kill(int(pid.read_text()), signal.SIGKILL)  # it lives on, and nobody has waited for it
 
 
 def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeypatch, tmp_path):
-    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 1.0)
+    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 1.0)
     pid = tmp_path / "pid"
     said = send(hook("command", f"sleep 300 & echo $! > {pid}; wait"), SAID)
     assert "has not ended after" in said
@@ -72,7 +71,7 @@ def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeyp
 def test_a_command_ends_with_the_process_that_has_begun_it(tmp_path):
     pid = tmp_path / "pid"
     program = f"""from infra.notices.hooks import Hook
-from infra.notices.send import send
+from infra.notices.hooks import send
 send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"""
     sender = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     until(lambda: pid.exists() and pid.read_text().strip(), "it is at work")
@@ -82,14 +81,14 @@ send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"
 
 
 def test_a_command_that_writes_without_end_takes_no_memory(monkeypatch):
-    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 2.0)
+    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 2.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "has not ended after" in send(hook("command", "yes >&2"), SAID)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 
 
 def test_megabytes_that_a_service_answers_are_not_read(monkeypatch):
-    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 5.0)
+    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 5.0)
     sent = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -8,9 +8,17 @@ import pytest
 
 from infra.errors import NoOffer
 from infra.providers import Abilities, market
-from infra.providers.promises.abilities import KEPT_FOR_S, ReportedFault, abilities, api_of
-from infra.providers.promises.drill_record import DrillRecord, DrillVerdict, account_of, folder_beside
-from infra.providers.promises.shutdown_paths import caveats_of
+from infra.providers.promises import (
+    KEPT_FOR_S,
+    DrillRecord,
+    DrillVerdict,
+    ReportedFault,
+    abilities,
+    account_of,
+    api_of,
+    folder_beside,
+)
+from infra.providers.shutdown_paths import caveats_of
 from infra.records import Offer
 from infra.selection import registry
 from infra.selection.choose import without_failed_spot

@@ -8,7 +8,7 @@ import pytest
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, MissingKey, NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Journal
-from infra.providers import extensions, offers
+from infra.providers import by_name, offers
 from infra.records import Offer, Request
 from infra.runs import settle
 from infra.selection import registry
@@ -145,7 +145,7 @@ def test_a_provider_that_is_not_listed_or_gone_is_told_from_one_that_is_misspelt
 def test_a_rehearsal_has_none_of_its_machines(tmp_path):
     (tmp_path / "boxes.py").write_text(HEAD)
     settings = dataclasses.replace(settings_of(tmp_path, f"{tmp_path}/boxes.py"), rehearsal="somewhere")
-    assert extensions.own_providers(settings) == ([], [])
+    assert by_name.own_providers(settings) == ([], [])
     with pytest.raises(UsageError, match="a rehearsal simulates only vendors"):
         registry.open_provider("boxes", settings)
 

@@ -4,7 +4,7 @@ import pytest
 
 from infra.agent.job import Limits
 from infra.providers import Abilities, market
-from infra.providers.promises.shutdown_paths import caveats_of, when_nobody_looks
+from infra.providers.shutdown_paths import caveats_of, when_nobody_looks
 from infra.selection import registry
 from infra.settings import VENDORS, Settings
 from store import packs

@@ -16,12 +16,12 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Leased
 from infra.machines import inventory as pools
 from infra.machines import survey
-from infra.machines.acceptance import Thresholds, examine
 from infra.machines.host_memory import HostMemory
 from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Offer, Request
 from infra.runs import hand_over, pods
+from infra.runs.acceptance import Thresholds, examine
 from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.push import push
 from infra.transport.ssh import Ssh

@@ -13,10 +13,9 @@ from infra.agent.job import Call, Job, Limits, PodFolder, Step
 from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
 from infra.errors import UsageError
-from infra.ledger import cost
+from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import STATES
-from infra.ledger.op import Op
+from infra.ledger.op import STATES, Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
 from infra.runs import lookup, observe, pods, settle, sight
@@ -259,8 +258,8 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
         reading = Observation(True, True, pod=pod, guard=guard, progress=progress)
         view = observe.view(op, reading, now, rows, told)
         bills = told if says is None else {**told, "now": (9_001, says)}
-        lines = {line.token: line.micro_usd for line in cost.ledger(rows, bills, now)}
-        assert view.spent_micro_usd == sum(lines.values()) == cost.total(rows, bills, now)
+        lines = {line.token: line.micro_usd for line in spend.ledger(rows, bills, now)}
+        assert view.spent_micro_usd == sum(lines.values()) == spend.total(rows, bills, now)
         assert lines == {"late": 500_000, "asked": 2_222_223, "billed": 1_234_567, "now": -(-costs * 5_000 // 9)}
         assert (view.micro_usd_per_hour, view.age_s, view.started_at) == (2_000_000, 10.0, 1_000)
         assert view.ends == ("guard alive, no limit",)

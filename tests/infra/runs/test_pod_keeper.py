@@ -8,7 +8,7 @@ import pytest
 from infra.agent.job import Job, Limits
 from infra.errors import LimitHit
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import ASKED
+from infra.ledger.op import ASKED
 from infra.providers.local import Local
 from infra.runs import pods
 from infra.runs.keepers import keeper, pod_keeper, run_keeper

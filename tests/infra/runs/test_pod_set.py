@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from infra.ledger.life_cycle import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN, Op
 from infra.runs.keepers.pod_set import PodAction, decide, read_set, read_spec, schema
 from infra.runs.sight import Observation
 

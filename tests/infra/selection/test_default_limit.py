@@ -5,8 +5,7 @@ import pytest
 from infra.agent.job import Limits
 from infra.market.expected import AROUND, GUESS, SAME, SETTINGS, is_measured
 from infra.records import Expected
-from infra.selection.default_limit import default_limit
-from infra.selection.preflight import is_open, with_most
+from infra.selection.preflight import default_limit, is_open, with_most
 
 USD = 10**6
 

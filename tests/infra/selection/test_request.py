@@ -8,8 +8,7 @@ from infra.providers.offers import sources
 from infra.records import Request
 from infra.selection import registry
 from infra.selection.choose import of_machines
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import refuse_open, request_on
+from infra.selection.machine_spec import MachineSpec, refuse_open, request_on
 from infra.settings import Settings
 from tests.world import ROOT
 

@@ -11,8 +11,7 @@ import pytest
 from infra.errors import SlipwayError
 from infra.transport import group_run, large_files, rsync
 from infra.transport.fabric_connection import LocalConnection
-from infra.transport.meter import Meter
-from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, ConnectionLost, ThisMachine, TooLarge, Unreachable
+from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, ConnectionLost, Meter, ThisMachine, TooLarge, Unreachable
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
 from tests.infra.transport.memory import bounded

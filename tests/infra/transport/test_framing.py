@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.transport.streams.framing import Frame, NoFrame, login_line, shown
+from infra.transport.framing import Frame, NoFrame, login_line, shown
 
 FRAME = Frame("b" * 16 + "c" * 16, "e" * 16 + "f" * 16)
 TEXT = st.lists(st.sampled_from([b"e", b"e" * 15, FRAME.end.encode()[:-1], b"\n", b"1", b"\0\xff", b"text"])).map(

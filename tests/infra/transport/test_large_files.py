@@ -12,7 +12,7 @@ import pytest
 
 from infra.errors import SlipwayError, UsageError
 from infra.transport import large_files, rsync
-from infra.transport.meter import Meter
+from infra.transport.protocol import Meter
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from tests.hosts import Host, sshd  # noqa: F401

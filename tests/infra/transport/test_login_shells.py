@@ -11,12 +11,10 @@ from infra.errors import SlipwayError
 from infra.machines import survey
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
-from infra.transport import group_run, large_files, rsync
-from infra.transport.meter import Meter
-from infra.transport.protocol import Result, TimedOut
+from infra.transport import framing, group_run, large_files, rsync
+from infra.transport.protocol import Meter, Result, TimedOut
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
-from infra.transport.streams import framing
 from tests.needs import needs
 from tests.processes import is_running
 from tests.shells import SHELLS, machine

@@ -11,7 +11,7 @@ from infra.ledger.journal import Journal
 from infra.transport import shipment
 from infra.transport.protocol import ThisMachine
 from infra.transport.push import push
-from infra.transport.scan import own_records
+from infra.transport.scan import inspector
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process
@@ -84,5 +84,5 @@ def test_every_file_that_the_code_puts_beside_a_journal_is_known():
     ]
     beside = {ending for text in texts for ending in written.findall(text)}
     assert len(beside) > 8
-    known = {*own_records.OF_NAME, *own_records.OF_STEM} - {""}
+    known = {*inspector.OF_NAME, *inspector.OF_STEM} - {""}
     assert [one for one in beside if not any(name.startswith(one) for name in known)] == []

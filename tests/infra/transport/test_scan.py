@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from infra.transport import shipment
-from infra.transport.scan import contents, names, own_keys
+from infra.transport.scan import contents, inspector
 from infra.transport.scan.contents import OVERLAP_BYTES, ContentScanner, OwnKey, needles
 from infra.transport.scan.inspector import PIECE_BYTES
 
@@ -94,7 +94,7 @@ SOURCES = (".env.example credentials.py env.py environment.yml kubeconfig.go id_
 def test_a_usual_name_of_secrets_keeps_a_file_here(root, name):
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).write_text("a=1\n")
-    assert refused(root) == {name: names.BY_NAME}
+    assert refused(root) == {name: inspector.BY_NAME}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -123,22 +123,22 @@ def test_keys_of_the_dotenv_file_are_known_and_short_values_are_not_looked_for(t
     lines.append("SLIPWAY_HOOK_TEAM=slack https://hooks.example/T0/abcdef")
     (tmp_path / ".env").write_text("\n".join(lines))
     (tmp_path / ".env").chmod(0o600)
-    found = {one.name: one.value for one in own_keys.of_installation(tmp_path, {})}
+    found = {one.name: one.value for one in contents.keys_of_installation(tmp_path, {})}
     assert found == {
         "DB_PASSWORD": "correct-horse-battery",
         "RUNPOD_API_KEY": "k",
         "SLIPWAY_HOOK_TEAM": "https://hooks.example/T0/abcdef",
     }
-    assert {name for name, _ in needles(own_keys.of_installation(tmp_path, {})).plain} == {
+    assert {name for name, _ in needles(contents.keys_of_installation(tmp_path, {})).plain} == {
         "DB_PASSWORD",
         "SLIPWAY_HOOK_TEAM",
     }
-    assert "correct" not in repr(own_keys.of_installation(tmp_path, {}))
+    assert "correct" not in repr(contents.keys_of_installation(tmp_path, {}))
 
 
 def test_the_private_key_of_a_service_account_is_known_by_one_of_its_lines(tmp_path):
     (tmp_path / "account.json").write_text(ACCOUNT)
-    keys = own_keys.of_installation(tmp_path, {"GOOGLE_CREDENTIALS": str(tmp_path / "account.json")})
+    keys = contents.keys_of_installation(tmp_path, {"GOOGLE_CREDENTIALS": str(tmp_path / "account.json")})
     assert [value for _, value in needles(keys).plain] == [BODY.encode()]
 
 

@@ -7,7 +7,7 @@ import pytest
 from infra.installation import this_machine
 from infra.journal_file import JournalMoved
 from infra.providers import Abilities
-from infra.providers.promises.shutdown_paths import caveats_of
+from infra.providers.shutdown_paths import caveats_of
 from infra.settings import Settings
 from packs.control_host.control.always_on import ControlHostMachine
 from scripts.market import offers_table

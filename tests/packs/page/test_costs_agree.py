@@ -8,8 +8,8 @@ from flows.history import why
 from flows.reading import spending, status, story
 from infra.agent.job import Job, NodeGroup
 from infra.ledger.journal import Journal
-from infra.money import in_usd
 from infra.settings import Settings
+from infra.units import in_usd
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import pods as page
 from packs.page.views.sections.ask import ViewQuery

@@ -10,7 +10,7 @@ from infra.agent.job import Job, Limits, NodeGroup, PodFolder, Step
 from infra.agent.state import LEFT, stop_file, write_json
 from infra.errors import NoOffer, UsageError
 from infra.records import Request
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.engine import engine_of
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings

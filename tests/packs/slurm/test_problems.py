@@ -8,7 +8,7 @@ from infra.ledger.reconcile import look
 from infra.machines.inventory import InvalidEntry
 from infra.providers import PartialListing
 from infra.records import Address, Pod
-from infra.runs.acceptance_policy import terms_for
+from infra.runs.acceptance import terms_for
 from infra.runs.engine import engine_of
 from infra.settings import Settings
 from packs.slurm.control.clusters import SlurmClusters

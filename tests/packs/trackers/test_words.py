@@ -3,7 +3,7 @@
 import pytest
 
 from flows.installation import doctor
-from flows.planning import trackers
+from flows.planning import extensions
 from infra import job_environment
 from infra.errors import UsageError
 from infra.settings import Settings
@@ -36,16 +36,20 @@ def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
 def test_the_keys_of_trackers_go_along_with_a_job_and_are_shown_nowhere(tmp_path):
     settings = Settings.load(tmp_path, environ=KEYS)
     assert job_environment.secrets(settings) == KEYS
-    assert "canary" not in f"{settings.shown()} {settings.of(TrackerSettings)!r} {trackers.variables(settings)}"
+    assert (
+        "canary" not in f"{settings.shown()} {settings.of(TrackerSettings)!r} {extensions.tracker_variables(settings)}"
+    )
 
 
 def test_the_variables_of_trackers_go_along_and_an_address_with_a_password_is_refused(tmp_path):
     given = {"WANDB_PROJECT": "ours", "MLFLOW_TRACKING_URI": "http://me@127.0.0.1:5000"}
     settings = Settings.load(ROOT, {}, ("WANDB_PROJECT=typed",), given)
-    assert trackers.variables(settings) == {**given, "WANDB_PROJECT": "typed"}
+    assert extensions.tracker_variables(settings) == {**given, "WANDB_PROJECT": "typed"}
     assert settings.of(TrackerSettings).sources["wandb_project"] == "-e"
     with pytest.raises(UsageError, match="holds a password"):
-        trackers.variables(Settings.load(tmp_path, environ={"MLFLOW_TRACKING_URI": "http://me:word@127.0.0.1:5000"}))
+        extensions.tracker_variables(
+            Settings.load(tmp_path, environ={"MLFLOW_TRACKING_URI": "http://me:word@127.0.0.1:5000"})
+        )
 
 
 def test_the_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):

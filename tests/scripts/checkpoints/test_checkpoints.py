@@ -13,7 +13,7 @@ import tasks
 from infra.errors import UsageError
 from scripts.checkpoints import found
 from store.artifacts.artifacts import Store
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from store.run_sync.run_folder import RunFolder
 from tests.store import conftest as stores
 from tests.world import World

@@ -6,8 +6,7 @@ import pytest
 
 import tasks
 from infra.errors import UsageError
-from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import request_for
+from infra.selection.machine_spec import MachineSpec, request_for
 from scripts.cli import flag_file
 from tests.world import ROOT, World
 

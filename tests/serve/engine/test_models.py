@@ -16,7 +16,7 @@ from serve.engine import memory_fit, models
 from serve.engine.options import Tuning
 from store.artifacts import references
 from store.artifacts.artifacts import Store
-from store.backends.by_uri import open_place
+from store.backends.backend import open_place
 from store.manifest import StoreError
 from tests import hostile
 from tests.store import conftest as stores

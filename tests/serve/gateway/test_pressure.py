@@ -10,7 +10,7 @@ import subprocess
 import aiohttp
 import pytest
 
-from infra.transport.streams.port_forward import relay
+from infra.transport.streams import relay
 from serve import loops
 from serve.gateway import keys
 from serve.gateway.keys import WRONG_AT_ONCE, Keys

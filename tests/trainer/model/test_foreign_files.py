@@ -11,7 +11,7 @@ from data.tokens import tokenizer as tokenizers
 from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
-from store.artifacts.chat_template import named_tokens, template_of
+from store.artifacts.model_files import named_tokens, template_of
 from tests.data.chat.templates import IM, MARKED, QWEN25, write
 from tests.trainer.model.test_init import configured, foreign, gpt2_like
 from tests.trainer.test_plan import ROOT

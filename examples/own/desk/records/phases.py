@@ -1,6 +1,6 @@
 """The record of the phase polish: sft once more, in few steps."""
 
-from trainer.records.phase import TALK, Phase
+from trainer.records.phase_registry import TALK, Phase
 
 POLISH = Phase(
     name="polish",

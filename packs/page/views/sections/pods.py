@@ -5,11 +5,11 @@ from typing import Any
 
 from flows.reading import spending
 from infra.errors import MissingKey
-from infra.ledger.cost import PodCost
+from infra.ledger.spend import PodCost
 from infra.market import catalogue
-from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
+from infra.units import dollars
 from packs.page.views.page_context import CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from packs.page.views.sections.runs import row

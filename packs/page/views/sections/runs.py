@@ -14,10 +14,10 @@ from flows.reading.status import current_record
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalVersion
 from infra.ledger.op import Op
-from infra.money import dollars
 from infra.records import PodView
 from infra.runs.lookup import find_run, way
 from infra.runs.sight import folder_of
+from infra.units import dollars
 from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery

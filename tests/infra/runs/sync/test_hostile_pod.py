@@ -29,7 +29,7 @@ from infra.runs.sync import fetched, mirror, reports, snapshot
 from infra.transport.protocol import LIMIT_BYTES, Result, ThisMachine
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
-from store.untrusted_names import is_of_run
+from store.outside import is_of_run
 from tests import seeds
 
 pytestmark = pytest.mark.process

@@ -7,8 +7,8 @@ import pytest
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror, reports, room
-from infra.runs.sync.downloads import Downloads
+from infra.runs.sync import fetched, mirror, reports
+from infra.runs.sync.snapshot import Downloads
 from infra.transport.protocol import ThisMachine
 from tests.world import World
 
@@ -16,25 +16,25 @@ OP = Op(token="sw1-aaaaaaaa-bbbbbbbb", run="brave-otter-1", vendor="ssh")
 
 
 def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_path, monkeypatch):
-    fetched, said = [], []
-    monkeypatch.setattr(reports, "bring", lambda *_: fetched.append("words"))
-    monkeypatch.setattr(mirror, "bring_logs", lambda *_: fetched.append("logs"))
+    brought, said = [], []
+    monkeypatch.setattr(reports, "bring", lambda *_: brought.append("words"))
+    monkeypatch.setattr(mirror, "bring_logs", lambda *_: brought.append("logs"))
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
-    assert fetched == ["words"]
+    assert brought == ["words"]
     assert (
         "logs and results of runs stay on the pods until the pods end, and are not downloaded; free some disk space"
         in said[1]
     )
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1).last(OP, ThisMachine(), "")
-    assert fetched == ["words", "logs", "words"] and len(said) == 3
+    assert brought == ["words", "logs", "words"] and len(said) == 3
 
 
 def test_the_disk_is_that_of_the_next_folder_that_exists(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    assert room.lacks(tmp_path / "a" / "b", free // 2) == ""
-    assert f"are free on the disk of {tmp_path}, and " in room.lacks(tmp_path / "a" / "b", free * 2)
+    assert fetched.lacks_room(tmp_path / "a" / "b", free // 2) == ""
+    assert f"are free on the disk of {tmp_path}, and " in fetched.lacks_room(tmp_path / "a" / "b", free * 2)
     with pytest.raises(SlipwayError, match="SLIPWAY_RESERVE_BYTES"):
-        room.refuse_without_room(tmp_path, free * 2)
+        fetched.refuse_without_room(tmp_path, free * 2)
 
 
 @pytest.mark.process

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
-from infra.money import in_usd
 from infra.providers import Abilities
+from infra.units import in_usd
 from store import packs
 
 HANGS = "the machine hangs"

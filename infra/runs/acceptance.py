@@ -1,24 +1,68 @@
-"""Acceptance test of a machine: checks the promised hardware and basic function before any work starts.
+"""Acceptance of machines: examine the hardware and basic function before work, and remember bad machines.
 
-    examine(transport, request, thresholds) -> Report
+    settings and a provider  ->  terms_for  ->  the `launch.Terms` of a launch
+    examine(transport, request, thresholds)  ->  Report
 
 The test runs in the first minute of a machine. A check with a failed measurement is `unknown`, and a postponed check is
-`later`; neither rejects the machine. Missing hardware and measurements below a threshold reject the machine.
+`later`; neither rejects the machine. Missing hardware and measurements below a threshold reject the machine. The terms
+also refuse pods over the spend cap.
 """
 
 import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from infra.agent.limits import read_clocks
 from infra.errors import UsageError
-from infra.machines.host_memory import AGENT, ask, run_script
+from infra.ledger import spend
+from infra.ledger.op import Op
+from infra.machines.host_memory import AGENT, HostMemory, ask, known_as, run_script
 from infra.machines.survey import TOLERANCE, same_gpu
-from infra.records import Request
+from infra.market import gpus
+from infra.providers import Provider, is_examined
+from infra.records import Offer, Request
+from infra.runs.launch import Accept, Terms
 from infra.settings import Settings
 from infra.transport.protocol import Transport
+from infra.units import micro_usd
+
+
+def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
+    """Return the terms for machines of this vendor; `unchecked` skips the examination of machines."""
+    examine = _accept(settings) if is_examined(vendor) and not unchecked else None
+    if not vendor.is_rented:
+        return Terms(accept=examine)
+    of_all = micro_usd(str(settings.spend_cap_usd)) or None
+
+    def admit(rows: list[Op], new: Op) -> None:
+        spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
+
+    def blame(offer: Offer, failure: str) -> None:
+        HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
+
+    return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
+
+
+def _accept(settings: Settings) -> Accept:
+    """Return the acceptance check of a machine. A failed inventory machine is remembered and not offered again."""
+
+    def why_refused(transport: Transport, request: Request, offer: Offer) -> str:
+        promised = request
+        if offer.num_gpus and not offer.place:  # For rented machines: the kind and size named by the vendor.
+            kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
+            promised = replace(
+                request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0], gpu_memory_bytes=offer.gpu_memory_bytes
+            )
+        report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
+        if offer.place and not report.is_accepted:
+            HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)
+        return report.failure
+
+    return why_refused
+
 
 SLACK_S = 15.0
 FOLDER = "~/.slipway"

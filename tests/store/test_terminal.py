@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 PROGRAM = """
 import sys
-from store import moving_line
-with moving_line.waiting("demo ends", after_s=0.0):
+from store import terminal
+with terminal.waiting("demo ends", after_s=0.0):
     sys.stdin.readline()
-    moving_line.clear()
+    terminal.clear()
     print("demo-1 SHUTTING_DOWN", file=sys.stderr, flush=True)
     sys.stdin.readline()
 print("over")

@@ -1,1 +1,0 @@
-"""Streams between machines: bounded reading, framing of output, and port forwards."""

@@ -1,0 +1,103 @@
+"""The lines on a terminal: the progress line during a wait, and messages wrapped to the width of the terminal.
+
+`waiting` shows a description with the elapsed time on stderr after one second, and clears the line after the wait.
+`fitted` breaks lines between words, never inside a command; a command longer than a line is left to the terminal, whose
+soft wrapping does not affect copied text. A stream that is no terminal gets no progress line, and text unchanged.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+AFTER_S = 1.0
+EVERY_S = 0.25
+MARKS = "|/-\\"  # supported by every terminal and encoding
+
+_turn = threading.RLock()
+_shown = 0  # characters of the line on screen
+
+
+@contextlib.contextmanager
+def waiting(what: str, after_s: float = AFTER_S) -> Iterator[None]:
+    """Show `what` while the body takes longer than `after_s` seconds. Call `clear` before printing in the body."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_move, args=(what, time.monotonic(), after_s, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        clear()
+
+
+def clear() -> None:
+    """Clear the line; the line returns at the next update."""
+    global _shown
+    with _turn:
+        if _shown:
+            sys.stderr.write("\r" + " " * _shown + "\r")
+            sys.stderr.flush()
+            _shown = 0
+
+
+def line_of(what: str, elapsed_s: float, width: int) -> str:
+    """Return the progress line after `elapsed_s` seconds, cut to `width` columns."""
+    mark, after = MARKS[int(elapsed_s / EVERY_S) % len(MARKS)], f", {elapsed_s:.0f} s"
+    return f"{mark} {what[: max(0, width - len(after) - 3)]}{after}"[: max(0, width - 1)]
+
+
+def _move(what: str, began: float, after_s: float, over: threading.Event) -> None:
+    global _shown
+    wait_s = after_s
+    while not over.wait(wait_s):
+        wait_s = EVERY_S
+        line = line_of(what, time.monotonic() - began, width_of(sys.stderr))
+        with _turn, contextlib.suppress(OSError, ValueError):  # the terminal is gone or closed
+            sys.stderr.write("\r" + line.ljust(_shown))
+            sys.stderr.flush()
+            _shown = max(_shown, len(line))
+
+
+_COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
+)
+_FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
+_HELD = "\x00"  # placeholder for a non-breaking space
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Return `text` wrapped for `stream`; continuation lines of two-column text start at the second column."""
+    if not stream.isatty():
+        return text
+    width = width_of(stream)
+    return "\n".join(_wrapped(line, width) if len(line) > width else line for line in text.split("\n"))
+
+
+def width_of(stream: TextIO) -> int:
+    """Return the columns of the terminal behind `stream`, independent of other streams: `inv status | less`."""
+    with contextlib.suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
+
+
+def _wrapped(line: str, width: int) -> str:
+    column = _FIRST_COLUMN.match(line)
+    hang = column.end(1) if column and column.end(1) < width // 2 else 0
+    held = _COMMAND.sub(lambda found: found[0].replace(" ", _HELD), line[hang:])
+    wrapped = textwrap.wrap(
+        held, width - hang, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return line[:hang] + ("\n" + " " * hang).join(wrapped).replace(_HELD, " ")
