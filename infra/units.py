@@ -12,6 +12,7 @@ from infra.errors import SlipwayError, UsageError
 
 MOST_S = 10 * 365 * 86400.0
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MOST_USD = 10_000_000
 
 
 def count(number: int, thing: str) -> str:
@@ -65,9 +66,6 @@ def seconds(text: str) -> float | None:
     if not 0 < read <= MOST_S:
         raise UsageError(f"{text[:40]!r} is not a duration; write 90s, 30m, 2h or 1d")
     return read
-
-
-MOST_USD = 10_000_000
 
 
 class BadAmount(SlipwayError, ValueError):

@@ -25,6 +25,15 @@ NAME_BYTES = 255
 PATH_BYTES = 2048
 
 T = TypeVar("T")
+_PART = r"(?![.-])[A-Za-z0-9._-]{1,128}"
+PART = re.compile(_PART)
+CHECKPOINT = re.compile(rf"(work/checkpoints/{_PART})/step-([0-9]{{1,18}})")
+FIGURES = re.compile(rf"work/runs/({_PART})/(metrics|samples)\.jsonl")
+LOG = re.compile(rf"logs/{_PART}\.(log|times)")
+MARK = re.compile(rf"state/marks/{_PART}\.json")
+_SIZE = re.compile(r"[0-9]{1,18}")
+LONGEST = 4096  # maximum characters of a path
+SHOWN = 3
 
 
 class UnusableDocument(ValueError):
@@ -232,17 +241,6 @@ def _integer(word: str) -> int:
     if len(word) > INTEGER_DIGITS + 1 or not -(2**63) <= (number := int(word)) < 2**64:
         raise UnusableDocument(f"{shown(word)} does not fit 64 bits")
     return number
-
-
-_PART = r"(?![.-])[A-Za-z0-9._-]{1,128}"
-PART = re.compile(_PART)
-CHECKPOINT = re.compile(rf"(work/checkpoints/{_PART})/step-([0-9]{{1,18}})")
-FIGURES = re.compile(rf"work/runs/({_PART})/(metrics|samples)\.jsonl")
-LOG = re.compile(rf"logs/{_PART}\.(log|times)")
-MARK = re.compile(rf"state/marks/{_PART}\.json")
-_SIZE = re.compile(r"[0-9]{1,18}")
-LONGEST = 4096  # maximum characters of a path
-SHOWN = 3
 
 
 def is_part(name: str) -> bool:

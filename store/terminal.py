@@ -21,6 +21,11 @@ MARKS = "|/-\\"  # supported by every terminal and encoding
 
 _turn = threading.RLock()
 _shown = 0  # characters of the line on screen
+_COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
+)
+_FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
+_HELD = "\x00"  # placeholder for a non-breaking space
 
 
 @contextlib.contextmanager
@@ -66,13 +71,6 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
             sys.stderr.write("\r" + line.ljust(_shown))
             sys.stderr.flush()
             _shown = max(_shown, len(line))
-
-
-_COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
-)
-_FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
-_HELD = "\x00"  # placeholder for a non-breaking space
 
 
 def fitted(text: str, stream: TextIO) -> str:

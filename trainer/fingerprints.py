@@ -47,6 +47,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 Code = dict[str, str]
 """The code state of a checkout: `commit`, plus `changed`, a digest of files differing from the commit, if any.
 {} outside a git repository."""
+Held = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Manifest facts by (kind, fingerprint), for every whole artifact in a store."""
 
 
 def version_of(word: str) -> int:
@@ -174,10 +176,6 @@ def _shown(value: Any) -> str:
         return f"{value:.10g}"  # 0.352 for a product of weights of 0.35200000000000004
     text = "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
-
-
-Held = Mapping[tuple[str, str], Mapping[str, Any]]
-"""Manifest facts by (kind, fingerprint), for every whole artifact in a store."""
 
 
 @dataclass(frozen=True)

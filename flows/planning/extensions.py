@@ -23,6 +23,8 @@ from trainer.records.own_phase import adopt, taken
 from trainer.records.phase_registry import PHASES
 
 STREAMS = ("stdin", "stdin.jsonl")
+TRACKER_MODULE = "trainer.tracking"
+NO_TRACKER = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +125,6 @@ def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
                 f"{one['sha256'][:12]} at the launch"
             )
     return found
-
-
-TRACKER_MODULE = "trainer.tracking"
-NO_TRACKER = "none"
 
 
 def asked_trackers(words: str, settings: Settings) -> tuple[str, ...]:

@@ -15,6 +15,12 @@ from infra.flags import Typed, flag
 from store import packs
 from trainer.records.phase_registry import phase_names
 
+WORK = "Work"
+TEXT = "Text and conversations"
+TRAINING = "Training"
+RL = "Phase rl"
+SAVING = "Checkpoints and artifacts"
+
 
 def read_options(words: Sequence[str]) -> Mapping[str, str]:
     """Return the text of each option by path; the last of repeated options wins. Raise UsageError."""
@@ -44,13 +50,6 @@ def _option_words(where: str, path: str, value: Any) -> Iterable[str]:
         yield f"{path}={'null' if value is None else value}"
     else:
         raise UsageError(f"{where}: expected a word, a number or a list of them, not {value!r}")
-
-
-WORK = "Work"
-TEXT = "Text and conversations"
-TRAINING = "Training"
-RL = "Phase rl"
-SAVING = "Checkpoints and artifacts"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ TRANSITIONS = {
     **{(state, "detach"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
 }
 EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
+# Owners of a row: the run alone (""), the user who made a held pod, a set of pods, or a service.
+OwnerKind = Literal["", "held", "pod_set", "service"]
 
 
 def after(state: str, event: str) -> str:
@@ -53,10 +55,6 @@ def after(state: str, event: str) -> str:
     if (state, event) not in TRANSITIONS:
         raise SlipwayError(f"journal: event {event!r} is not possible in state {state}")
     return TRANSITIONS[state, event]
-
-
-# Owners of a row: the run alone (""), the user who made a held pod, a set of pods, or a service.
-OwnerKind = Literal["", "held", "pod_set", "service"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from store.extensions.run import blame, function, in_time
 FABRICS = ("infiniband", "efa", "tcpx", "roce")
 BANDWIDTH = ("--min-upload-mbps", "--min-download-mbps")
 CLOSEST = 3
+LONGEST_S = 10.0  # seconds per machine
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,6 @@ def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
         )
 
     return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []
-
-
-LONGEST_S = 10.0  # seconds per machine
 
 
 def is_taken_by_own(name: str, offer: Offer) -> bool:

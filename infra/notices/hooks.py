@@ -32,6 +32,23 @@ DESKTOP, COMMAND = "desktop", "command"
 URLS = ("slack", "discord", "ntfy", "post")
 KINDS = (DESKTOP, COMMAND, *URLS)
 OLD = "SLIPWAY_NOTIFY"  # the unnamed hook, notified when runs end
+PATIENCE_S = 30.0
+POLL_S = 0.02
+READ_BYTES = 1 << 16  # read size of stderr: capacity of a pipe
+TITLE = "Slipway"
+HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # passed in the environment, since other users can read process arguments
+# Processes of a running command end with the sending process; background processes of a finished command stay.
+SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
+(eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code"""
+LINE = {
+    "succeeded": "done",
+    "recovered": "back at work",
+    "near limit": "near the limit",
+    "beyond limit": "expected to exceed the limit",
+    "idle": "GPUs are idle",
+    "audit": "the audit found something",
+}
+URGENT = ("failed", "lost", "limit", "near limit", "beyond limit", "orphan", "audit", "unhealthy", "given up")
 
 
 @dataclass(frozen=True)
@@ -83,25 +100,6 @@ def named(name: str, settings: Settings) -> Hook:
 def _unnamed(target: str) -> Hook:
     """Return the hook of SLIPWAY_NOTIFY: a URL to post to, or a command."""
     return Hook(OLD, "post" if target.startswith(("https://", "http://")) else COMMAND, target)
-
-
-PATIENCE_S = 30.0
-POLL_S = 0.02
-READ_BYTES = 1 << 16  # read size of stderr: capacity of a pipe
-TITLE = "Slipway"
-HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # passed in the environment, since other users can read process arguments
-# Processes of a running command end with the sending process; background processes of a finished command stay.
-SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
-(eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code"""
-LINE = {
-    "succeeded": "done",
-    "recovered": "back at work",
-    "near limit": "near the limit",
-    "beyond limit": "expected to exceed the limit",
-    "idle": "GPUs are idle",
-    "audit": "the audit found something",
-}
-URGENT = ("failed", "lost", "limit", "near limit", "beyond limit", "orphan", "audit", "unhealthy", "given up")
 
 
 def send(hook: Hook, said: Mapping[str, str]) -> str:

@@ -38,6 +38,10 @@ CLAIM_S = PATIENCE_S + 10.0  # then a second process may claim the notice
 LOCK_WAIT_S = 5.0
 AT_ONCE = 8  # notices sent in parallel
 KEEP_S = 40 * 86_400.0  # afterwards an identical notice may be sent again
+Say = Callable[[str], None]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+SENDER = "notices"  # name of the sender threads
+QUIET_S = 2.0  # seconds of waiting before a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +166,6 @@ def _send(one: dict[str, Any], settings: Settings) -> str:
 
 class _Busy(SlipwayError):
     """The lock of the outbox is in use."""
-
-
-Say = Callable[[str], None]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-SENDER = "notices"  # name of the sender threads
-QUIET_S = 2.0  # seconds of waiting before a message
 
 
 def names_of(op: Op, settings: Settings) -> tuple[str, ...]:

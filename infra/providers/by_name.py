@@ -20,6 +20,7 @@ PROVIDERS: Mapping[str, str] = {
     "shadeform": "infra.providers.shadeform:Shadeform",
 }
 OF_AN_EXTENSION = "infra.providers.own:OwnProvider"
+VARIABLE = "SLIPWAY_EXTENSIONS"
 
 
 def known() -> tuple[str, ...]:
@@ -59,9 +60,6 @@ def open_own(name: str, settings: Settings) -> Market | None:
         )
     found: Market = packs.load(OF_AN_EXTENSION)(extension, settings)
     return found
-
-
-VARIABLE = "SLIPWAY_EXTENSIONS"
 
 
 def find_extension(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> Extension | None:

@@ -21,6 +21,8 @@ from infra.settings import VENDORS, Settings
 
 STAMP = "????????T??????Z"  # time of writing in the name of a report, UTC
 STATES = {"kept": True, "broken": False}  # any other state of a clause does not concern the vendor
+KEPT_FOR_S = 30 * 86_400.0
+OFF = {"self_terminate": "none"}  # values of missing abilities, if not False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +89,6 @@ def _read(folder: Path, vendor: str, account: str, changed_at: int) -> tuple[Dri
             continue
         last.update({(one.clause, one.api): one for one in found})
     return tuple(last.values())
-
-
-KEPT_FOR_S = 30 * 86_400.0
-OFF = {"self_terminate": "none"}  # values of missing abilities, if not False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ from infra.settings import Settings
 from infra.transport.protocol import Transport
 from infra.units import micro_usd
 
+SLACK_S = 15.0
+FOLDER = "~/.slipway"
+LEAST_DOWNLOAD_BYTES = 1 << 20  # smaller downloads measure latency, not bandwidth
+
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms for machines of this vendor; `unchecked` skips the examination of machines."""
@@ -62,11 +66,6 @@ def _accept(settings: Settings) -> Accept:
         return report.failure
 
     return why_refused
-
-
-SLACK_S = 15.0
-FOLDER = "~/.slipway"
-LEAST_DOWNLOAD_BYTES = 1 << 20  # smaller downloads measure latency, not bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
 ARM_S = 60.0
+AGENT = Path(__file__).parents[2] / "agent"
+BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Code and pins that determine artifacts.
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
@@ -108,10 +110,6 @@ def _counted(op: Op, provider: Provider, journal: Journal) -> Op:
         return op
     job, billed_s = op.read_job(), spend.age_s(op, read_clocks(), clock_scale(provider))
     return journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
-
-
-AGENT = Path(__file__).parents[2] / "agent"
-BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Code and pins that determine artifacts.
 
 
 def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:

@@ -47,6 +47,9 @@ Seen = tuple[dict[str, Any], dict[str, Any]]  # Progress and verdict, each {} wh
 
 SILENT_S = 60.0  # Pod clock: an older guard report does not prove the guard alive.
 LEAST_SILENT_S = 15.0  # Local clock: a guard reports every 5 s, regardless of the clock speed of a rehearsal.
+POLL_S = 0.25
+RETRY_S = 2.0
+DOUBT_AFTER_S = 5.0  # An active agent writes progress twice a second.
 
 
 class AskedParties(Flag):
@@ -286,11 +289,6 @@ def _read(transport: Transport, path: Path, token: str, what: str) -> dict[str, 
     except FileNotFoundError:
         return {}
     return found if found.get("token") == token else {}
-
-
-POLL_S = 0.25
-RETRY_S = 2.0
-DOUBT_AFTER_S = 5.0  # An active agent writes progress twice a second.
 
 
 def follow(

@@ -21,6 +21,17 @@ from store import packs
 MACHINE, KIND = "Machine", "Choice of machine"
 RENTED, OWN = "Rented machines", "Own machines"
 LIMITS = "What ends it"
+GB = 10**9
+# Unpacked size of each environment's pinned packages plus the largest package file during installation: torch with CUDA
+# and its libraries takes about 7 GB, vLLM with its kernels about as much again.
+ENVIRONMENT_BYTES = {"train-cuda": 10 * GB, "train-cpu": 3 * GB, "serve-cuda": 18 * GB, "serve-cpu": 5 * GB}
+OTHER_ENVIRONMENT_BYTES = GB  # trackers, data readers: no torch
+OWN_PACKAGES_BYTES = ENVIRONMENT_BYTES["train-cuda"]  # packages of a user's own job, usually torch
+BESIDE_BYTES = GB  # code, logs, conversations, questions and problems
+MARGIN = 1.2  # package and text sizes are known to about 10 percent; file systems take a few percent
+STEP_BYTES = 5 * GB  # rounding, to keep the price constant for small differences in data
+NO_GPU = "none"  # value of --gpu and of a job file for machines without a GPU
+UNITS = {"": GB, "G": GB, "GB": GB, "T": 10**12, "TB": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +125,6 @@ class LimitSpec:
     )
 
 
-GB = 10**9
-# Unpacked size of each environment's pinned packages plus the largest package file during installation: torch with CUDA
-# and its libraries takes about 7 GB, vLLM with its kernels about as much again.
-ENVIRONMENT_BYTES = {"train-cuda": 10 * GB, "train-cpu": 3 * GB, "serve-cuda": 18 * GB, "serve-cpu": 5 * GB}
-OTHER_ENVIRONMENT_BYTES = GB  # trackers, data readers: no torch
-OWN_PACKAGES_BYTES = ENVIRONMENT_BYTES["train-cuda"]  # packages of a user's own job, usually torch
-BESIDE_BYTES = GB  # code, logs, conversations, questions and problems
-MARGIN = 1.2  # package and text sizes are known to about 10 percent; file systems take a few percent
-STEP_BYTES = 5 * GB  # rounding, to keep the price constant for small differences in data
-
-
 def disk_of_environments(names: Collection[str], torch: str) -> int:
     """Return the bytes of the named environments; `torch` selects the build of the training environment."""
     own = {f"{name}-{torch}" if name == "train" else name for name in names if name}
@@ -144,10 +144,6 @@ def disk_of_plan(plan: Plan) -> int:
 def disk_needed(*parts_bytes: int) -> int:
     """Return the total disk size in bytes: all parts, BESIDE_BYTES and a margin, rounded up to STEP_BYTES."""
     return -(-round(MARGIN * (BESIDE_BYTES + sum(parts_bytes))) // STEP_BYTES) * STEP_BYTES
-
-
-NO_GPU = "none"  # value of --gpu and of a job file for machines without a GPU
-UNITS = {"": GB, "G": GB, "GB": GB, "T": 10**12, "TB": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 def request_on(

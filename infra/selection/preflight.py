@@ -24,6 +24,15 @@ from infra.units import BadAmount, cents, duration, in_usd, micro_usd, seconds, 
 from store import credentials
 
 USEFUL = 0.4  # share of the peak speed in a well-tuned training of this size
+BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+LONG_S = 86400.0  # a day: a longer simulation uses the forecast of the imitated machine
+LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
+MEASURED, OF_TABLE = 3, 10  # factors on the high estimate
+LEAST_MICRO_USD = 5_000_000
+MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps, services
+MOST_MICRO_USD = micro_usd(MOST_USD)
+CENT = 10_000  # micro-USD
+OTHER = "to change the limit: --spend-limit, --ttl"
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,6 @@ def forecast(
     seconds = [one if cut_s is None else min(one, cut_s) for one in whole]
     costs = [math.ceil(one * nodes * offer.micro_usd_per_hour / 3600) for one in seconds]
     return Forecast((seconds[0], seconds[1], seconds[2]), (costs[0], costs[1], costs[2]), seconds[2] < whole[2])
-
-
-BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-LONG_S = 86400.0  # a day: a longer simulation uses the forecast of the imitated machine
-LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
 def amount_of(flag: str, said: str) -> int:
@@ -253,14 +257,6 @@ def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
             f"checkpoints take about {need_gb} GB of disk, and these offers have less; add --disk-size {need_gb}"
         )
     return fits
-
-
-MEASURED, OF_TABLE = 3, 10  # factors on the high estimate
-LEAST_MICRO_USD = 5_000_000
-MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps, services
-MOST_MICRO_USD = micro_usd(MOST_USD)
-CENT = 10_000  # micro-USD
-OTHER = "to change the limit: --spend-limit, --ttl"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ PLAIN = {  # options protected from a user's `Host *`: target machine, key, no f
     "ProxyCommand": "none",
     "ControlPath": "none",
 }
+MOST_INCLUDES = 16  # ssh's own limit
+ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,6 @@ def _quoted(path: Path) -> str:
     if not text.isprintable() or set(text) & set('"\\*?['):
         raise UsageError(f"{text!r} is not valid in a config file of ssh; choose a folder without such letters")
     return f'"{text}"'
-
-
-MOST_INCLUDES = 16  # ssh's own limit
-ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)

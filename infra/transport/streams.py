@@ -21,6 +21,9 @@ from typing import IO, Any, Protocol
 from infra.errors import SlipwayError, UsageError
 
 CHUNK = 1 << 16
+LOOPBACK = "127.0.0.1"
+TICK_S = 0.2
+_CHUNK = 1 << 16
 
 
 class SizeExceeded(Exception):
@@ -128,11 +131,6 @@ def drained(source: IO[bytes], kept: KeptStream) -> threading.Thread:
     thread = threading.Thread(target=drain, daemon=True)
     thread.start()
     return thread
-
-
-LOOPBACK = "127.0.0.1"
-TICK_S = 0.2
-_CHUNK = 1 << 16
 
 
 @contextlib.contextmanager

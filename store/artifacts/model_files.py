@@ -31,6 +31,10 @@ WIDTHS = {
     **{"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2},
     **{"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1},
 }
+TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"
+TEMPLATE_FOLDER, TEMPLATE_SUFFIX = "additional_chat_templates", ".jinja"  # named templates besides the default
+TEMPLATE_BYTES = 4 * outside.MIB
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,6 @@ def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     if value is not None and type(value) is not dict:
         raise UnusableDocument(f"{key} is {outside.shown(value)}, expected an object")
     return value or {}
-
-
-TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
-SPECIAL_MAP = "special_tokens_map.json"
-TEMPLATE_FOLDER, TEMPLATE_SUFFIX = "additional_chat_templates", ".jinja"  # named templates besides the default
-TEMPLATE_BYTES = 4 * outside.MIB
 
 
 def templates_of(folder: Path) -> dict[str, str]:

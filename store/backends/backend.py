@@ -21,6 +21,14 @@ from store.patience import clean
 PART_BYTES = 8 << 20  # size of a read range and of an uploaded part
 FIRST_BYTES = 1 << 20
 SMALL_BYTES = 16 << 20  # upper bound for our manifests, marks and lists
+BACKENDS: Mapping[str, str] = {
+    "": "store.backends.folder:Folder",
+    "file": "store.backends.folder:Folder",
+    "s3": "store.backends.s3:Bucket",
+    "gs": "store.backends.gs:GoogleBucket",
+    "hf": "store.backends.hub:Repository",
+    "memory": "store.backends.fsspec:Other",
+}
 
 
 class FileTooLarge(StoreError, ValueError):
@@ -131,16 +139,6 @@ class Backend(ABC):
         for piece in self.pieces(name, at):
             digest.update(piece)
         return digest.hexdigest()
-
-
-BACKENDS: Mapping[str, str] = {
-    "": "store.backends.folder:Folder",
-    "file": "store.backends.folder:Folder",
-    "s3": "store.backends.s3:Bucket",
-    "gs": "store.backends.gs:GoogleBucket",
-    "hf": "store.backends.hub:Repository",
-    "memory": "store.backends.fsspec:Other",
-}
 
 
 def open_place(uri: str) -> Backend:

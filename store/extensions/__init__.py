@@ -23,6 +23,19 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20  # maximum total size of an extension, which is shipped with the job
+FUNCTIONS = {
+    "provider": ("settings",),
+    "source": (),
+    "reward": ("question", "answer", "completion"),
+    "phase": ("run",),
+    "tracker": ("run", "folder", "configs"),
+    "filter": ("offer", "facts"),
+}
+"""The kinds of extensions, each with the parameters of its function."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+PACKED = '{"slipway-package": '  # prefix of the text of a package
+OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "tasks")
+_used: dict[str, "Extension"] = {}
 
 
 class ExtensionError(Exception):
@@ -100,22 +113,6 @@ def _is_private_group(gid: int, uid: int) -> bool:
         return user.pw_gid == gid and set(grp.getgrgid(gid).gr_mem) <= {user.pw_name}
     except KeyError:
         return gid == uid
-
-
-FUNCTIONS = {
-    "provider": ("settings",),
-    "source": (),
-    "reward": ("question", "answer", "completion"),
-    "phase": ("run",),
-    "tracker": ("run", "folder", "configs"),
-    "filter": ("offer", "facts"),
-}
-"""The kinds of extensions, each with the parameters of its function."""
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-PACKED = '{"slipway-package": '  # prefix of the text of a package
-OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "tasks")
-
-_used: dict[str, "Extension"] = {}
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from store import packs
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
 from trainer.config import CheckpointOptions, PhaseConfig, as_phase
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import Ternary
+from trainer.records.model_config import BlocksConfig, Ternary
 from trainer.records.phase_registry import TEACHER
 from trainer.records.rl_config import RlConfig
 from trainer.reporting.jsonl_log import read

@@ -12,7 +12,7 @@ from scripts.cli.steps_text import record_words
 from store.artifacts.artifacts import Store
 from tests.trainer.conftest import tiny
 from tests.trainer.test_phases import chat_phase, run
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 from trainer.reporting.jsonl_log import read
 from trainer.reporting.run_report import PhaseStory, Story, page
 

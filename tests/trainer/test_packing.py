@@ -40,7 +40,7 @@ from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import StepSource
 from trainer.parallel.allocator import SETTINGS, let_segments_grow
 from trainer.parallel.process_group import Ranks
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 
 PAD, LENGTH = 3, 64
 

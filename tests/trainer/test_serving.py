@@ -20,7 +20,7 @@ from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import random_model
 from tests.world import ROOT
 from trainer.model import export, generate
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 from trainer.serving import server
 from trainer.serving.asks import CompletionRequest
 from trainer.serving.server import EngineLimits, EngineServer, listening

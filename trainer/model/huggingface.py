@@ -13,8 +13,7 @@ from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
 from store.outside import shown
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
+from trainer.records.model_config import BlocksConfig, ModelConfig, RopeScaling, Ternary
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -65,6 +64,7 @@ RANGES = {  # exclusive minimum, inclusive maximum
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), (0.0, 1e6)),
     **dict.fromkeys(("beta_fast", "beta_slow"), (0.0, 1e6)),
 }
+DIALECTS = "model_layouts"
 
 
 def kind_of(config: ModelConfig) -> str:
@@ -333,9 +333,6 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
         names += ("beta_fast", "beta_slow", "truncate")
         names += ("attention_factor",) if scaling.attention_factor is not None else ()
     return {"rope_type": scaling.kind, "factor": scaling.factor, **{name: getattr(scaling, name) for name in names}}
-
-
-DIALECTS = "model_layouts"
 
 
 def words_of_dialect(raw: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, Prof
 from trainer.records.model_config import ModelConfig
 from trainer.records.rl_config import RlConfig
 
+TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
+
 
 def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:
     """Return a Llama shape with tied embeddings, head dimension 64 and a key/value head per attention head."""
@@ -57,9 +59,6 @@ def dial_shape(depth: int) -> ModelConfig:
         qk_norm=True,
         tie_word_embeddings=False,
     )
-
-
-TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
 
 def cosine(

@@ -32,6 +32,10 @@ FILE_BYTES = 256 * MIB  # Limit of one log, or of the metrics of one phase.
 RUN_BYTES = 2048 * MIB  # Limit of all files of a run together.
 MOST_FILES = 2000
 MOST_CUTS = 5  # Number of entries shown in full.
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the download size.
+LIST_S = 30.0
+LISTING_BYTES = 1 << 20
+RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json"
 
 
 def place(root: Path, path: str) -> Path:
@@ -180,9 +184,6 @@ def _noted(home: RunHome) -> dict[str, list[str]]:
     return {}
 
 
-RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the download size.
-
-
 def lacks_room(folder: Path, reserve_bytes: int) -> str:
     """Return an error text if the disk of a folder has less than the reserve left, or ""."""
     there = _existing(folder)
@@ -219,11 +220,6 @@ def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
 
 def _existing(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
-
-
-LIST_S = 30.0
-LISTING_BYTES = 1 << 20
-RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json"
 
 
 def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:

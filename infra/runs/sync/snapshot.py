@@ -34,6 +34,7 @@ from store.outside import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_pa
 from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, by_folder, step_of
 
 OURS = ("code", "state", "logs", "work")  # Reserved names beside the code; a carried folder cannot use them.
+EVERY_S = 2.0
 
 
 def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()) -> Path:
@@ -212,9 +213,6 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
             raise SlipwayError(f"{source / file.path} was damaged in transfer; downloading again")
     fetched.replace(draft, MANIFEST, [checkpoint.raw])
     return [(draft, target)]
-
-
-EVERY_S = 2.0
 
 
 @dataclass

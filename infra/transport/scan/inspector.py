@@ -44,6 +44,35 @@ OF_STEM = (
 BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # suffixes of names that continue differently
 BESIDE = ("known_hosts", "chat-history")
 REHEARSAL = "SLIPWAY_REHEARSAL"
+PIECE_BYTES = 1 << 20
+MOST_KNOWN = 200_000  # limit of cached inspections in this process
+FRESH_NS = 1_000_000_000  # a file changed this recently may change again without a new time stamp
+Stamp = tuple[str, int, int, int, int, SearchedTexts]
+_known: dict[Stamp, tuple[str, str]] = {}
+HARMLESS = (".env.example", "example.env", "*.example", "*.py", "*.pub")
+ALWAYS = (
+    ".env", ".env.*", "*.env", ".envrc", ".envrc.*",
+    "*.pem", "*.ppk", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk",
+    ".netrc", "_netrc", ".pgpass", "pgpass.conf", ".my.cnf", ".git-credentials", ".htpasswd", ".vault-token", ".s3cfg",
+    ".boto", "credentials", "credentials.json", "credentials.toml", "credentials.y*ml",
+    "application_default_credentials.json", "kubeconfig", "kubeconfig.y*ml", "*.kubeconfig",
+    "secrets.y*ml", "secrets.json", "secrets.toml", ".*_history", "journal.sqlite*",
+)  # fmt: skip
+_ASSIGNED = rb"(?im)^\s*(?:export\s+|setx?\s+)?\w*(?:KEY|TOKEN|SECRET|PASSW)\w*\s*=\s*[\"']?[^\s$\"'(){}<]{8,}"
+WITH = {  # file name: content that makes the file a secret
+    ".npmrc": rb"(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*[^\s$]",
+    ".yarnrc.yml": rb"(?m)^\s*npmAuth(?:Token|Ident)\s*:\s*[\"']?[^\s$\"']",
+    ".pypirc": rb"(?m)^\s*password\s*[:=]\s*\S",
+    "pip.conf": rb"://[^/\s:@]+:[^/\s@$]+@",
+    ".dockercfg": rb"\"auth\"\s*:\s*\"[^\"]",
+    "env.sh": _ASSIGNED,
+    "*.env.sh": _ASSIGNED,
+    "*-env.sh": _ASSIGNED,
+    "*_env.sh": _ASSIGNED,
+    "setenv*": _ASSIGNED,
+}
+BY_NAME = "the name says that the file holds secrets"
 
 
 @dataclass(frozen=True)
@@ -100,13 +129,6 @@ def _records(environ: dict[str, str]) -> Iterator[tuple[Path, bool]]:
         yield from ((journal.with_name(name), False) for name in BESIDE)
         for base, endings in ((journal.name, OF_NAME), (journal.stem, OF_STEM)):
             yield from ((journal.with_name(base + ending), ending in BEGINNINGS) for ending in endings)
-
-
-PIECE_BYTES = 1 << 20
-MOST_KNOWN = 200_000  # limit of cached inspections in this process
-FRESH_NS = 1_000_000_000  # a file changed this recently may change again without a new time stamp
-Stamp = tuple[str, int, int, int, int, SearchedTexts]
-_known: dict[Stamp, tuple[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -217,32 +239,6 @@ def _sha256(root: Path, path: str) -> str:
     for piece in pieces(root, path):
         digest.update(piece)
     return digest.hexdigest()
-
-
-HARMLESS = (".env.example", "example.env", "*.example", "*.py", "*.pub")
-ALWAYS = (
-    ".env", ".env.*", "*.env", ".envrc", ".envrc.*",
-    "*.pem", "*.ppk", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
-    "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk",
-    ".netrc", "_netrc", ".pgpass", "pgpass.conf", ".my.cnf", ".git-credentials", ".htpasswd", ".vault-token", ".s3cfg",
-    ".boto", "credentials", "credentials.json", "credentials.toml", "credentials.y*ml",
-    "application_default_credentials.json", "kubeconfig", "kubeconfig.y*ml", "*.kubeconfig",
-    "secrets.y*ml", "secrets.json", "secrets.toml", ".*_history", "journal.sqlite*",
-)  # fmt: skip
-_ASSIGNED = rb"(?im)^\s*(?:export\s+|setx?\s+)?\w*(?:KEY|TOKEN|SECRET|PASSW)\w*\s*=\s*[\"']?[^\s$\"'(){}<]{8,}"
-WITH = {  # file name: content that makes the file a secret
-    ".npmrc": rb"(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*[^\s$]",
-    ".yarnrc.yml": rb"(?m)^\s*npmAuth(?:Token|Ident)\s*:\s*[\"']?[^\s$\"']",
-    ".pypirc": rb"(?m)^\s*password\s*[:=]\s*\S",
-    "pip.conf": rb"://[^/\s:@]+:[^/\s@$]+@",
-    ".dockercfg": rb"\"auth\"\s*:\s*\"[^\"]",
-    "env.sh": _ASSIGNED,
-    "*.env.sh": _ASSIGNED,
-    "*-env.sh": _ASSIGNED,
-    "*_env.sh": _ASSIGNED,
-    "setenv*": _ASSIGNED,
-}
-BY_NAME = "the name says that the file holds secrets"
 
 
 def secret_name(name: str) -> str:

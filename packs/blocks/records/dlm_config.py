@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from data.errors import ConfigError
 from trainer.config import PhaseConfig
-from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import newer
-from trainer.records.model_config import ModelConfig
+from trainer.records.model_config import BlocksConfig, ModelConfig
 
 ROWS = 64  # vocabulary heights are multiples of 64; other heights multiply slowly
 

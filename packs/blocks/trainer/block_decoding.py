@@ -18,7 +18,7 @@ from torch import Tensor
 from trainer.model.choice import choose
 from trainer.model.decoder import Decoder, KvCache
 from trainer.model.losses import capped
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 
 
 class BlockCache(KvCache):

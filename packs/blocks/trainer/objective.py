@@ -20,7 +20,7 @@ from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
 from trainer.objectives import Batch
 from trainer.objectives.passes import counted_in
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 
 LEAST = 1e-3  # minimum masked share of a block in the first view; the second view masks the rest
 

@@ -11,8 +11,7 @@ from scripts.models import chat, export
 from scripts.models.chat import ChatFlags
 from scripts.models.export import ExportFlags
 from trainer.model.huggingface import written
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import ModelConfig, Ternary
+from trainer.records.model_config import BlocksConfig, ModelConfig, Ternary
 
 BITNET = ModelConfig(vocab_size=320, hidden_size=256, intermediate_size=704, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, head_dim=64, sub_norm=True, ternary=Ternary())  # fmt: skip

@@ -12,8 +12,7 @@ from serve import revision
 from store import packs
 from trainer.model.huggingface import written
 from trainer.recipes import PROFILES
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import Ternary
+from trainer.records.model_config import BlocksConfig, Ternary
 
 BITS = PROFILES["smoke_bits"]().phases["bits2"].model
 SMOKE = PROFILES["smoke"]().phases["base"].model

@@ -25,8 +25,7 @@ from trainer.errors import Refused
 from trainer.model import export, huggingface
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.token_losses import Teacher, sliced_kl
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import Ternary
+from trainer.records.model_config import BlocksConfig, Ternary
 
 BITNET = replace(SHAPE, head_dim=16, sub_norm=True, ternary=Ternary())
 WAYS = [Ternary(), Ternary(per_row=True), Ternary(haar=True), Ternary(per_row=True, haar=True)]

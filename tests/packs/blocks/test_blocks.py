@@ -15,7 +15,7 @@ from packs.blocks.trainer.objective import BlockDiffusion, sequence, with_masks
 from tests.trainer.model.test_model import LLAMA, QWEN3, random_model
 from trainer.model.decoder import Decoder
 from trainer.model.generate import generate
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 
 SIZE = 8
 BLOCKS = BlocksConfig(block_size=SIZE, sub_block_size=4, mask_id=511)

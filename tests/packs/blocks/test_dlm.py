@@ -19,7 +19,7 @@ from trainer.config import PhaseConfig, as_phase, load_phase
 from trainer.model import export
 from trainer.plan.estimates import operations
 from trainer.recipes import PROFILES
-from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import BlocksConfig
 
 BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
 
