@@ -49,7 +49,7 @@ def use_phases(words: str, settings: Settings) -> None:
             continue
         near = difflib.get_close_matches(word, [*PHASES, *listed], 1) if word not in (*PHASES, *ours) else []
         if near and near[0] in listed:
-            raise UsageError(f"unknown phase {word!r}; did you mean {near[0]!r}, of {by_name.VARIABLE}?")
+            raise UsageError(f"unknown phase {word!r}; did you mean {near[0]!r}, of {by_name.EXTENSIONS}?")
 
 
 def use_source(source: str, settings: Settings) -> dict[str, str]:

@@ -213,7 +213,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
         cost = dollars(sum(op.rate for op in live))
         problems.append(
             f"{name}: {count(len(live), 'pod')} of this installation may bill {cost} USD/h, and the provider cannot "
-            f"be asked; name the provider's file in {by_name.VARIABLE}"
+            f"be asked; name the provider's file in {by_name.EXTENSIONS}"
         )
     return markets, problems
 

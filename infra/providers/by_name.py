@@ -20,7 +20,7 @@ PROVIDERS: Mapping[str, str] = {
     "shadeform": "infra.providers.shadeform:Shadeform",
 }
 OF_AN_EXTENSION = "infra.providers.own:OwnProvider"
-VARIABLE = "SLIPWAY_EXTENSIONS"
+EXTENSIONS = "SLIPWAY_EXTENSIONS"
 
 
 def known() -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def find_extension(kind: str, name: str, settings: Settings, ours: Sequence[str]
     try:
         return extensions.find(settings.extensions, kind, name, ours)
     except ExtensionError as error:
-        raise UsageError(f"{VARIABLE}: {error}") from None
+        raise UsageError(f"{EXTENSIONS}: {error}") from None
 
 
 def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
@@ -85,7 +85,7 @@ def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
             if "provider" in extension.adds:
                 found.append(extension.name)
         except ExtensionError as error:
-            problems.append(f"{VARIABLE}: {error}")
+            problems.append(f"{EXTENSIONS}: {error}")
     return list(dict.fromkeys(found)), problems
 
 
@@ -94,7 +94,7 @@ def use_filter(name: str, settings: Settings) -> None:
     if name:
         found = find_extension("filter", name, settings)
         if found is None:
-            own = extensions_named(settings) or f"; {VARIABLE} lists the files that add filters (docs/extend.md)"
+            own = extensions_named(settings) or f"; {EXTENSIONS} lists the files that add filters (docs/extend.md)"
             raise UsageError(f"--machine-filter {name}: no extension has this name{own}")
         use(found)
 
@@ -114,4 +114,4 @@ def extension_of_file(flag: str, word: str, kind: str) -> Extension:
 def extensions_named(settings: Settings) -> str:
     """Return a hint with the names in SLIPWAY_EXTENSIONS; "" for none."""
     listed = extensions.names(settings.extensions)
-    return f"; {VARIABLE} has {', '.join(listed)}" if listed else ""
+    return f"; {EXTENSIONS} has {', '.join(listed)}" if listed else ""

@@ -36,9 +36,9 @@ LEAST_DOWNLOAD_BYTES = 1 << 20  # smaller downloads measure latency, not bandwid
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms for machines of this vendor; `unchecked` skips the examination of machines."""
-    examine = _accept(settings) if is_examined(vendor) and not unchecked else None
+    accept = _accept(settings) if is_examined(vendor) and not unchecked else None
     if not vendor.is_rented:
-        return Terms(accept=examine)
+        return Terms(accept=accept)
     of_all = micro_usd(str(settings.spend_cap_usd)) or None
 
     def admit(rows: list[Op], new: Op) -> None:
@@ -47,7 +47,7 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
     def blame(offer: Offer, failure: str) -> None:
         HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
 
-    return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
+    return Terms(accept=accept, admit=admit, blame=blame, boot_s=settings.boot_s)
 
 
 def _accept(settings: Settings) -> Accept:

@@ -29,7 +29,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
             raise UsageError(f"provider {why}")
         near = difflib.get_close_matches(name, [*known(), MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        own = by_name.extensions_named(settings) or f"; {by_name.VARIABLE} adds a provider of your own"
+        own = by_name.extensions_named(settings) or f"; {by_name.EXTENSIONS} adds a provider of your own"
         raise UsageError(f"unknown provider {name!r}; {hint}known: {', '.join(known())}, {MARKET}{own}")
     return open_known(name, settings)
 

@@ -12,8 +12,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
 from infra.runs.sight import folder_of
 from infra.transport.protocol import Transport
-from infra.transport.scan import contents
-from infra.transport.scan.contents import LEAST_VALUE_LETTERS
+from infra.transport.scan.contents import LEAST_VALUE_LETTERS, keys_of_installation
 from store import outside
 from store.masking import Mask
 
@@ -43,7 +42,7 @@ def _names(op: Op) -> tuple[str, ...]:
 
 def _known_here(names: Iterable[str]) -> list[str]:
     """Return the secret values of a job in this process's environment, and the keys of this installation."""
-    own = [one.value for one in contents.keys_of_installation() if len(one.value) >= LEAST_VALUE_LETTERS]
+    own = [one.value for one in keys_of_installation() if len(one.value) >= LEAST_VALUE_LETTERS]
     return [*own, *(os.environ.get(name, "") for name in names)]
 
 

@@ -22,8 +22,7 @@ from infra import installation, journal_file
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.settings import Settings
-from infra.transport.scan import contents
-from infra.transport.scan.contents import ContentScanner, SearchedTexts, needles
+from infra.transport.scan.contents import ContentScanner, SearchedTexts, keys_of_installation, needles
 
 # Suffixes of files and folders beside a journal, by the base name they extend.
 OF_NAME = ("", "-wal", "-shm", "-journal", ".lock", "-pace-", ".moving", ".coming", ".copy", ".moved-")
@@ -149,7 +148,7 @@ class FileInspector:
 
         Raises UsageError for an invalid `.env`.
         """
-        own = needles(contents.keys_of_installation())
+        own = needles(keys_of_installation())
         return FileInspector(root, own, records_in(root), named(root, anyway))
 
     def inspect(self, path: str, seen: os.stat_result) -> tuple[str, str]:
