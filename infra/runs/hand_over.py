@@ -32,7 +32,7 @@ from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
 ARM_S = 60.0
-AGENT = Path(__file__).parents[2] / "agent"
+AGENT = Path(__file__).parents[1] / "agent"
 BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Code and pins that determine artifacts.
 
 
