@@ -1,4 +1,4 @@
-"""Fixtures that several trials of faults need."""
+"""Shared fixtures of the fault trials."""
 
 import subprocess
 import time
@@ -11,7 +11,7 @@ from tests.needs import PRIVILEGE, needs
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 2 MB. Root writes past permission bits and quotas, so it takes a mount."""
+    """Mount a file system of 2 MB. Root bypasses permission bits and quotas, so a mount is necessary."""
     folder = tmp_path / "disk"
     folder.mkdir()
     needs(PRIVILEGE)
@@ -28,7 +28,7 @@ def stage_of_module(tmp_path_factory):
 
 @pytest.fixture
 def here(stage_of_module, monkeypatch):
-    """A market without faults, and a clock for all that is moved with it."""
+    """Return a market without faults, and a clock that moves the whole market."""
     for name, instead in stage_of_module.clocks().items():
         monkeypatch.setattr(time, name, instead)
     stage_of_module.fault()

@@ -1,11 +1,12 @@
-"""Crash trials of renting: processes that rent, end and sweep are killed anywhere, on a market that loses answers.
+"""Crash trials of renting: kill processes that rent, end and sweep at any point, on a market that loses answers.
 
     python -m tests.faults.crash --trials 1000 --seed 7 [--provider shadeform]
 
 Each trial forks a process that runs the product's own `pods.rent`, `pods.end` and `reconcile` against a vendor's
-rehearsal server. It is killed (SIGKILL) at a labelled point, or up to half a second after it passed one. Then sweeps
-run until nothing is owed, and the truth must agree with the journal: no orphan, nothing made twice, nothing called
-gone that runs. Says how many kills fell on each point; it goes on until none is without, and fails if that never comes.
+rehearsal server. The trial kills the process (SIGKILL) at a labelled point, or up to half a second later. Then sweeps
+run until no row is open, and the true state must agree with the journal: no orphan, no machine made twice, no running
+machine recorded as gone. Prints the number of kills at each point; continues until each point had a kill, and fails if
+a point is never reached.
 """
 
 import argparse
@@ -47,12 +48,12 @@ from tests.faults.rented import (
     true_sleep,
 )
 
-LOOK_AROUND = 12  # trials at first, in which nobody is killed
-PER_WORLD = 150  # trials, before it has to look after too many machines that are gone
+LOOK_AROUND = 12  # the first trials, without a kill
+PER_WORLD = 150  # trials before a rig is replaced, because too many ended machines slow the rig down
 LONGEST_S = 0.5  # between a point and its kill
-SWEEPS = 40  # until rest
+SWEEPS = 40  # until the world is at rest
 ATTEMPT_S = 0.5
-# What renting cannot do without; whatever else was passed must have been killed at, too.
+# Points that every renting passes; a kill must also have hit every other point that a trial passed.
 PROTOCOL = frozenset(
     f"{when} {what}"
     for names, moments in (
@@ -64,11 +65,11 @@ PROTOCOL = frozenset(
 )  # fmt: skip
 ANSWERS = (
     {"kind": "lost"}, {"kind": "error but done"}, {"kind": "error but done", "status": 504}, {"kind": "torn"},
-    # Lium's 409 is a definite no, in its own words.
+    # A Lium 409 is a definite refusal, in Lium's words.
     {"kind": "error but done", "status": 409, "vendor": "shadeform"},
     {"kind": "late", "delay_s": 2 * ATTEMPT_S}, {"kind": "dropped"}, {"kind": "error"}, {"kind": "throttle"},
     {"kind": "throttle", "retry_after_s": 90},
-    # Refusals: no stock, no money, a key or a firewall, a request of ours, an API that is retired.
+    # Refusals: no stock, no money, a key or a firewall, a wrong request of ours, a retired API.
     *({"kind": "error", "status": status} for status in (400, 402, 403, 409, 410, 422)),
 )  # fmt: skip
 UNSENT = ("after plan", "after sending", "before create")
@@ -91,7 +92,7 @@ class Renting:
 
 @dataclass
 class Desk:
-    """One installation, one vendor."""
+    """One installation with one vendor."""
 
     stage: Stage
     renting: Renting
@@ -110,7 +111,7 @@ class Desk:
         return self.stage.vendor(self.vendor_name, self.path, attempt_s)
 
     def session(self, chance: random.Random, points: Points, tell: Tell) -> None:
-        """Two launches, the end of a pod, sweeps around them: what a user does in an hour."""
+        """Run two launches, end a pod, and sweep in between: an hour of a user's work."""
         vendor = self.vendor(ATTEMPT_S)
         with self.renting.watched(self.path, environ(self.folder), points) as journal:
             watch_requests(points)
@@ -121,7 +122,7 @@ class Desk:
                     op = self.renting.rent(vendor, request, chance.choice(self.offers), job, journal)
                     tell("rented", op.token)
                 except SlipwayError:
-                    pass  # what it was is in the journal, or it never came to anything
+                    pass  # the journal has the reason, or nothing was created
             live = [op for op in journal.ops() if op.is_live]
             if live:
                 op = chance.choice(live)
@@ -151,11 +152,11 @@ class Desk:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The events of a trial besides the kill, drawn from its seed."""
+    """The events of a trial besides the kill, drawn from the seed of the trial."""
 
     seed: int
-    early: Blow | None = None  # how a first life ends, whose estate is swept by the one that is aimed at
-    pause_s: float = 0.0  # between the two
+    early: Blow | None = None  # ends of a first life; the killed process sweeps the machines of the first life
+    pause_s: float = 0.0  # between the two lives
     has_orphan: bool = False
     rules: tuple[dict[str, Any], ...] = ()
     machines: tuple[dict[str, Any], ...] = ()
@@ -164,9 +165,9 @@ class Recipe:
 
     @staticmethod
     def of(seed: int) -> "Recipe":
-        """Return one of four kinds, so that each place is passed now and then.
+        """Return one of four kinds of recipes, so that trials reach every point.
 
-        The kinds: launches, launches that go wrong, sweeps of an estate on a market that goes wrong, and on a quiet one
+        The kinds: launches, launches with faults, sweeps on a market with faults, and sweeps on a market without faults
         after the settle time.
         """
         chance, kind = random.Random(seed), seed % 4
@@ -206,13 +207,13 @@ class Rig:
     renting: Renting
     seed: int
     providers: tuple[str, ...] = VENDORS
-    is_full: bool = False  # the disk, soon
-    full: int = 0  # sessions that ended so
+    is_full: bool = False  # soon, by a full disk
+    full: int = 0  # sessions that ended with this error
     kills: Counter[str] = field(default_factory=Counter)
-    seen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # label: seeds, how often it was passed
+    seen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # label: seeds, number of passes
 
     def run(self, trials: int, say: Callable[[str], None]) -> None:
-        """Raises Wrong, with the trial's seed and point."""
+        """Run the trials. Raises Wrong, with the trial's seed and point."""
         begun, chance = 0, random.Random(self.seed)
         while not self._is_enough(trials):
             with (
@@ -238,14 +239,14 @@ class Rig:
         self._count(say)
 
     def _is_enough(self, trials: int) -> bool:
-        """Return whether there were this many kills, and one on every point, also on those that were found late."""
+        """Return true after this many kills, with a kill at every point, including points found late."""
         return sum(self.kills.values()) >= trials and (self.is_full or not self._missed())
 
     def _missed(self) -> list[str]:
         return sorted(label for label in self.seen.keys() | PROTOCOL if not self.kills[label])
 
     def _choose(self, number: int, chance: random.Random) -> tuple[int, Blow]:
-        """Return a seed and a blow: aim at the known point that was hit least, or look for others."""
+        """Return a seed and a blow: aim at the known point with the fewest kills, or look for new points."""
         delay_s = chance.choice([0.0, 0.0, LONGEST_S * chance.random() ** 3])
         if number <= LOOK_AROUND or chance.random() < (0.5 if PROTOCOL - self.seen.keys() else 0.1):
             seed = chance.getrandbits(32) // 4 * 4 + number % 4
@@ -268,7 +269,7 @@ class Rig:
         say(f"{desk.vendor_name}: seed {seed}: {fell} ({aim})")
 
     def _lives(self, desk: Desk, recipe: Recipe, blow: Blow, foreign: str) -> Life:
-        """One trial; the last life is the one that is aimed at. Raises Wrong."""
+        """Run a trial; the kill is aimed at the last life. Raises Wrong."""
         here = desk.stage
         with desk.journal() as journal:
             judge = Judge(here, f"sw1-{journal.installation}-", frozenset([foreign]))
@@ -279,7 +280,8 @@ class Rig:
         def session(points: Points, tell: Tell) -> None:
             if not self.is_full:
                 return desk.session(recipe.chance("session"), points, tell)
-            # None at all until one has found it full, so that a few trials are enough to meet that.
+            # No room at all until a trial has found the disk full, so that a few trials are enough to reach a full
+            # disk.
             _leave_room(desk, recipe.chance("room").randrange(80_000) if self.full else 0)
             try:
                 desk.session(recipe.chance("session"), points, tell)
@@ -296,7 +298,7 @@ class Rig:
         return life
 
     def _live(self, desk: Desk, judge: Judge, work: Callable[[Points, Tell], None], blow: Blow) -> Life:
-        """Run one life until it is dead and whatever it sent has arrived."""
+        """Run a life until the process is dead and every sent request has arrived."""
         here, is_in_flight = desk.stage, blow.label.startswith("sent")
         handled = len(here.calls()) if is_in_flight else 0
         life = live(work, blow)
@@ -321,7 +323,7 @@ class Rig:
             here.fault()
             self._rest(desk, vendor, journal, judge)
             judge.at_rest(journal.ops())
-            judge.acknowledged.clear()  # whose launch is dead, and whose work never began, may be ended
+            judge.acknowledged.clear()  # the launch is dead, and the work never began, so the sweep may end the pod
             for op in journal.ops():
                 if op.is_live:
                     try:
@@ -359,7 +361,7 @@ class Rig:
 
 
 def _leave_room(desk: Desk, more_bytes: int) -> None:
-    """No file of this process grows beyond the journal's log and so much."""
+    """Limit every file of this process to the size of the journal's log plus some room."""
     with desk.journal():
         log_bytes = desk.path.with_name(f"{desk.path.name}-wal").stat().st_size
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

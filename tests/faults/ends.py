@@ -1,11 +1,11 @@
-"""Trials of the ends of a RunPod pod, whose vendor has no timer: all ends but one are killed, at any moment.
+"""Trials of the ends of a RunPod pod, whose vendor has no timer: kill all ends but one, at any moment.
 
     python -m tests.faults.ends --kills 200 --seed 7
 
-Each trial rents a rehearsed pod by a process of its own, which is killed at a labelled point between its request and
-its hand-over, while the vendor answers requests to rent in any way. Then the guard is killed or stopped, or the
-container's timer is killed, and nothing of Slipway runs outside the pod. The judge is the true state: every pod is gone
-at its limit. Where both ends of a pod are killed, the pod bills on until the next look from outside, which ends it.
+Each trial rents a rehearsed pod in a separate process. The trial kills the process at a labelled point between request
+and hand-over, while the vendor answers rent requests in any way. Then the trial kills or stops the guard, or kills the
+container's timer, and no part of Slipway runs outside the pod. The true state decides: every pod is gone at its limit.
+If both ends of a pod are killed, the pod bills until the next check from outside, which ends the pod.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from tests.programs import source
 from tests.world import ROOT
 
 SPEED = 20.0
-LIMIT_S = 1200.0  # by the vendor's clock: a minute of ours
-LATE_S = 120.0 + 2.0 * SPEED  # likewise: how long after its limit a pod may be there
+LIMIT_S = 1200.0  # by the vendor's clock: one minute of real time
+LATE_S = 120.0 + 2.0 * SPEED  # also by the vendor's clock: how long a pod may remain after the limit
 LONG_S = 120.0
-QUIET_S = 1.0  # without a timer: none is left
+QUIET_S = 1.0  # no timer: neither end is left
 AT_ONCE = 8
 RENT = source("rent_until")
 STAGES = (
@@ -61,7 +61,7 @@ ANSWERS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Trial:
-    """One pod, or none where its request was refused. `kind`: which of its ends are killed."""
+    """One pod, or no pod after a refused request. `kind`: the ends that the trial kills."""
 
     kind: str
     stage: str
@@ -94,9 +94,9 @@ class Rig:
     worst_s: float = -LIMIT_S
 
     def run(self, kills: int, say: Callable[[str], None]) -> None:
-        """Raises Wrong for a pod that is there long after its limit."""
+        """Run the trials. Raises Wrong for a pod that exists long after the limit."""
         chance = random.Random(self.seed)
-        os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # where uv is
+        os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # has uv
         with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as name:
             folder, number = Path(name), 0
             checkout(folder / "checkout")
@@ -104,7 +104,7 @@ class Rig:
                 number += 1
                 with world(folder / f"world-{number}", speed=SPEED) as running:
                     every = range(number * AT_ONCE, (number + 1) * AT_ONCE)
-                    # Laptops first, each with answers of its own; every other kind needs a pod, and the vendor's yes.
+                    # Laptops first, each with separate answers; every other kind needs a pod, and the vendor's consent.
                     kinds = sorted((self.kinds[one % len(self.kinds)] for one in every), key="laptop".__ne__)
                     trials = [self._begun(running, folder, chance, number, *one) for one in enumerate(kinds)]
                     for one in trials:
@@ -156,7 +156,7 @@ class Rig:
         return one
 
     def _strike(self, running: Running, one: Trial, chance: random.Random) -> None:
-        """Wait until the launch was killed, then kill what is to be killed of the pod."""
+        """Wait until the launch is dead, then kill the chosen ends of the pod."""
         assert one.process is not None
         if one.kind == "guard early":
             while one.process.poll() is None:
@@ -175,7 +175,7 @@ class Rig:
             time.sleep(chance.choice([0.0, chance.random()]))
             home = next(Path(running.about["state"]).glob(f"pods/{pod['id']}-*/home"), None)
             if home is None:
-                continue  # it is gone: its launch gave it back
+                continue  # gone: the launch gave the pod back
             if one.kind in ("guard early", "guard", "both"):
                 until(lambda pod=pod: not self._end(pod["name"], signal.SIGKILL), "the end of the guard", LONG_S)
                 shutil.rmtree(home / ".slipway", ignore_errors=True)
@@ -184,7 +184,7 @@ class Rig:
                 stop(pod["name"])
                 self.kills["guard, stopped"] += 1
             if one.kind in ("timer", "both"):
-                # Earlier trials of the round are struck first: this pod may have reached its limit meanwhile.
+                # Strike earlier trials of the round first: this pod may have reached the limit meanwhile.
                 if running.pod(pod["id"])["ended_at"]:
                     continue
                 until(lambda home=home: timer_of(home), "the timer", LONG_S)
@@ -192,13 +192,13 @@ class Rig:
 
     @staticmethod
     def _end(token: str, number: int) -> int:
-        """Signal every process of a job; return how many heard it."""
+        """Signal every process of a job; return the number of signalled processes."""
         found = process.find(token)
         return sum(process.send(one, number) for one in found)
 
     @staticmethod
     def _pods(running: Running, one: Trial) -> list[dict[str, Any]]:
-        """Return the true state of the pods of a trial, whose journal names them."""
+        """Return the true state of the pods of a trial, named by the journal."""
         with one.journal() as journal:
             tokens = {op.token for op in journal.ops()}
         return [pod for pod in running.truth()["pods"] if pod["name"] in tokens]
@@ -228,7 +228,7 @@ class Rig:
 
     @staticmethod
     def _looked_at(running: Running, one: Trial, pod_id: str) -> dict[str, Any]:
-        """Look as the next `inv` command does, which ends what is beyond its limit; return the pod then."""
+        """Look as the next `inv` command does, which ends pods beyond their limit; return the pod afterwards."""
         vendor = open_market("runpod", one.settings())
         with one.journal() as journal:
             reap.reap(vendor, journal)
@@ -239,7 +239,7 @@ class Rig:
 
 
 def stop(token: str, but: bytes = b"") -> None:
-    """Stop every process with that token, those included that one of them begins meanwhile; `but`: a command line."""
+    """Stop every process with the token, including new child processes; skip processes with the command line `but`."""
     stopped: set[process.Identity] = set()
     while left := [it for it in process.find(token) if it not in stopped]:
         for it in left:
@@ -249,16 +249,14 @@ def stop(token: str, but: bytes = b"") -> None:
 
 
 def stop_machine(pods: Path, pod_id: str, token: str) -> None:
-    """Stop everything in a machine of the rehearsal, whose job has that token: its sshd, its timer, its guard."""
+    """Stop all processes in the rehearsed machine of the job with the token: sshd, timer, guard."""
     (folder,) = pods.glob(f"{pod_id}-*")
     for one in (token, (folder / "token").read_text()):
-        stop(
-            one, but=b"infra.rehearsal.init"
-        )  # it is no part of the machine: it ends the processes of one that is gone
+        stop(one, but=b"infra.rehearsal.init")  # not part of the machine: ends the processes of a removed machine
 
 
 def timer_of(home: Path) -> int:
-    """Return the process number of the living timer of a container; 0 where there is none."""
+    """Return the process id of the living timer of a container; 0 without a timer."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         number = int((home / FOLDER / ALIVE).read_text().split()[0])
         return number if process.identify(number) else 0
@@ -266,14 +264,14 @@ def timer_of(home: Path) -> int:
 
 
 def timer_files(running: Running, pod_id: str) -> str:
-    """Return the files of the timer of a container and the time now, in words for a complaint."""
+    """Return the files of a container's timer and the current time, as text for a complaint."""
     folders = Path(running.about["state"]).glob(f"pods/{pod_id}-*/home/{FOLDER}")
     said = {one.name: one.read_text().strip() for folder in folders for one in folder.iterdir()}
     return f"timer: {said}, now {time.time():.1f}"
 
 
 def end_timer(home: Path) -> int:
-    """Kill the timer of a container and remove its files; return how often: the start command begins another."""
+    """Kill the timer of a container and remove the files; count the kills: the start command restarts the timer."""
     kills, quiet_since = 0, time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S:
         if timer := timer_of(home):

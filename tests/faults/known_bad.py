@@ -1,4 +1,4 @@
-"""Implementations that every rig must fail: how renting is often written, and where it loses money or work."""
+"""Implementations that every rig must reject: common ways to write renting that lose money or work."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ from tests.faults.points import Points
 
 
 class JsonJournal:
-    """All rows in one JSON file, which each change reads, and rewrites in place. What cannot be read is empty."""
+    """Stores all rows in one JSON file; each change reads and rewrites the file. An unreadable file counts as empty."""
 
     problem, is_replacement = "", False
 
     def __init__(self, path: Path, points: Points) -> None:
         self.path, self.points, self.leases = path, points, NoLeases()
-        self._known: dict[str, Op] = {}  # rows as this process wrote them
+        self._known: dict[str, Op] = {}  # rows as this process wrote the rows
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.with_name("installation")
         if not kept.exists():
@@ -116,7 +116,7 @@ class JsonJournal:
 
 
 class NoLeases:
-    """Everybody has every lease."""
+    """Grants every lease to every process."""
 
     def take(self, name: str, code: str = "") -> Lease:
         return Lease(name, 1)
@@ -136,7 +136,7 @@ class NoLeases:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A vendor's client, but for its create."""
+    """A vendor's client with a replaced create."""
 
     vendor: Market
 
@@ -145,7 +145,7 @@ class Wrapped:
 
 
 class AsksAgain(Wrapped):
-    """Asks a second time when the answer to a create was lost."""
+    """Sends a second request after a lost answer to a create."""
 
     def create(self, *words: Any) -> Pod:
         try:
@@ -155,7 +155,7 @@ class AsksAgain(Wrapped):
 
 
 class TakesSilenceForNo(Wrapped):
-    """A market whose unanswered requests are taken for not done."""
+    """Takes an unanswered create request for a refused request."""
 
     def create(self, *words: Any) -> Pod:
         try:
@@ -176,7 +176,7 @@ PATIENCE_S = 900
 
 
 def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
-    """Count what could not be deleted for a quarter of an hour as gone."""
+    """Count a pod as gone if a quarter of an hour of deletes failed."""
     done = reconcile(vendor, journal, clock)
     for op in journal.ops(live=True):
         if op.state == TERMINATING and clock().wall_s - (op.del_requested_at or 0) > PATIENCE_S:
@@ -185,7 +185,7 @@ def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clock
 
 
 def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
-    """Count what a listing does not show as gone, at once."""
+    """Count a pod as gone as soon as a listing lacks the pod."""
     with contextlib.suppress(SlipwayError):
         listed = {pod.token for pod in vendor.list()}
         for op in journal.ops(live=True):
@@ -195,7 +195,7 @@ def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks
 
 
 def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
-    """The rows, then the listing; and what has no row is deleted."""
+    """Read the rows, then the listing, and delete pods without a row."""
     with contextlib.suppress(LeaseHeld):
         rows = [op for op in journal.ops() if op.vendor == vendor.name]
         listing = Listing(began=clock(), pods=tuple(vendor.list()))
@@ -210,7 +210,7 @@ def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks
 
 
 def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
-    """Take what has no row for nobody's, and end it."""
+    """Take pods without a row for orphans, and end them."""
     journal.replaced = None
     return reconcile(vendor, journal, clock)
 

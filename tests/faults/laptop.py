@@ -1,9 +1,9 @@
-"""One laptop whose wall clock somebody sets: it rents a pod, says what that has cost, and ends it when it is due.
+"""One laptop with a manipulated wall clock: rents a pod, reports the cost, and ends the pod at the limit.
 
     LD_PRELOAD=libfaketime.so.1 ... python -m tests.faults.laptop < orders
 
-A process of its own, because the clock is faked below it (libfaketime). In: a line of JSON about the world, then
-orders, one a line. Out: a line of JSON for each.
+Runs as a separate process, because libfaketime fakes the clock of the process. Input: a line of JSON about the world,
+then one order per line. Output: a line of JSON per order.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Python's own sleeps until a time of the monotonic clock, which libfaketime takes for one of the clock that it fakes.
+# Python sleeps until a time of the monotonic clock; libfaketime takes the monotonic clock for the faked clock.
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type: ignore[assignment]
 
 from infra.agent.job import Job, Limits  # noqa: E402
@@ -38,12 +38,12 @@ def by_both(op: Op, scale: float) -> int:
 
 
 def by_the_wall(op: Op, scale: float) -> int:
-    """Known to be bad: a clock that is set back gives time for nothing."""
+    """Known to be bad: a clock that is set back gives free time."""
     return spend.spent(op, time.time(), scale)
 
 
 def by_a_ratchet_of_the_wall(op: Op, scale: float) -> int:
-    """Known to be bad: likewise, though it never says less than before."""
+    """Known to be bad: the same, but the amount never decreases."""
     _most[0] = max(_most[0], by_the_wall(op, scale))
     return _most[0]
 

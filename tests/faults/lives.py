@@ -1,4 +1,4 @@
-"""Processes that are killed: forked from a rig, they tell it what they pass, and end at a blow."""
+"""Killable processes: a rig forks the processes, learns which points they pass, and kills them."""
 
 import os
 import select
@@ -16,7 +16,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Blow:
-    """The moment of a kill: `delay_s` after the `nth` passing of `label` ("" = any label)."""
+    """The moment of a kill: `delay_s` after pass number `nth` of `label` ("" = any label)."""
 
     label: str
     nth: int
@@ -25,7 +25,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Life:
-    """The life of a child process until its end or its kill."""
+    """The life of a child process until exit or kill."""
 
     labels: tuple[str, ...]
     told: tuple[tuple[str, str], ...]
@@ -34,13 +34,13 @@ class Life:
 
 @dataclass(frozen=True)
 class Child:
-    """One that was forked; what it says is read by whoever waits for it."""
+    """A forked process; the waiting caller reads the output."""
 
     pid: int
     ear: int
 
     def wait(self, deadline_s: float = 600.0) -> list[list[str]]:
-        """Return its output, in words; raise Wrong when it failed. After `deadline_s` it is killed."""
+        """Return the output as text; raise Wrong if the process failed. Kill the process after `deadline_s`."""
         said, deadline = b"", true_monotonic() + deadline_s
         while chunk := self.hear(deadline):
             said += chunk
@@ -48,7 +48,7 @@ class Child:
         return words_of(said)
 
     def leave(self, deadline_s: float) -> tuple[list[list[str]], int]:
-        """Return its output until its end, and its exit code, whatever that is. After `deadline_s` it is killed."""
+        """Return the complete output and the exit code, without a check. Kill the process after `deadline_s`."""
         said, deadline = b"", true_monotonic() + deadline_s
         while chunk := self.hear(deadline):
             said += chunk
@@ -56,14 +56,14 @@ class Child:
         return words_of(said), os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def hear(self, deadline: float | None) -> bytes:
-        """Return its next output, b"" when it has ended; it is killed at `deadline`."""
+        """Return the next output, b"" after the end of the process; kill the process at `deadline`."""
         wait_s = None if deadline is None else max(0.0, deadline - true_monotonic())
         if not select.select([self.ear], [], [], wait_s)[0]:
             os.kill(self.pid, signal.SIGKILL)
         return os.read(self.ear, 1 << 16)
 
     def end(self, *codes: int) -> int:
-        """Return its exit code, or minus the signal's number. Raises Wrong unless it is one of `codes`."""
+        """Return the exit code, or minus the number of the signal. Raises Wrong for a code outside `codes`."""
         os.close(self.ear)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if code not in codes:
@@ -72,7 +72,7 @@ class Child:
 
 
 def fork(work: Callable[[Tell], None]) -> Child:
-    """A child that works, tells, and ends."""
+    """Fork a child that works and reports points."""
     ear, mouth = os.pipe()
     pid = os.fork()
     if pid:
@@ -89,13 +89,13 @@ def fork(work: Callable[[Tell], None]) -> Child:
 
 
 def forget_threads() -> None:
-    """Forget the threads of PyTorch's compiler, which do not live through a fork; it forgets its processes alone."""
+    """Forget the threads of PyTorch's compiler, which do not survive a fork; PyTorch forgets only the processes."""
     if (compiler := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiler.AsyncCompile.pool.cache_clear()
 
 
 def live(work: Callable[[Points, Tell], None], blow: Blow) -> Life:
-    """Fork, let it work, kill it."""
+    """Fork a child, let the child work, and kill the child."""
 
     def until_dead(tell: Tell) -> None:
         total = 0

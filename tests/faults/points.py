@@ -1,9 +1,9 @@
-"""The places that a process passes while it rents, as labels; it can be killed at any of them.
+"""Labelled points that a renting process passes; a trial can kill the process at any point.
 
     before E, commit E, after E       a change of the journal: E is its event, or take and release of a lease
     before C, sent C, answered C      a request to a vendor: C is create, list, find, delete, ...
 
-The product knows nothing of this: its journal is subclassed here, and the HTTP library's client is wrapped.
+The product has no code for points: this module subclasses the journal, and wraps the client of the HTTP library.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ CALLS = (
 
 @dataclass
 class Points:
-    """Calls `passed(label, nth)` at each."""
+    """Calls `passed(label, nth)` at each point."""
 
     passed: Callable[[str, int], None]
     counts: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class Points:
 
 
 def call_of(method: str, url: str, content: bytes = b"") -> str:
-    """Return the name of the call that a request makes."""
+    """Return the name of the call behind a request."""
     path = httpx.URL(url).path
     if path.endswith("/graphql"):
         return "create" if b"mutation" in content else "query"
@@ -60,7 +60,7 @@ def call_of(method: str, url: str, content: bytes = b"") -> str:
 
 
 def watch_requests(points: Points) -> None:
-    """Pass points before and after every request of this process from now on."""
+    """Pass points before and after every later request of this process."""
     stream = httpx.AsyncClient.stream
 
     def watched(self: httpx.AsyncClient, method: str, url: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def watch_requests(points: Points) -> None:
 
 
 class WatchedJournal(Journal):
-    """Says what it is about to commit, just before that, and afterwards."""
+    """Passes a point before each commit, during the commit and after the commit."""
 
     points: Points
     _now = ""
@@ -126,7 +126,7 @@ class WatchedJournal(Journal):
 
 
 class WatchedLeases(Leases):
-    """The same for what is taken and released."""
+    """Passes the same points for taken and released leases."""
 
     def __init__(self, journal: WatchedJournal) -> None:
         again = functools.partial(Journal.open, journal.path, journal._environ)
@@ -143,5 +143,5 @@ class WatchedLeases(Leases):
 
 
 def die() -> None:
-    """Die as the kernel kills a process: nothing is finished, flushed or told."""
+    """Die as if killed by the kernel: finish, flush and report nothing."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Processes that rent at the same time as others rent or sweep, on one journal.
+"""Processes that rent while other processes rent or sweep, on one journal.
 
-python -m tests.faults.races launches --rounds 500    launches, while another process sweeps: no live pod is deleted
-python -m tests.faults.races winners --rounds 500     eight that want the same: one has it
+python -m tests.faults.races launches --rounds 500    launches beside a sweeping process: no live pod is deleted
+python -m tests.faults.races winners --rounds 500     eight processes want the same pod: one process wins
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tests.faults.points import Points, watch_requests
 from tests.faults.rented import VENDORS, Judge, Stage, Wrong, environ, order, stage
 
 LAUNCHERS, RIVALS = 3, 8
-LONGEST_S = 0.02  # of a delay at a point
-SLOW_S = 0.15  # of one before a listing: whole launches pass between what was read before it and what comes after
-SPEED = 600.0  # a vendor's half minute of deleting passes within one of our moments
+LONGEST_S = 0.02  # of the delays at a point
+SLOW_S = 0.15  # of the delays before a listing: whole launches pass between reading the rows and reading the listing
+SPEED = 600.0  # a vendor's half minute of deleting passes within one moment of real time
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Office:
         return self.folder / "state" / "slipway" / "journal.sqlite"
 
     def use(self, who: str, work: Callable[[random.Random, Market, Any], None]) -> None:
-        """Act as that process, which pauses here and there."""
+        """Act as the named process, which pauses at random points."""
         chance = random.Random(f"{self.seed} {who}")
 
         def loiter(label: str, nth: int) -> None:
@@ -63,7 +63,7 @@ class Office:
             work(chance, self.stage.vendor(self.vendor_name, self.path, clock_scale=SPEED), journal)
 
     def launch(self, number: int, rounds: int, tell: Tell) -> None:
-        """`rounds` pods; every other one is ended again."""
+        """Rent `rounds` pods, and end every second pod."""
 
         def work(chance: random.Random, vendor: Market, journal: Any) -> None:
             for one in range(rounds):
@@ -72,7 +72,7 @@ class Office:
                 tell("rented", op.token)
                 if one % 2:
                     tell("end", op.token)
-                    with contextlib.suppress(SlipwayError):  # the sweeps go on with it
+                    with contextlib.suppress(SlipwayError):  # the sweeps continue
                         self.renting.end(vendor, journal.op(op.token), journal)
 
         self.use(f"launcher {number}", work)
@@ -86,12 +86,12 @@ class Office:
         self.use("sweeper", work)
 
     def want(self, number: int, rounds: int, barrier: Any, tell: Tell) -> None:
-        """The same as the others, at the same time."""
+        """Rent the same pod as the other processes, at the same time."""
 
         def work(chance: random.Random, vendor: Market, journal: Any) -> None:
             for one in range(rounds):
                 barrier.wait(60)
-                # One name for all, or one target under several.
+                # One name for all processes, or one target under several names.
                 request, job = order(self.vendor_name, f"run-{one}" if one % 2 else f"run-{one}-{number}")
                 try:
                     row = pods.RowDraft(target=f"target-{one}", store="s")
@@ -99,14 +99,14 @@ class Office:
                     tell("won", f"{one} {op.token}")
                 except AlreadyLive as taken:
                     tell("taken", f"{one} {taken.op.token}")
-                except SlipwayError as error:  # told, not raised: the others wait for this process at the next round
+                except SlipwayError as error:  # not raised: other processes wait for this process
                     tell("failed", f"{one} {error}")
 
         self.use(f"rival {number}", work)
 
 
 def launches(office: Office, rounds: int) -> str:
-    """Raises Wrong when a pod is deleted that nobody wished to end."""
+    """Race launches against sweeps. Raises Wrong for a deleted pod that no process asked to end."""
     context = multiprocessing.get_context("fork")
     is_over = context.Event()
     each = -(-rounds // LAUNCHERS)
@@ -132,7 +132,7 @@ def launches(office: Office, rounds: int) -> str:
 
 
 def winners(office: Office, rounds: int) -> str:
-    """Raises Wrong unless each round has one winner, and one machine."""
+    """Race eight processes for a pod. Raises Wrong unless each round has one winner, and one machine."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(RIVALS)
     rivals: list[Child] = []
@@ -165,7 +165,7 @@ def main(words: list[str]) -> int:
     flags.seed = seeds.seed() if flags.seed is None else flags.seed
     module, _, name = flags.renting.partition(":")
     renting = getattr(importlib.import_module(module), name)()
-    # Lium's machines are single ones, of which there are not enough for a race.
+    # Lium rents single machines, too few for a race.
     vendor = flags.provider or random.Random(flags.seed).choice(("shadeform", "runpod"))
     print(f"seed {flags.seed}, {vendor}", flush=True)
     with tempfile.TemporaryDirectory(prefix="races-") as text, stage(Path(text), flags.seed, SPEED) as here:

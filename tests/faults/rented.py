@@ -1,7 +1,7 @@
-"""A market for trials of renting: a world in a process of its own, its clock, the vendors' clients, and the truth.
+"""A market for trials of renting: a world in a separate process, its clock, the vendors' clients, and the true state.
 
-World, journal and clients share one clock, which passes as ours does and is moved by hours when a trial wants that:
-no settle time is ever waited for. Whoever sleeps moves it, too.
+World, journal and clients share one clock. The clock runs like the real clock, and trials move the clock by hours, so
+no trial waits for a settle time. A sleep of a process moves the clock too.
 """
 
 import json
@@ -31,16 +31,16 @@ from infra.rehearsal.clock import parse_iso
 from tests.infra.rehearsal.worlds import Running, world
 
 VENDORS = ("shadeform", "runpod", "lium")
-# They are rented and deleted, and nothing is run on them: a machine that never boots has no processes to pay for.
+# Trials rent and delete machines without running work: a machine that never boots has no processes and costs no time.
 IDLE = {"trait": "hang", "count": None}
 HOURS_S = 7 * 24 * 3600.0
-SHORT_S = 0.05  # sleeps that are ours: for a lock, not for a vendor
+SHORT_S = 0.05  # longest sleep of our own: for a lock, not for a vendor
 true_time, true_monotonic, true_sleep = time.time, time.monotonic, time.sleep
 true_gettime = time.clock_gettime
 
 
 def offers_file(folder: Path) -> Path:
-    """Enough of everything: a trial never waits for another one's machine."""
+    """Write enough offers of everything: a trial never waits for the machine of a different trial."""
     row = {
         "gpu": "L40S",
         "chip": "NVIDIA L40S",
@@ -74,13 +74,13 @@ class Machine:
 
     @property
     def exists(self) -> bool:
-        """It may bill, or will."""
+        """Return true if the machine bills or will bill."""
         return self.state not in ("deleting", "gone")
 
 
 @dataclass
 class Stage:
-    """`now` is the world's clock, in this process and in those forked from it."""
+    """`now` is the world's clock, in this process and in forked processes."""
 
     running: Running
     folder: Path
@@ -97,14 +97,14 @@ class Stage:
         return true_gettime(clock) + self._moved_s * (clock == time.CLOCK_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep while the market's time passes at once, but for short sleeps."""
+        """Sleep while the market's time passes at once; short sleeps are real."""
         if seconds <= SHORT_S:
             true_sleep(seconds)
         else:
             self.move(seconds)
 
     def keep_time(self) -> None:
-        """Replace the clocks of this process, and of those that it forks, from now on."""
+        """Replace the clocks of this process, and of processes forked later."""
         for name, instead in self.clocks().items():
             setattr(time, name, instead)
 
@@ -113,12 +113,12 @@ class Stage:
         return {"time": self.now, "monotonic": self.monotonic, "sleep": self.sleep, "clock_gettime": self.gettime}
 
     def move(self, seconds: float) -> None:
-        """The world first: whoever is killed between the two leaves a clock that is behind, which is the safe side."""
+        """Move the world first: a kill in between leaves our clock behind, which is the safe side."""
         self.running.move(seconds)
         self._moved[:] = struct.pack("d", self._moved_s + seconds)
 
     def read_clock(self) -> None:
-        """After a kill that may have come between."""
+        """Read the world's clock again, after a possible kill during a move."""
         ahead_s = parse_iso(self.running.truth()["now"]) - self.now()
         if ahead_s > 1:
             self._moved[:] = struct.pack("d", self._moved_s + ahead_s)
@@ -128,24 +128,24 @@ class Stage:
         self.running.fault(requests=list(requests), machines=[*machines, *self.machines_always], **plan)
 
     def machines(self, prefix: str = "") -> list[Machine]:
-        """All that were ever made, those whose token begins so."""
+        """Return all machines ever made with this prefix of the token."""
         rows = self.running.truth()["pods"]
         every = [Machine(row["id"], row["name"], row["vendor"], row["state"], row["ended_by"]) for row in rows]
         return [one for one in every if one.token.startswith(prefix)]
 
     def calls(self) -> list[dict[str, Any]]:
-        """Every request to a vendor that was handled."""
+        """Return every request that a vendor handled."""
         calls: list[dict[str, Any]] = self.running.client.get(self.running.about["truth"] + "/calls").json()
         return [one for one in calls if one["vendor"]]
 
     def vendor(
         self, name: str, journal: Path, attempt_s: float = 20.0, per_minute: int = 1 << 30, clock_scale: float = 1.0
     ) -> Market:
-        """A client of it."""
+        """Return a client of the vendor."""
         about = self.running.about[name]
         header = {"Authorization": f"Bearer {about['key']}"} if name == "runpod" else {"X-API-KEY": about["key"]}
         pace = Pace.of_minute(per_minute, clock_scale)
-        pace.clock = self.now  # what waits for the pace moves this clock
+        pace.clock = self.now  # a wait for the pace of requests moves this clock
         api = JsonApi(
             name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, pace=pace, clock_scale=clock_scale
         )
@@ -158,8 +158,9 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path, seed: int = 0, speed: float = 1.0, boots: bool = False) -> Iterator[Stage]:
-    """A market without faults, whose machines never boot, unless they are to. At another `speed` it does not keep our
-    time."""
+    """Run a market without faults; machines never boot unless `boots`. At a `speed` other than 1, the market does
+    not follow real time.
+    """
     words = ["--offers", str(offers_file(folder)), "--seed", str(seed)]
     with world(folder, *words, speed=speed) as running:
         made = Stage(running, folder, () if boots else (IDLE,))
@@ -180,7 +181,7 @@ def order(vendor: str, run: str) -> tuple[Request, Job]:
 
 
 def plant(vendor: Market, offer: Offer, token: str) -> Pod:
-    """A machine of which no journal here knows."""
+    """Make a machine without a row in any journal."""
     return vendor.create(order(vendor.name, "planted")[0], offer, token, Limits(time_s=HOURS_S))
 
 
@@ -190,9 +191,9 @@ class Wrong(AssertionError):
 
 @dataclass
 class Judge:
-    """Compares a journal with the truth; every method raises Wrong.
+    """Compares a journal with the true state; every method raises Wrong.
 
-    `acknowledged`: tokens of pods that a launch has said to have, and that nobody asked to end. `foreign`: ids.
+    `acknowledged`: tokens of pods that a launch reported as rented, without a request to end. `foreign`: ids.
     """
 
     stage: Stage
@@ -201,7 +202,7 @@ class Judge:
     acknowledged: set[str] = field(default_factory=set)
 
     def at_any_time(self, rows: list[Op]) -> None:
-        """No end that is none, nothing made twice, nobody's pod taken away."""
+        """Check that no row ended falsely, no machine was made twice, and no foreign pod was taken away."""
         every = self.stage.machines()
         ours = [one for one in every if one.token.startswith(self.prefix)]
         by_token = {op.token: op for op in rows}
@@ -222,7 +223,7 @@ class Judge:
             raise Wrong(f"somebody else's: {', '.join(sorted(gone))} was deleted")
 
     def at_rest(self, rows: list[Op]) -> None:
-        """Every machine has its live row, and every live row its machine."""
+        """Check that every machine has a live row, and every live row a machine."""
         self.at_any_time(rows)
         there = {(one.token, one.machine_id) for one in self.stage.machines(self.prefix) if one.exists}
         live = {(op.token, op.remote_id) for op in rows if op.is_live}
@@ -233,17 +234,17 @@ class Judge:
 
 
 def is_settled(op: Op) -> bool:
-    """Nothing is owed about it."""
+    """Return true if the row needs no further request."""
     return not op.is_live or op.state in (BOOTING, READY, LOST)
 
 
 def hold_still(rows: list[Op], done: ReconcileResult) -> bool:
-    """Return whether a sweep found nothing to do."""
+    """Return true if a sweep found nothing to do."""
     return not done.problems and not done.actions and all(map(is_settled, rows))
 
 
 def end_all(stage: Stage, vendor: Market, journal: Journal, end: Any) -> None:
-    """End every live pod as a user would: again, later, as long as the vendor still has it. Raises Wrong."""
+    """End every live pod as a user would: repeat while the vendor still has the pod. Raises Wrong."""
     for op in journal.ops(live=True):
         for _ in range(40):
             try:

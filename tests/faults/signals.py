@@ -1,10 +1,10 @@
-"""Signals while renting: `inv pod.create` is told to leave wherever it is, once or twice, or nobody reads what it says.
+"""Signals while renting: one or two signals reach `inv pod.create` at any point, or the reader of its output leaves.
 
     python -m tests.faults.signals --rounds 3 --seed 7
 
-Each trial forks a process that runs the whole program against a vendor's rehearsal server, and does one of KINDS to
-itself at a labelled point. Then, before anything is swept, the truth must agree with the journal and with what was
-said: the pod is rented and at work, or proven gone; whatever else there is was named, with the command that ends it.
+Each trial forks a process that runs the whole program against a vendor's rehearsal server. The process does one of
+KINDS to itself at a labelled point. Then, before any sweep, the true state must agree with the journal and the output:
+the pod is rented and at work, or proven gone; the output names every other machine, with the command that ends it.
 """
 
 import argparse
@@ -37,17 +37,17 @@ from tests.world import ROOT, World
 
 SPEED = 600.0
 RUN = "brave-otter-1"
-KINDS = {  # and the exit codes of each; of the last one 0 when nothing more was to be said
+KINDS = {  # with the exit codes of each kind; 0 for the last kind if no output was left to write
     "INT": (130,), "INT INT": (130,), "TERM": (143,), "HUP": (129,), "TERM INT": (130, 143), "closed": (141, 0),
 }  # fmt: skip
-# What one signal may tear, where the vendor answers: nothing. Whoever asks twice is let go at once.
+# One signal must interrupt no call that the vendor answers. Two signals stop the program at once.
 ONCE = ("INT", "TERM", "HUP")
 GONE_S = 40  # simulated; a vendor deletes for half a minute
 
 
 @dataclass(frozen=True)
 class Manners:
-    """The parts of the program on trial, as it has them."""
+    """The parts of the program on trial, as shipped."""
 
     heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.heed
     finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.finishing
@@ -56,7 +56,7 @@ class Manners:
 
 @dataclass(frozen=True)
 class Deaf(Manners):
-    """Known to be bad: only Ctrl-C is heard."""
+    """Known to be bad: reacts to Ctrl-C only."""
 
     heed: Callable[..., contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -67,14 +67,14 @@ def at_once(*_: object) -> contextlib.AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class TornOff(Manners):
-    """Known to be bad: a signal strikes where it comes, also while a vendor is answering."""
+    """Known to be bad: a signal interrupts at once, even during an answer of a vendor."""
 
     finishing: Callable[..., contextlib.AbstractContextManager[None]] = at_once
 
 
 @dataclass(frozen=True)
 class Silent(Manners):
-    """Known to be bad: it leaves without a word."""
+    """Known to be bad: leaves without output."""
 
     tells: bool = False
 
@@ -83,7 +83,7 @@ class Silent(Manners):
 class Left:
     """The end of a trial's process."""
 
-    code: int  # negative: killed by that signal
+    code: int  # negative: killed by this signal
     points: tuple[str, ...]
     was_struck: bool
     said: str
@@ -103,14 +103,14 @@ class Rig:
     number: int = 0
 
     def look_around(self, vendor: str) -> dict[str, int]:
-        """Return how often each point is passed when nothing happens."""
+        """Return the number of passes of each point in a run without signals."""
         left = self.trial(vendor, "INT", "", 0)
         if left.code != 0:
             raise Wrong(f"{vendor}: undisturbed, it leaves with exit code {left.code}: {left.said}")
         return dict(Counter(left.points))
 
     def trial(self, vendor: str, kind: str, label: str, nth: int) -> Left:
-        """Raises Wrong, with what was said."""
+        """Run a trial. Raises Wrong, with the output of the program."""
         self.number += 1
         folder = self.folder / str(self.number)
         folder.mkdir()
@@ -126,14 +126,14 @@ class Rig:
     def _live(self, vendor: str, kind: str, label: str, nth: int, folder: Path) -> Left:
         child = fork(lambda tell: self._run(vendor, kind.split(), label, nth, folder, tell))
         lines, code = child.leave(120)
-        World(folder).kill()  # the supervisor that it left: the judge wants a world at rest
+        World(folder).kill()  # the supervisor that the program left behind: the judge needs a world at rest
         points = tuple(about for what, about in lines if what == "at")
         codes = [int(about) for what, about in lines if what == "exit"]
         words = (folder / "said").read_text()
         return Left(codes[0] if codes else code, points, ["struck", label] in lines, words)
 
     def _run(self, vendor: str, blows: list[str], label: str, nth: int, folder: Path, tell: Tell) -> None:
-        """Run the program in the child, to its exit code."""
+        """Run the program in the child until the program exits."""
         waiting = list(blows)
 
         def passed(here: str, times: int) -> None:
@@ -221,7 +221,7 @@ class Rig:
                     provider.delete(one.machine_id)
 
     def _judge_words(self, kind: str, label: str, left: Left, there: list[Machine], live: dict[str, str]) -> None:
-        is_late = left.code == 0 and label.startswith("commit")  # the hand that struck came after the last word
+        is_late = left.code == 0 and label.startswith("commit")  # the signal came after the last line of output
         if left.code not in KINDS[kind] and not is_late:
             raise Wrong(f"exit codes of {kind} are {KINDS[kind]}")
         unnamed = {one.token for one in there} - live.keys()
@@ -243,7 +243,7 @@ def journal_of(folder: Path) -> Path:
 
 
 def strike(blow: str, is_in_callback: bool) -> None:
-    """Strike this process; from outside where SQLite's callback would swallow what is raised."""
+    """Strike this process; from outside if SQLite's callback would swallow the exception."""
     if blow == "closed":
         ear, mouth = os.pipe()
         os.close(ear)
@@ -264,8 +264,10 @@ def run(
     kind: str = "",
     at: str = "",
 ) -> None:
-    """Every kind at every point of a vendor in turn, `rounds` times; `most` trials of one vendor, when that is not 0;
-    only this `kind`, only `at` this point. Raises Wrong."""
+    """Run every kind at every point of a vendor in turn, for `rounds`. Raises Wrong.
+
+    `most`: trials of one vendor, if not 0. `kind`, `at`: only this kind, only at this point.
+    """
     vendors = list(VENDORS)
     chance.shuffle(vendors)
     known = {name: rig.look_around(name) for name in (vendors if not most else vendors[:1])}
@@ -283,7 +285,7 @@ def run(
     for name, blow, label, times in trials[: most or None]:
         nth = chance.choice([1, times, chance.randint(1, times)])
         left = rig.trial(name, blow, label, nth)
-        if nth > 1 and not left.was_struck:  # how often it looks depends on how fast the vendor is
+        if nth > 1 and not left.was_struck:  # the number of looks depends on the speed of the vendor
             left = rig.trial(name, blow, label, nth := 1)
         missed[label] += not left.was_struck
         say(f"{name}: {blow} at {label} #{nth}: exit code {left.code}{'' if left.was_struck else ', not struck'}")

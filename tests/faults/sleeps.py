@@ -1,12 +1,12 @@
-"""A laptop that sleeps while it rents or keeps a run: the world goes on for hours, and others act meanwhile.
+"""A laptop that sleeps while renting or keeping a run: the world runs for hours, and other processes act meanwhile.
 
     python -m tests.faults.sleeps --trials 200 --seed 7
 
-Each trial forks a process with a group of its own, that launches, or brings a run back whose pod is gone. At a point it
-is stopped (SIGSTOP), its connections are reset, and the wall clock goes on by hours, the monotonic one does not: so it
-is with a machine that was suspended. Meanwhile somebody ends the run, or sweeps, or another keeper takes its lease.
-When it wakes it must not act on what it knew: nothing that was ended is there again, nothing is made twice, and no pod
-is taken from whoever has it.
+Each trial forks a process in a separate process group. The process launches a run, or resumes a run with a lost pod. At
+one point the trial stops the process (SIGSTOP), resets the connections, and moves the wall clock by hours but not the
+monotonic clock: a suspended machine behaves the same. Meanwhile a user ends the run, or a process sweeps, or a second
+keeper takes the lease. After wake-up the process must not act on old knowledge: no ended pod exists again, no machine
+is made twice, and no pod is taken from its owner.
 """
 
 import argparse
@@ -65,7 +65,7 @@ HOURS_S = (60, 700, 3 * 3600, 11 * 3600)
 
 
 class Unfenced(WatchedJournal):
-    """Known to be bad: whoever writes last is right, whatever the row was when it was read."""
+    """Known to be bad: the last write wins, whichever row the writer had read."""
 
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
         now = self.op(op.token)
@@ -83,7 +83,7 @@ class Unfenced(WatchedJournal):
 
 
 class Timed(WatchedJournal):
-    """Known to be bad: whoever had a lease once has it."""
+    """Known to be bad: a process keeps every lease for ever."""
 
     @staticmethod
     def at(path: Path, environ: Any, points: Points) -> WatchedJournal:
@@ -97,7 +97,7 @@ class Timed(WatchedJournal):
 
 
 class Believed(WatchedLeases):
-    """Leases that nobody else can take over."""
+    """Leases that no other process can take over."""
 
     def renew(self, lease: Lease) -> Lease:
         return Lease(lease.name, self._lease(lease.name)[0])
@@ -117,7 +117,7 @@ class Believing(Renting):
 
 
 class Wire:
-    """The connection between the laptop and a vendor; it can be cut."""
+    """The connection between the laptop and a vendor; trials can cut the connection."""
 
     def __init__(self, url: str) -> None:
         there = urlsplit(url)
@@ -128,7 +128,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Both ends hear a reset, and nobody gets through until it is mended."""
+        """Reset both ends, and let no connection through until the wire is mended."""
         self.is_cut = True
         for one in list(self.open):
             with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ class Wire:
 
 @dataclass
 class Trial:
-    """One installation, one vendor, one sleeper."""
+    """One installation, one vendor, one sleeping process."""
 
     here: Stage
     renting: Renting
@@ -172,8 +172,8 @@ class Trial:
     vendor_name: str
     chance: random.Random
     wire: Wire
-    was_told: bool = False  # to leave, while it slept
-    known: set[str] | None = None  # tokens that there were when its lease was taken over
+    was_told: bool = False  # asked to leave while asleep
+    known: set[str] | None = None  # tokens at the time of the takeover of the lease
 
     @property
     def path(self) -> Path:
@@ -189,7 +189,7 @@ class Trial:
             about["url"] = before
 
     def run(self, is_keeper: bool, nth: int, meanwhile: str) -> str:
-        """The point at which it slept, "" when it was through before. Raises Wrong."""
+        """Return the point of the sleep, "" if the process finished first. Raises Wrong."""
         with self.renting.open(self.path, environ(self.folder)) as journal:
             judge = Judge(self.here, f"sw1-{journal.installation}-")
             if is_keeper:
@@ -211,7 +211,7 @@ class Trial:
             return where
 
     def _lose_pod(self, journal: Journal) -> None:
-        """A run at work whose pod its vendor has taken away."""
+        """Set up a run that has lost its pod."""
         vendor = self.vendor()
         request, job = order(self.vendor_name, RUN)
         op = pods.rent(
@@ -222,7 +222,7 @@ class Trial:
         self.here.move(200)
 
     def _live(self, is_keeper: bool, nth: int, tell: Tell) -> None:
-        """The sleeper. What it slept through is in no clock but the wall's and the boot's."""
+        """Run the sleeping process. Only the wall clock and the boot clock count the time asleep."""
         os.setpgid(0, 0)
         awake_s = [0.0]
         time.monotonic = lambda: true_monotonic() + awake_s[0]
@@ -236,7 +236,7 @@ class Trial:
 
         def nap(label: str, _: int) -> None:
             nonlocal passed
-            is_open = not label.startswith("commit")  # there it has the journal's lock, and nobody else could write
+            is_open = not label.startswith("commit")  # holds the journal's lock
             passed += is_open
             if passed == nth and is_open:
                 tell("asleep", label)
@@ -274,7 +274,7 @@ class Trial:
                 pass
 
     def _meanwhile(self, journal: Any, what: str, pid: int) -> set[str]:
-        """Act on the world while the laptop sleeps; return the tokens of the pods that were ended."""
+        """Act on the world while the laptop sleeps; return the tokens of the ended pods."""
         self.wire.cut()
         vendor, ended = self.vendor(), set[str]()
         self.here.move(self.chance.choice(HOURS_S))
@@ -283,14 +283,14 @@ class Trial:
             keep.end_keeper(RUN, journal, patience_s=-1.0)
             for op in journal.ops(live=True):
                 ended.add(op.token)
-                with contextlib.suppress(SlipwayError):  # the sweeps go on with it
+                with contextlib.suppress(SlipwayError):  # the sweeps continue
                     pods.end(vendor, op, journal, patience_s=0.0)
         if what == "taken over":
             for name in journal.leases.held():
                 if name == keeper_lease(RUN):
                     self.known = {op.token for op in journal.ops()}
                     journal.leases.renew(Lease(name, journal.leases._lease(name)[0]))
-                else:  # whoever is only stopped lives
+                else:  # a stopped process counts as alive
                     with contextlib.suppress(LeaseHeld):
                         journal.leases.take(name)
                         raise Wrong(f"{name} was taken from a process that lives")
@@ -333,7 +333,7 @@ class Rig:
     slept: Counter[str] = field(default_factory=Counter)
 
     def run(self, trials: int, say: Callable[[str], None], only: str = "") -> None:
-        """Raises Wrong."""
+        """Run the trials. Raises Wrong."""
         begun, chance = 0, random.Random(self.seed)
         while sum(self.slept.values()) < trials:
             with (

@@ -1,11 +1,11 @@
-"""A sweep on a rehearsed market whose processes and pods are killed: each trial is done once, and no limit is passed.
+"""A sweep on a rehearsed market with killed processes and pods: each trial finishes once, and no limit is exceeded.
 
     python -m tests.faults.sweeps --trials 24 --pods 4 --kills 20 --seed 7
 
 The product's own commands run: `inv sweep`, its launches, guards and agents on the pods, the supervisor. Every few
-seconds one of them is killed (SIGKILL), or the vendor takes a pod away. When the sweep itself was what died, the
-supervisor goes on with it; where that is dead as well, whoever typed the sweep types it again. All the while what is
-reserved and spent is read from the journal, and what the market has billed. SIGTERM ends it, and all that runs in it.
+seconds the rig kills a process (SIGKILL), or the vendor takes a pod away. After the death of the sweep, the supervisor
+continues the sweep; if the supervisor is dead too, the rig types the sweep again. Throughout, the rig reads the
+reserved and spent money from the journal, and the bill of the market. SIGTERM ends the rig and all its processes.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from tests.faults.rented import Wrong
 from tests.processes import command_line, environ, pids
 
 GPU = {"lium": "RTX4090,L40S", "runpod": "L40S", "shadeform": "L40S,A6000"}
-SPEED = 10.0  # simulated seconds per second: a trial takes minutes of them
+SPEED = 10.0  # simulated seconds per second: a trial takes minutes of simulated time
 EACH_USD = 2
 LONGEST_S = 5400.0
 LOOK_S = 0.5
-UNATTENDED_S = 30.0  # a sweep that nobody has been at for so long is typed again
+UNATTENDED_S = 30.0  # an unattended sweep is typed again after this time
 END_S = 300.0
 VICTIMS = ("sweep", "launch", "agent", "guard", "pod", "supervisor")
-WORDS = {  # what a process of each kind has on its command line
+WORDS = {  # text on the command line of each kind of process
     "sweep": ("invoke", " sweep "),
     "launch": ("invoke", " launch "),
     "agent": ("infra.agent", " run "),
@@ -52,7 +52,7 @@ WORDS = {  # what a process of each kind has on its command line
 
 @dataclass
 class Rig:
-    """One installation, its market, and the sweep that is typed in it."""
+    """One installation, its market, and the sweep."""
 
     user: Rehearsed
     chance: random.Random
@@ -73,8 +73,8 @@ class Rig:
     def log(self) -> Path:
         return self.user.folder / "sweep.log"
 
-    def type_it(self) -> None:
-        """Type the sweep, again or for the first time."""
+    def type_sweep(self) -> None:
+        """Type the sweep, for the first time or again."""
         words = [
             "sweep",
             str(self.user.folder / "trials.yaml"),
@@ -102,28 +102,28 @@ class Rig:
 
     @functools.cached_property
     def journal(self) -> Journal:
-        """The journal, open for as long as this lasts: whoever opens and closes it holds up all others meanwhile."""
+        """Keep the journal open for this context: repeated opening and closing delays all other processes."""
         return Journal.open(self.user.world.folder / attach.JOURNAL)
 
     @property
     def states(self) -> Counter[str]:
         """Return the number of trials in each state."""
-        return Counter(one["state"] for one in self.said["trials"])
+        return Counter(one["state"] for one in self.output["trials"])
 
     @property
-    def said(self) -> dict[str, Any]:
-        """Return what the sweep has written, which is nothing before its first plan."""
+    def output(self) -> dict[str, Any]:
+        """Return the output of the sweep, which is empty before the first plan."""
         path = self.user.world.folder / "here" / "sweeps" / "trials" / "sweep.json"
         return dict(json.loads(path.read_text())) if path.exists() else {"trials": []}
 
     def is_attended(self) -> bool:
-        """Return whether a process is at work on the sweep."""
+        """Return true if a process works on the sweep."""
         if self.sweep is not None and self.sweep.poll() is None:
             return True
         return resume_sweep.is_at_work(self.journal)
 
     def end(self) -> None:
-        """End all that runs, the sweep and who would go on with it first."""
+        """End all processes: the sweep and the supervisor first."""
         for kind in ("supervisor", "sweep", "launch", "supervisor"):
             for pid in self.processes(kind):
                 with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ class Rig:
         attach.stop(self.user.base)
 
     def processes(self, kind: str) -> list[int]:
-        """The processes of one kind that belong to this installation."""
+        """Return the processes of a kind of this installation."""
         world = str(self.user.folder).encode()
         found = []
         for pid in pids():
@@ -145,7 +145,7 @@ class Rig:
         return found
 
     def kill(self) -> str:
-        """Kill one of them, drawn by chance; return its kind, "" when there was none of it."""
+        """Kill a random process of this kind; return the kind, "" without a process."""
         kind = self.chance.choice(VICTIMS)
         if kind == "pod":
             there = [one["id"] for one in self.user.truth()["pods"] if one["state"] == "running"]
@@ -162,7 +162,7 @@ class Rig:
         return kind
 
     def look(self) -> None:
-        """Check what holds at every moment. Raises Wrong."""
+        """Check the invariants of every moment. Raises Wrong."""
         for one in budgets.budgets(self.journal):
             found = budgets.state(self.journal, one.name, SPEED)
             self.most = max(self.most, found.committed)
@@ -173,7 +173,7 @@ class Rig:
             raise Wrong(f"the market has billed {billed} micro-USD, the limit is {self.limit}")
 
     def judge(self) -> str:
-        """Check what holds in the end; return the figures. Raises Wrong."""
+        """Check the final invariants; return the figures. Raises Wrong."""
         states, journal = self.states, self.journal
         done = Counter(op.run for op in journal.ops() if op.outcome == "succeeded")
         rented, live = sum(op.stays for op in journal.ops()), [op.run for op in journal.ops(live=True)]
@@ -182,7 +182,7 @@ class Rig:
         truth = self.user.truth()
         if states != {"succeeded": self.trials}:
             raise Wrong(f"trials ended otherwise: {dict(states)}")
-        if max(done.values(), default=0) > 1:  # never: of one whose pod went just after it, the store has the word
+        if max(done.values(), default=0) > 1:  # never: the store knows about a trial with a pod lost just afterwards
             raise Wrong(f"trials were done more than once: {dict(done)}")
         if live or truth["billing"]:
             raise Wrong(f"something is left: {live}, {truth['billing']} machines bill")
@@ -197,7 +197,7 @@ class Rig:
 
 
 def document(trials: int, provider: str) -> dict[str, Any]:
-    """The sweep: short runs of the smallest model that differ in their seed."""
+    """Return the sweep: short runs of the smallest model with different seeds."""
     each = {"profile": "tiny", "phase": "base", "gpu": GPU[provider], "steps": 12, "save_every": 4}
     return {
         "name": "trials",
@@ -207,10 +207,10 @@ def document(trials: int, provider: str) -> dict[str, Any]:
 
 
 def go(rig: Rig, kills: int) -> str:
-    """Kill, look, and type again until the sweep has left by itself; return the figures. Raises Wrong."""
+    """Kill, look, and type again until the sweep has exited by itself; return the figures. Raises Wrong."""
     began = at = time.monotonic()
     deadline = began + LONGEST_S
-    rig.type_it()
+    rig.type_sweep()
     attended_at = began
     while True:
         if rig.is_attended():
@@ -218,13 +218,13 @@ def go(rig: Rig, kills: int) -> str:
         elif rig.states == {"succeeded": rig.trials}:
             return rig.judge()
         elif time.monotonic() - attended_at > UNATTENDED_S:
-            rig.type_it()
+            rig.type_sweep()
         if time.monotonic() > deadline:
             raise Wrong(f"not done within {LONGEST_S:g} s; see {rig.log}")
         rig.look()
         if sum(rig.killed.values()) < kills and time.monotonic() > at:
             at = time.monotonic() + rig.chance.uniform(1, 4)
-            if rig.user.truth()["running"] and (kind := rig.kill()):  # else there is nothing but what was typed
+            if rig.user.truth()["running"] and (kind := rig.kill()):  # otherwise only the typed process exists
                 print(f"{time.monotonic() - began:.0f} s: kill {sum(rig.killed.values())}: {kind}", flush=True)
                 at = time.monotonic() + rig.chance.uniform(3, 20)
         time.sleep(LOOK_S)

@@ -1,6 +1,6 @@
-"""Row 8: wall clocks that are wrong, and that are set while a pod bills: it never counts less than it costs.
+"""Row 8: wall clocks that are wrong or set while a pod bills; a process never counts less than the pod costs.
 
-The clock is libfaketime's, beneath real processes; the boot's own clock stays the true one.
+libfaketime fakes the clock of real processes; the boot clock stays true.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ SPEED = 600.0
 HOUR_S = 3600.0
 FAKETIME = debian.PACKAGES["libfaketime"][0]
 OVER = 1.05
-GRACE_S = SPEED + 60  # a request is written down to our second, which is ten minutes here; a vendor bills by the minute
+GRACE_S = SPEED + 60  # requests are recorded to the real second, simulated ten minutes; a vendor bills by the minute
 CAP = 1_000_000  # micro-USD, at 1.00 USD/h: an hour
 SHIFTS_H = (-11, -3, 3, 11)
-# Seeds of trials that begin at the latest hour and only go back, for those that are to be caught; several, because a
-# vendor may end a pod at its own limit an instant before it is looked at.
+# Seeds of trials that begin at the latest hour and only go back, for known-bad clocks; several seeds, because a vendor
+# may end a pod at the vendor's limit just before a look.
 SET_BACK = [seed for seed in range(60) if random.Random(seed).choice(SHIFTS_H) == max(SHIFTS_H)][:9]
 
-# Python's own sleeps until a time of the monotonic clock, which libfaketime takes for one of the clock that it fakes.
+# Python sleeps until a time of the monotonic clock; libfaketime takes the monotonic clock for the faked clock.
 SLEEPS = """
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], max(0.0, seconds)) and None
@@ -48,7 +48,7 @@ needs_faketime = pytest.mark.needs(FAKETIME)
 
 
 class Clock:
-    """A wall clock of processes begun with its `environ`, and of no others."""
+    """A wall clock of the processes started with its `environ` only."""
 
     def __init__(self, folder: Path, shift_s: float = 0.0) -> None:
         self.path = folder / "clock"
@@ -124,7 +124,7 @@ def truth(here: Stage, token: str) -> dict[str, Any]:
 
 
 def look(here: Stage, machine: Laptop, token: str, ahead_s: float) -> None:
-    """Raises Wrong when it counts less than what is true, or more than a twentieth beyond that and `ahead_s`."""
+    """Compare the count with the true cost. Raises Wrong for less, or for more than 5 % plus `ahead_s`."""
     before = truth(here, token)
     said = machine.do("look")
     after = truth(here, token)
@@ -136,8 +136,8 @@ def look(here: Stage, machine: Laptop, token: str, ahead_s: float) -> None:
 
 
 def trial(here: Stage, folder: Path, chance: random.Random, number: int, count: str = "by_both") -> str:
-    """A pod rented by a wrong clock, which is set on and back while it bills; ended at its limit all the same."""
-    # A vendor without a timer bounds no cost of a pod that vanished: there a clock that is set ahead counts whole.
+    """Rent a pod by a wrong clock, and set the clock on and back while the pod bills; the pod ends at its limit."""
+    # A vendor without a timer gives a vanished pod no upper cost: a clock that is set ahead counts fully.
     vendor = TIMED[number % len(TIMED)]
     shift_h = chance.choice(SHIFTS_H)
     shift_s = shift_h * HOUR_S
@@ -146,7 +146,7 @@ def trial(here: Stage, folder: Path, chance: random.Random, number: int, count: 
     here.fault(machines=({"trait": "dear", "factor": factor},))
     with laptop(here, folder / f"{count}-{number}", vendor, limits, count, shift_s) as machine:
         rented = machine.do("rent")
-        token, ahead_s = rented["token"], rented["rent_s"] * SPEED  # from the request until it bills
+        token, ahead_s = rented["token"], rented["rent_s"] * SPEED  # from the request to the start of billing
         look(here, machine, token, ahead_s)
         hours = (*chance.sample(SHIFTS_H, 2), 0, -11)
         for one in hours:
@@ -158,7 +158,7 @@ def trial(here: Stage, folder: Path, chance: random.Random, number: int, count: 
         until(lambda: truth(here, token)["billed_micro_usd"] > CAP or not is_there(here, token), "its limit")
         if is_there(here, token):
             said = machine.do("reap")
-            if not said["due"] and said["state"] != "TERMINATED":  # else its vendor was an instant faster
+            if not said["due"] and said["state"] != "TERMINATED":  # otherwise the vendor was slightly faster
                 raise Wrong(f"its limit is reached, and it says {said}")
         until(lambda: not is_there(here, token), "its end")
         ended = truth(here, token)["ended_by"]
@@ -183,7 +183,7 @@ TIMED = tuple(name for name in VENDORS if name in TIMER_GRAIN_S)
 
 @needs_faketime
 @rounds(1, 30)
-def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp_path, rounds):
+def test_a_set_clock_neither_lowers_the_count_nor_prolongs_a_pod(market, tmp_path, rounds):
     seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(rounds):
@@ -193,7 +193,7 @@ def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp
 @pytest.mark.nightly
 @needs_faketime
 @pytest.mark.parametrize("count", ["by_the_wall", "by_a_ratchet_of_the_wall"])
-def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
+def test_clock_rig_rejects_code_that_trusts_the_wall_clock(market, tmp_path, count):
     with pytest.raises(Wrong, match="it says"):
         for number in SET_BACK:
             trial(market, tmp_path, random.Random(number), number, count)
@@ -202,9 +202,9 @@ def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
 @pytest.mark.nightly
 @needs_faketime
 @pytest.mark.parametrize("hours", [-26, 26])
-def test_a_clock_that_is_set_under_a_live_journal_ends_no_pod_and_loses_none(tmp_path, hours):
+def test_setting_the_clock_under_a_live_journal_ends_and_loses_no_pod(tmp_path, hours):
     (tmp_path / "sitecustomize.py").write_text(SLEEPS)
-    user = Installation(tmp_path / "user")  # its pods have guards with clocks of their own
+    user = Installation(tmp_path / "user")  # pods have guards with separate clocks
     clock = Clock(tmp_path, hours * HOUR_S).environ
     late = Installation(user.folder, {**clock, "PYTHONPATH": str(tmp_path)})
     user.folder.mkdir()
@@ -243,7 +243,7 @@ def boot_s() -> float:
 
 
 def guard_trial(world: World, clock: Clock, shifts_h: tuple[int, ...], python: str = SLEEPS) -> None:
-    """Raises Wrong when the guard of a pod whose clock is set counts otherwise than time passes."""
+    """Set the clock of a pod. Raises Wrong if the guard counts a different time."""
     world.program("sitecustomize", python)
     world.program("work", WORK)
     world.job(Step(name="work", words=("-m", "work")), limits=Limits(time_s=LIMIT_S), clock_scale=SCALE)
@@ -255,7 +255,7 @@ def guard_trial(world: World, clock: Clock, shifts_h: tuple[int, ...], python: s
         at, said = report.stat().st_mtime - time.time() + boot_s(), json.loads(report.read_text())
         if said["elapsed_s"] > OVER * (boot_s() - before) * SCALE + 1:
             raise Wrong(f"it says {said['elapsed_s']:.0f} s of {(boot_s() - before) * SCALE:.0f}")
-        if at > written + 0.5:  # it was counted after the one before was written, and armed before `after`
+        if at > written + 0.5:  # counted after the previous line was written, and armed before `after`
             if writings and said["elapsed_s"] < (written - after) * SCALE - 1:
                 raise Wrong(f"it says {said['elapsed_s']:.0f} s of {(written - after) * SCALE:.0f} or more")
             written, writings = at, writings + 1
@@ -264,7 +264,7 @@ def guard_trial(world: World, clock: Clock, shifts_h: tuple[int, ...], python: s
         if boot_s() - after > 60:
             raise Wrong("it is there long after its limit")
         time.sleep(0.05)
-    if (boot_s() - before) * SCALE < 0.8 * LIMIT_S:  # at 0.88 it is asked to save
+    if (boot_s() - before) * SCALE < 0.8 * LIMIT_S:  # at 0.88 the guard asks the step to save
         raise Wrong(f"it ended after {(boot_s() - before) * SCALE:.0f} s of {LIMIT_S:.0f}")
     assert world.verdict()["state"] == "limit" and not waiting and writings > 1
 
@@ -278,7 +278,7 @@ def pod(tmp_path):
 
 @needs_faketime
 @rounds(1, 10)
-def test_a_pod_whose_clock_is_set_ends_at_its_limit(tmp_path, pod, rounds):
+def test_a_pod_with_a_set_clock_ends_at_its_limit(tmp_path, pod, rounds):
     chance = random.Random(seeds.seed())
     for number in range(rounds):
         made = pod if not number else World(tmp_path / f"pod-{number}")
@@ -289,6 +289,6 @@ def test_a_pod_whose_clock_is_set_ends_at_its_limit(tmp_path, pod, rounds):
 
 @needs_faketime
 @pytest.mark.parametrize("shift_h", [-11, 11])
-def test_that_rig_catches_a_guard_that_trusts_the_wall(tmp_path, pod, shift_h):
+def test_clock_rig_rejects_a_guard_that_trusts_the_wall_clock(tmp_path, pod, shift_h):
     with pytest.raises(Wrong, match="it says|it ended"):
         guard_trial(pod, Clock(tmp_path), (shift_h,), BY_THE_WALL)

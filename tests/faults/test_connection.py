@@ -1,4 +1,4 @@
-"""A connection that breaks at any stage of the street: the job lives, or nothing of it does, and somebody says so."""
+"""A connection that breaks at any stage of a launch: the job survives, or ends with a message."""
 
 import os
 import re
@@ -28,10 +28,10 @@ from tests.street import launch_on
 
 pytestmark = pytest.mark.process
 
-VERDICT_S = 25.0  # from the fault to the first word about it: three questions of 5 s, and sixteen launches on few CPUs
+VERDICT_S = 25.0  # from the fault to the first message: three questions of 5 s, and sixteen launches on few CPUs
 Break = Callable[[Host], Any]
-KILLED = "sshd's session is killed"  # the one after which a new connection can be made at once
-FAULTS: dict[str, tuple[Break, Break]] = {  # how it breaks, how it is mended
+KILLED = "sshd's session is killed"  # the fault after which a new connection works at once
+FAULTS: dict[str, tuple[Break, Break]] = {  # ways to break and to mend
     KILLED: (Host.kill_sessions, lambda host: None),
     "sshd is frozen": (Host.freeze, Host.thaw),
     "the link is cut": (Host.cut, Host.restore),
@@ -41,13 +41,13 @@ STAGES = ("sync", "hand-over", "set-up", "follow")
 
 
 def reset(host: Host) -> None:
-    """Refuse whatever arrives, and drop the answers that are on their way."""
+    """Refuse all packets, and drop the answers in transit."""
     host.firewall("-p", "tcp", "!", "--tcp-flags", "RST", "RST", "-j", "DROP", chain="OUTPUT")
     host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
 
 class Fault:
-    """One break of one host, and when it came."""
+    """One break of one host, with its time."""
 
     def __init__(self, host: Host, what: str) -> None:
         self.host, (self._break, self._mend) = host, FAULTS[what]
@@ -69,7 +69,7 @@ class Fault:
 
 
 class Breaking(Ssh):
-    """Breaks while code is on its way, or while the guard is being armed."""
+    """Breaks during the transfer of code, or while the guard is being armed."""
 
     def __init__(self, folder: Path, stage: str, fault: Fault, pod: PodFolder) -> None:
         super().__init__(fault.host.address, folder / "known_hosts")
@@ -89,7 +89,7 @@ class Breaking(Ssh):
         return super().run(words, stdin=stdin, **more)
 
     def _strike_while_it_waits(self, turn: Any) -> None:
-        """The start gets its turn when the connection is broken."""
+        """Let the start run after the connection has broken."""
         server = self.fault.host.server
         assert server is not None
         until(lambda: any(is_start(pid) for pid in descendants(server.pid)), "a start that waits for its turn")
@@ -111,8 +111,8 @@ def is_start(pid: int) -> bool:
 
 @pytest.mark.nightly
 @rounds(1, 7)
-def test_a_launch_survives_whatever_breaks_or_says_what_to_do(hosts, tmp_path, rounds):  # noqa: F811
-    """Every fault in every stage, a host each, all at once."""
+def test_a_launch_survives_every_break_or_shows_the_next_command(hosts, tmp_path, rounds):  # noqa: F811
+    """Run every fault at every stage at once, one host each."""
     cases = list(product(STAGES, FAULTS))
     root = checkout(tmp_path / "checkout", ballast_bytes=8_000_000)
     machines = hosts(len(cases))
@@ -131,22 +131,22 @@ def test_a_launch_survives_whatever_breaks_or_says_what_to_do(hosts, tmp_path, r
 
 
 def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: str) -> float:
-    """Launch, break, mend, bring to its end. How long after the break the first word about it came."""
+    """Launch, break, mend, and finish. Return the time from the break to the first message."""
     fault, count = Fault(host, what), counted(host, run)
     ssh = Breaking(folder, stage, fault, count.pod)
     provider = provider_of(host, ssh, folder)
     step = Step("count", COUNT.words, environment="small") if stage == "set-up" else COUNT
     wanted = plan(folder / "store", step, run=run, environ=SMALL)
     with ssh, Journal.open(environ=environ(folder)) as journal:
-        if stage in ("sync", "hand-over") and what != KILLED:  # after which it is all repeated at once, unasked
-            heard_s = fails_in_words(wanted, provider, journal, root, fault)
+        if stage in ("sync", "hand-over") and what != KILLED:  # then everything is repeated at once, without a question
+            heard_s = fails_with_message(wanted, provider, journal, root, fault)
             for op in journal.ops(live=True):  # as every command does before it begins
                 assert pods.settle(provider, op, journal).state == "TERMINATED"
             assert find(journal.ops()[0].token) == []
             op = launch_on(provider, wanted, journal, root)
         else:
             op = launch_on(provider, wanted, journal, root)
-            heard_s = 0.0  # a launch that was not held up has nothing to say
+            heard_s = 0.0  # a launch without delay has nothing to report
             if stage in ("set-up", "follow"):
                 heard_s = await_news(op, journal, ssh, "environment" if stage == "set-up" else "count", fault)
                 fault.mend()
@@ -158,8 +158,8 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
     return heard_s
 
 
-def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path, fault: Fault) -> float:
-    """The launch ends by itself, and says that nothing runs, or how to end what may."""
+def fails_with_message(wanted: Any, provider: SshPools, journal: Journal, root: Path, fault: Fault) -> float:
+    """Expect the launch to end by itself, and to report that nothing runs, or how to end a possible run."""
     heard: list[float] = []
     with pytest.raises(SlipwayError) as failure:
         launch_on(provider, wanted, journal, root, lambda _: heard.append(fault.age_s) if fault.at_s else None)
@@ -175,7 +175,7 @@ def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path
 
 
 def await_news(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault) -> float:
-    """Break in the midst of a step; how long after it the next news of the run came, or that there are none."""
+    """Break during a step; return the time from the break to the next report of the run, or of its silence."""
     for progress, verdict in follow(op, journal, ssh):
         assert not verdict
         if fault.at_s is not None:
@@ -186,7 +186,7 @@ def await_news(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault) -> f
 
 
 def ended(op: Op, journal: Journal, ssh: Ssh, count: Counted) -> dict[str, Any]:
-    """The verdict, once something was counted."""
+    """Return the verdict, after the first counted number."""
     last: dict[str, Any] = {}
     for _, last in follow(op, journal, ssh):  # noqa: B007 (the last one counts)
         if count.lines():

@@ -1,4 +1,4 @@
-"""Files that are damaged, or cannot be written: what is told, when, and that nobody else is held up."""
+"""Damaged or unwritable files: the message, its time, and no delay for other runs."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def runs(world, tmp_path):
-    """Launches by name on this machine; all of it is ended with the test."""
+    """Launch runs by name on this machine; end all runs after the test."""
     root = checkout(tmp_path / "checkout")
     begun = []
 
@@ -51,7 +51,7 @@ def runs(world, tmp_path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
+def test_a_damaged_marker_delays_no_other_run(tmp_path, runs, damage):
     bad, good = runs("bad-1"), runs("good-1")
     marker = sight.folder_of(bad).marker
     DAMAGE[damage](marker)
@@ -69,7 +69,7 @@ def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
         assert pods.end(provider, journal.op(bad.token), journal).state == "TERMINATED"
 
 
-def test_a_damaged_marker_is_one_row_of_the_table_and_its_advice_works(world, tmp_path, runs):
+def test_a_damaged_marker_is_one_table_row_and_the_advice_works(world, tmp_path, runs):
     bad, _ = runs("bad-1"), runs("good-1")
     marker = sight.folder_of(bad).marker
     marker.write_text('{"token": "sw1')
@@ -99,7 +99,7 @@ def test_a_marker_with_the_token_of_another_pod_is_left_alone(world, tmp_path, r
     until(lambda: len(count.lines()) > seen, "the other run goes on")
 
 
-def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
+def test_the_plan_reports_an_unwritable_store(world, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     places = {"/proc/nothing/here": "No such file", str(tmp_path / "file" / "store"): "Not a directory"}
     for place, why in places.items():
@@ -111,14 +111,14 @@ def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
     assert not (tmp_path / "pods").exists() and world.json("status") == []
 
 
-def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, disk):
+def test_the_plan_reports_a_store_on_a_read_only_disk(world, disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     process = world.begin("launch", "--phase", "base", "--yes", "--store", str(disk / "artifacts"))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "Read-only file system" in err
 
 
-def test_a_push_onto_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, disk):
+def test_a_push_onto_a_full_disk_reports_it_and_continues_when_there_is_room(tmp_path, disk):
     root, dest = checkout(tmp_path / "checkout", ballast_bytes=3_000_000), make_pod(disk / "pod")
     with pytest.raises(SlipwayError, match="push to .*: .*No space left on device") as failure:
         push(ThisMachine(), root, dest, TOKEN)

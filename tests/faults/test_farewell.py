@@ -1,4 +1,4 @@
-"""Pods whose launcher never comes back end by themselves, or by their vendor's timer. The judge is the true state."""
+"""Pods without a returning launcher end by themselves, or by the vendor's timer. The true state decides."""
 
 import contextlib
 import json
@@ -34,9 +34,9 @@ from tests.world import ROOT
 pytestmark = pytest.mark.process
 
 SPEED = 600.0
-LIMIT_S = 7 * 86400.0  # by the vendors' clocks; a good quarter of an hour by ours
+LIMIT_S = 7 * 86400.0  # by the vendors' clocks; a good quarter of an hour of real time
 LONG_S = 120.0
-# How the work of each pod ends; the pods of two vendors cannot end themselves, whatever becomes of their work.
+# The end of each pod's work; the pods of two vendors cannot end themselves, however their work ends.
 ENDINGS = {"runpod": ("succeeds", "fails"), "shadeform": ("succeeds",), "lium": ("succeeds",)}
 LAUNCH = source("rent_and_wait")
 FAILS = """
@@ -49,7 +49,7 @@ raise SystemExit("there was enough")
 
 @dataclass(frozen=True)
 class Rented:
-    """A pod at work, whose launcher has been killed; `log` is its guard's, which is read even when it is removed."""
+    """A pod at work with a killed launcher; `log` is the guard's log, which stays readable after its removal."""
 
     vendor: str
     run: str
@@ -57,14 +57,14 @@ class Rented:
     pod: PodFolder
     log: Any
 
-    def said(self) -> str:
+    def output(self) -> str:
         self.log.seek(0)
         return self.log.read()
 
 
 @rounds(1, 25)
-def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, rounds):
-    monkeypatch.setenv("PATH", os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))  # where uv is
+def test_pods_of_a_dead_launcher_are_ended(tmp_path, monkeypatch, rounds):
+    monkeypatch.setenv("PATH", os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))  # has uv
     root = checkout(tmp_path / "checkout")
     (root / "fails.py").write_text(FAILS)
     with world(tmp_path / "world", speed=SPEED) as running, ThreadPoolExecutor(len(VENDORS)) as pool:
@@ -76,7 +76,7 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
 def launch(
     running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = (), speed: float = SPEED
 ) -> list[Rented]:
-    """Launch by a process that is killed as soon as it has handed over."""
+    """Launch by a process that is killed right after the hand-over."""
     endings = endings or ENDINGS[vendor]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor, speed)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
@@ -95,7 +95,7 @@ def launch(
 
 
 def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
-    """Return the environment of an installation that knows this world only."""
+    """Return the environment of an installation that knows only this world."""
     environ = {
         "SLIPWAY_CLOCK_SCALE": str(speed),
         "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),
@@ -108,13 +108,13 @@ def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED
 
 
 def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
-    """The work of all of them ends while RunPod is out of order, and then its clock runs on."""
+    """End the work of all pods while RunPod is out of order, then let RunPod's clock run on."""
     own = [one for one in rented if one.vendor == "runpod"]
     lines: set[bytes] = set()
 
     def all_of(pods: list[Rented], words: str) -> bool:
         lines.update(command_lines())
-        return all(words in one.said() for one in pods)
+        return all(words in one.output() for one in pods)
 
     def truth(pods: list[Rented]) -> list[dict[str, Any]]:
         lines.update(command_lines())
@@ -130,7 +130,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
     for one in rented:
         verdict = json.loads(one.pod.verdict.read_text())["state"]
         assert verdict == ("failed" if "fails" in one.run else "succeeded"), one
-    assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(rented))  # until somebody ends them
+    assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(rented))  # until a user ends the pods
     for key in keys:
         assert holding(key, folder) == [] and not any(key.encode() in line for line in lines)
     running.fault()
@@ -139,9 +139,9 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
     )
     assert [pod["ended_by"] for pod in truth(own)] == ["pod"] * len(own)
     for one in own:
-        comes_back(running, folder, one)
+        check_run_stays_over(running, folder, one)
     others = [one for one in rented if one not in own]
-    assert not any("farewell" in one.said() for one in others)
+    assert not any("farewell" in one.output() for one in others)
     assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(others))
     running.move(LIMIT_S + 7200)
     until(lambda: (running.truth()["billing"], running.truth()["running"]) == (0, 0), "the vendors' timers", LONG_S)
@@ -151,15 +151,15 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
         one.log.close()
 
 
-def comes_back(running: Running, folder: Path, one: Rented) -> None:
-    """Return as the keeper of a run whose pod has ended itself: the run is over, and nothing more is rented."""
+def check_run_stays_over(running: Running, folder: Path, one: Rented) -> None:
+    """Return as the keeper of a run after the pod has ended itself: the run is over, and nothing is rented."""
     settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor))
     vendor, state = open_market(one.vendor, settings), "failed" if "fails" in one.run else "succeeded"
     rented = len(running.truth()["pods"])
     with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
-        *before, op = journal.ops(run=one.run)  # on a busy machine an offer may have been given up for the next one
+        *before, op = journal.ops(run=one.run)  # on a busy machine a launch may have passed over an offer
         assert op.remote_id == one.pod_id and not any(row.is_live for row in before)
-        # As the courier of its job leaves it there, which this small one has not.
+        # The courier of a real job leaves these files; this small job has no courier.
         said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
         RunFolder(op.store, op.run).put({ENDING: [said]})
         keeper = RunKeeper(
@@ -174,10 +174,10 @@ def comes_back(running: Running, folder: Path, one: Rented) -> None:
 
 
 def holding(key: str, folder: Path) -> list[Path]:
-    """The files that have it, in whatever form."""
+    """Return the files that contain the secret, in any encoding."""
     found = []
     for path in files(folder):
-        with contextlib.suppress(FileNotFoundError):  # a draft, which has another name by now
+        with contextlib.suppress(FileNotFoundError):  # a draft, renamed meanwhile
             content = path.read_bytes()
             found += [path] if any(form in content for form in forms(key)) else []
     return found

@@ -1,4 +1,4 @@
-"""The journal is damaged or lost: it is never begun anew in silence, and no pod is lost from sight or ended."""
+"""A damaged or lost journal: Slipway never starts a new journal silently, and no pod is forgotten or ended."""
 
 import contextlib
 import random
@@ -52,7 +52,7 @@ FILES = (["journal.sqlite"], ["journal.sqlite-wal"], ["journal.sqlite", "journal
 
 
 def damage(folder, chance, number) -> str:
-    """Some of what is there; in words. The first two trials meet the ends of what can be: all is gone, nothing is."""
+    """Damage random bytes; return a description. The first two trials damage everything, then nothing."""
     if number == 1:
         return "nothing"
     if number == 0 or chance.random() < 0.1:
@@ -65,8 +65,8 @@ def damage(folder, chance, number) -> str:
     return f"{harm.__name__} {hit}"
 
 
-def open_as_told(path, environ) -> Journal:
-    """Open the journal as a user does who follows the message when it is damaged."""
+def open_as_advised(path, environ) -> Journal:
+    """Open the journal as a user who follows the message about damage."""
     try:
         opened = Journal.open(path, environ)
         if not opened.problem:
@@ -85,7 +85,7 @@ def open_as_told(path, environ) -> Journal:
 
 
 def gone(journal) -> None:
-    """Release all leases, as if their holders had died."""
+    """Release all leases, as if the holders had died."""
     for name in journal.leases.held():
         journal.leases.release(Lease(name, journal.leases._lease(name)[0]))
 
@@ -101,7 +101,7 @@ def rest(here, vendor, journal, judge, sweep) -> None:
 
 
 def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
-    """Raises Wrong when a pod is lost."""
+    """Lose journals. Raises Wrong for a lost pod."""
     seed = seeds.seed()
     chance, told = random.Random(seed), Counter[str]()
     for number in range(trials):
@@ -123,14 +123,14 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
                 with contextlib.suppress(SlipwayError):  # a vendor takes a while
                     pods.end(vendor, journal.op(op.token), journal)
             gone(journal)
-            shutil.copytree(folder, saved)  # as a kill would leave it
+            shutil.copytree(folder, saved)  # as a kill would leave the file
         if chance.random() < 0.6:
             shutil.rmtree(folder)
             saved.rename(folder)
         what = damage(folder, chance, number)
         here.move(chance.choice([1, 3600, 7200]))
         try:
-            with open_as_told(desk.path, environ(desk.folder)) as journal:
+            with open_as_advised(desk.path, environ(desk.folder)) as journal:
                 rest(here, vendor, journal, judge, sweep)
                 judge.at_rest(journal.ops())
                 told["begun anew" if journal.replaced is not None else "went on"] += 1
@@ -143,15 +143,15 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
 
 
 @rounds(5, 300)
-def test_no_pod_is_lost_with_its_journal(here, tmp_path, rounds):
+def test_a_lost_journal_loses_no_pod(here, tmp_path, rounds):
     told = lose_journals(here, tmp_path, rounds)
     print(dict(told))
     assert told["begun anew"] and told["found"] and told["went on"]
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_a_pod_is_found_again_under_an_id_that_was_damaged(here, tmp_path, name):
-    """No checksum of SQLite's tells one letter from another."""
+def test_a_pod_with_a_damaged_id_is_found_again(here, tmp_path, name):
+    """No checksum of SQLite tells one letter from a different letter."""
     desk = Desk(here, Renting(), tmp_path / "desk", name, [])
     vendor = desk.vendor()
     desk.folder.mkdir()
@@ -169,7 +169,7 @@ def test_a_pod_is_found_again_under_an_id_that_was_damaged(here, tmp_path, name)
         rented.end_all(here, vendor, journal, pods.end)
 
 
-def test_that_rig_catches_one_that_ends_what_it_does_not_know(here, tmp_path):
+def test_journal_rig_rejects_code_that_ends_unknown_pods(here, tmp_path):
     with pytest.raises(Wrong, match="lost work"):
         lose_journals(here, tmp_path, 1, known_bad.forget_that_rows_were_lost)
 

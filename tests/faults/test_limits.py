@@ -1,4 +1,4 @@
-"""Killed, starved of memory, killed again: the guard's limits hold, and the verdict says what happened."""
+"""Kills and lack of memory, again and again: the guard's limits hold, and the verdict states the cause."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ while True:
 
 @pytest.fixture
 def narrow() -> Iterator[Callable[[], Path | None]]:
-    """Makes memory cgroups of 128 MB without swap, one for each pod; None where we may not make one."""
+    """Make memory cgroups of 128 MB without swap, one per pod; return None without the right to make cgroups."""
     v1 = Path("/sys/fs/cgroup/memory")
     wanted = {
         "memory.limit_in_bytes": 128 << 20,
@@ -71,13 +71,13 @@ def narrow() -> Iterator[Callable[[], Path | None]]:
 
 
 def removed(folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # a process in it has not ended yet
+    with contextlib.suppress(OSError):  # a process of the cgroup has not ended yet
         folder.rmdir()
     return not folder.exists()
 
 
 @rounds(3, 100)
-def test_a_trainer_without_memory_dies_alone_and_the_verdict_names_it(tmp_path, narrow, rounds):
+def test_a_trainer_without_memory_dies_alone_and_is_in_the_verdict(tmp_path, narrow, rounds):
     with ThreadPoolExecutor(AT_ONCE) as threads:
         trials = [
             threads.submit(starve, tmp_path / str(number), narrow() if number % 2 else None) for number in range(rounds)
@@ -87,7 +87,7 @@ def test_a_trainer_without_memory_dies_alone_and_the_verdict_names_it(tmp_path, 
 
 
 def starve(root: Path, cgroup: Path | None) -> None:
-    """Exhaust memory: the kernel kills the whole pod when there is a cgroup; else an allocation fails."""
+    """Exhaust memory: the kernel kills the whole pod if the pod has a cgroup; otherwise an allocation fails."""
     world = World(root)
     try:
         world.program("hog", HOG)
@@ -111,7 +111,7 @@ def starve(root: Path, cgroup: Path | None) -> None:
         world.end()
 
 
-def test_without_descriptors_guard_and_agent_wait_and_end_nobody(tmp_path):
+def test_guard_and_agent_without_file_descriptors_wait_and_end_no_process(tmp_path):
     with running(tmp_path) as world:
         both = [world.living(role).pid for role in ("guard", "agent")]
         with without(resource.RLIMIT_NOFILE, *both):
@@ -122,7 +122,7 @@ def test_without_descriptors_guard_and_agent_wait_and_end_nobody(tmp_path):
         assert "ended without a verdict" not in world.pod.log("guard").read_text()
 
 
-def test_without_disk_there_is_a_verdict_in_the_room_that_was_kept_and_a_stop(tmp_path, disk):
+def test_a_full_disk_leaves_reserved_room_for_a_verdict_and_a_stop(tmp_path, disk):
     with running(disk / "first") as world:
         fill(world.pod.work / "ballast")
         (step,) = set(world.members()) - {world.living("guard"), world.living("agent")}
@@ -135,7 +135,7 @@ def test_without_disk_there_is_a_verdict_in_the_room_that_was_kept_and_a_stop(tm
         assert said["stopped"] and said["verdict"]["state"] == "stopped" and not world.members()
 
 
-def test_without_disk_and_room_the_verdict_waits(tmp_path, disk):
+def test_the_verdict_waits_without_disk_and_reserved_room(tmp_path, disk):
     with running(disk / "first", logs=tmp_path / "logs") as world:
         for room in world.pod.state.glob(".*.room"):
             room.unlink()
@@ -158,9 +158,9 @@ def fill(path: Path) -> None:
 
 @contextlib.contextmanager
 def running(root: Path, logs: Path | None = None) -> Iterator[World]:
-    """A pod at its step, whose guard and agent repeat for less long what a shortage forbids, and then say so.
+    """Start a pod at its step; guard and agent retry actions for a shorter time than usual, then report the shortage.
 
-    `logs`: a folder on another disk, for what they say while that of the pod is full.
+    `logs`: a folder on a different disk, for output while the pod's disk is full.
     """
     world = World(root)
     if logs:
@@ -182,7 +182,7 @@ def running(root: Path, logs: Path | None = None) -> Iterator[World]:
 
 @contextlib.contextmanager
 def without(what: int, *pids: int) -> Iterator[None]:
-    """These processes get no more of a resource that they are using."""
+    """Deny a resource in use to the processes."""
     before = [resource.prlimit(pid, what) for pid in pids]
     for pid, (_, most) in zip(pids, before, strict=True):
         resource.prlimit(pid, what, (0, most))
@@ -192,7 +192,7 @@ def without(what: int, *pids: int) -> Iterator[None]:
 
 
 @rounds(2, 50)
-def test_the_time_limit_holds_though_guard_or_agent_is_killed_again_and_again(tmp_path, rounds):
+def test_the_time_limit_holds_while_guard_or_agent_is_killed_repeatedly(tmp_path, rounds):
     seed = seeds.seed()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         trials = [
@@ -203,13 +203,13 @@ def test_the_time_limit_holds_though_guard_or_agent_is_killed_again_and_again(tm
         errors_s, kills = zip(*(trial.result() for trial in trials), strict=True)
     print(f"over the limit of {LIMIT_S:g} s by {min(errors_s):.1f} to {max(errors_s):.1f} s; kills {sorted(kills)}")
     assert max(errors_s) <= ERROR_S
-    assert sum(kills) >= len(kills)  # on a busy machine a start may take so long that one pod ends before its first
+    assert sum(kills) >= len(kills)  # on a busy machine a start may take so long that a pod ends before the first kill
 
 
 def outlive(root: Path, role: str, dice: random.Random) -> tuple[float, int]:
-    """SIGKILL in a loop until the end; by how much the last process of the pod outlived the limit, and the kills."""
+    """Send SIGKILL in a loop until the end; return by how much the pod outlived the limit, and the number of kills."""
     world = World(root)
-    most = {"guard": 1000, "agent": 4}[role]  # a fifth agent that dies is a crash loop, and given up
+    most = {"guard": 1000, "agent": 4}[role]  # a fifth dead agent is a crash loop, and the guard gives up
     try:
         world.program("wait", WAIT)
         world.job(module("wait"), limits=Limits(time_s=LIMIT_S))
@@ -218,7 +218,7 @@ def outlive(root: Path, role: str, dice: random.Random) -> tuple[float, int]:
         while not world.pod.verdict.exists() and ends.boottime_s() - began_s < LIMIT_S + ERROR_S:
             if not world.members():
                 if ends.boottime_s() - began_s >= 0.88 * LIMIT_S:
-                    break  # a guard was killed in its last act: all is ended, and unsaid
+                    break  # a guard was killed in the last action: all processes ended, without a report
                 world.start()  # not begun yet, or a guard was killed before it could start its agent
             said = read_json(report(world.pod, "guard"))
             assert said["limit_s"] == LIMIT_S and said["elapsed_s"] >= elapsed_s, (said, elapsed_s)
@@ -229,7 +229,7 @@ def outlive(root: Path, role: str, dice: random.Random) -> tuple[float, int]:
         until(lambda: not world.members(), "the end of every process")
         over_s = ends.boottime_s() - began_s - LIMIT_S
         if not world.pod.verdict.exists():
-            world.start()  # who asks to go on is told
+            world.start()  # a new start gets the verdict
         assert world.verdict()["state"] == "limit"
         return over_s, kills
     finally:

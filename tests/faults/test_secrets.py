@@ -1,4 +1,4 @@
-"""Secrets on their way: they arrive where they are needed, and no other file, command line or packet holds one."""
+"""Secrets reach their destination, and no other file, command line or packet contains a secret."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 ARRIVES = ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = {"HF_TOKEN": "hf_", "HUGGINGFACEHUB_API_TOKEN": "hf_", "RUNPOD_API_KEY": "rpa_", "LIUM_API_KEY": "lium_",
         "WANDB_API_KEY": "wandb/+", "AWS_SECRET_ACCESS_KEY": "aws/+="}  # fmt: skip
-PLANTED = {  # files of the checkout, and why each is not sent
+PLANTED = {  # files of the checkout, and the reason why each file is not sent
     ".env": ".env: the name says that the file holds secrets",
     "notes.md": "notes.md: holds a Hugging Face token",
     "key": "key: holds a private key",
@@ -37,7 +37,7 @@ LAUNCH = source("launch_and_follow")
 
 
 @rounds(1, 10)
-def test_no_secret_is_seen_anywhere_but_where_it_belongs(hosts, tmp_path, rounds):  # noqa: F811
+def test_secrets_appear_only_at_their_destination(hosts, tmp_path, rounds):  # noqa: F811
     (host,) = hosts(1)
     for number in range(rounds):
         look_everywhere(host, tmp_path / str(number))
@@ -45,7 +45,7 @@ def test_no_secret_is_seen_anywhere_but_where_it_belongs(hosts, tmp_path, rounds
 
 
 def look_everywhere(host: Host, folder: Path) -> None:
-    """One launch, and all that it has said, started, sent and left, on both sides."""
+    """Launch once, and search all output, processes, packets and files, on both sides."""
     tokens = {name: prefix + "".join(random.choices(string.ascii_letters, k=34)) for name, prefix in KEYS.items()}
     root = checkout(folder / "checkout")
     canaries = {**tokens, **plant(root)}
@@ -99,7 +99,7 @@ def look_everywhere(host: Host, folder: Path) -> None:
 
 
 def plant(root: Path) -> dict[str, str]:
-    """Secrets in the checkout that is sent; by where they are."""
+    """Plant secrets in the checkout; return the secrets by file."""
     found = {where: "".join(random.choices(string.ascii_letters, k=34)) for where in (".env", "notes.md")}
     (root / ".env").write_text(f"SHADEFORM_API_KEY={found['.env']}\n")
     (root / "notes.md").write_text(f"the token is hf_{found['notes.md']}\n")
@@ -108,7 +108,7 @@ def plant(root: Path) -> dict[str, str]:
 
 
 def check_arrival(pod: Path, canaries: Mapping[str, str]) -> None:
-    """The step has the secrets of its job, and no other."""
+    """Check that the step has the secrets of its job, and no others."""
     token = json.loads((pod / "POD.json").read_text())["token"]
     (step,) = [
         environ for environ in environments() if f"SLIPWAY_TOKEN={token}" in environ and "RECORDS" in str(environ)
@@ -124,7 +124,7 @@ def environments() -> Iterator[list[str]]:
 
 @contextmanager
 def command_lines() -> Iterator[bytearray]:
-    """Every command line of this machine, hosts included, as fast as they can be read."""
+    """Collect every command line of this machine, hosts included, as often as possible."""
     seen: set[bytes] = set()
     held, stop = bytearray(), threading.Event()
 
@@ -144,12 +144,12 @@ def command_lines() -> Iterator[bytearray]:
 
 @contextmanager
 def wire() -> Iterator[bytearray]:
-    """Yield the bytes that cross the bridge, both ways, without headers, so that nothing is split by them."""
+    """Yield the bytes that cross the bridge, in both directions, without headers, so that headers split no secret."""
     held: dict[bytes, bytearray] = {}
     joined, stop = bytearray(), threading.Event()
     every_protocol = 3
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(every_protocol)) as tap:
-        tap.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: none is to be dropped
+        tap.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: drop no packet
         tap.bind(("br0", every_protocol))
         tap.settimeout(0.1)
 
@@ -181,11 +181,11 @@ def files(root: Path) -> Iterator[Path]:
 
 
 def forms(secret: str) -> set[bytes]:
-    """The secret as it is, in base64 wherever it may begin in it, in hex and in a URL."""
+    """Return the secret in plain text, in base64 at every offset, in hex and as part of a URL."""
     raw = secret.encode()
     found = {raw, raw.hex().encode(), raw.hex().upper().encode(), quote(secret, safe="").encode()}
     for lead in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             whole = encode(b"\0" * lead + raw)
-            found.add(whole[4:-4])  # what lies beside the secret has no part in these
+            found.add(whole[4:-4])  # neighbouring bytes do not affect these parts
     return found

@@ -1,4 +1,4 @@
-"""Pods whose guards were given a key end themselves at vendors that give pods none; whoever rented them is gone."""
+"""Pods with a key for the guard end themselves at vendors that give pods no key; the launcher is gone."""
 
 import json
 import signal
@@ -24,8 +24,8 @@ from tests.world import ROOT
 
 pytestmark = pytest.mark.process
 
-SPEED = 60.0  # pods boot in the time that is theirs on a busy machine, too
-# The guard of one is killed, and comes back without the key; the market has one such machine of Lium's.
+SPEED = 60.0  # on a busy machine, pods boot within this time too
+# The trial kills a pod's guard, and the new guard has no key; the market has one such machine of Lium.
 GUARDED = {"lium": ("succeeds",), "shadeform": ("succeeds", "revived")}
 HIDES = "import sys; from infra.agent import process; import ctypes; process.leave_no_core(); process.hide_memory(); "
 HIDES += "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), process.resource.getrlimit(process.resource.RLIMIT_CORE)[0])"
@@ -42,15 +42,13 @@ def guard_of(one: Rented) -> dict:
 
 
 def processes_with(text: bytes) -> list[int]:
-    """Return the processes with this text in their environment or command line."""
+    """Return the processes with the text in their environment or command line."""
     return [pid for pid in pids() if text in environ(pid) or text in command_line(pid)]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_it_to_the_vendor(
-    running, tmp_path, monkeypatch
-):
+def test_finished_pods_end_themselves_and_revived_guards_leave_the_end_to_the_vendor(running, tmp_path, monkeypatch):
     checkout(tmp_path / "checkout")
     key = {"lium": running.about["end_keys"]["lium"], "shadeform": running.about["shadeform"]["key"]}
     monkeypatch.setenv("SELF_END", "1")
@@ -61,7 +59,7 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
         until(one.pod.work.is_dir, "work", LONG_S)
         assert guard_of(one)["self_end"] == "armed"
         assert holding(key[one.vendor], one.pod.root) == holding(key[one.vendor], tmp_path / one.vendor) == []
-        assert SELF_END_KEY in one.pod.job.read_text()  # and not what it stands for
+        assert SELF_END_KEY in one.pod.job.read_text()  # and not its value
     assert not [one for each in key.values() for one in processes_with(each.encode())]
     ends = [one for one in pods if "succeeds" in one.run]
     stay = [one for one in pods if "revived" in one.run]
@@ -70,7 +68,7 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
         assert process.send(before, signal.SIGKILL)
         until(lambda one=one, pid=before.pid: guard_of(one)["identity"]["pid"] != pid, "another guard", LONG_S)
         until(lambda one=one: guard_of(one)["self_end"] == "lost", "its word", LONG_S)
-        assert "the vendor's own limit ends the pod" in told(running, tmp_path, one)
+        assert "the vendor's own limit ends the pod" in status_of_ends(running, tmp_path, one)
     for one in pods:
         (one.pod.work / "enough").touch()
     until(lambda: {running.pod(one.pod_id)["state"] for one in ends} <= {"deleting", "gone"}, "their ends", LONG_S)
@@ -85,15 +83,15 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
         one.log.close()
 
 
-def told(running: Running, folder: Path, one: Rented) -> str:
-    """Return what `status` says about the ends of that pod."""
+def status_of_ends(running: Running, folder: Path, one: Rented) -> str:
+    """Return the text of `status` about the ends of the pod."""
     settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor, SPEED))
     with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
         views = observe.snapshot(journal, {one.vendor: open_market(one.vendor, settings)}, folder, deadline_s=30.0)
     return "; ".join(next(view.ends for view in views if view.run == one.run))
 
 
-def test_the_key_of_lium_may_end_pods_and_nothing_else(running, tmp_path):
+def test_the_key_of_lium_can_only_end_pods(running, tmp_path):
     about, ends = running.about, running.about["end_keys"]["lium"]
 
     def asked(key: str) -> str:
@@ -114,6 +112,6 @@ def test_the_key_of_lium_may_end_pods_and_nothing_else(running, tmp_path):
     assert len(running.truth()["pods"]) == rented
 
 
-def test_a_process_that_was_told_to_hide_cannot_be_dumped():
+def test_a_hidden_process_cannot_be_dumped():
     done = subprocess.run([sys.executable, "-c", HIDES], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "0"]

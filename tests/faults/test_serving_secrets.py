@@ -1,4 +1,4 @@
-"""A service with planted secrets: what it has said, started and left, and what another user of its machine gets."""
+"""A service with planted secrets: its output, processes and files, and the view of a second user of the machine."""
 
 import json
 import os
@@ -44,12 +44,12 @@ def ask(url: str, key: str, prompt: str) -> int:
 
 
 @pytest.mark.nightly
-def test_a_service_leaves_its_secrets_nowhere_and_another_user_gets_nothing_at_its_ports(place):
+def test_a_service_leaks_no_secret_and_refuses_other_users_at_its_ports(place):
     prompt, wrong = canary(), canary()
     with command_lines() as lines:
         url = place.up("demo", place.model("one"), "--replicas", "1")["endpoint"] + "/v1/chat/completions"
         key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
-        until(lambda: ask(url, wrong, prompt) == 401, "the key is read")  # until then nobody needs one
+        until(lambda: ask(url, wrong, prompt) == 401, "the key is read")  # needs no secret before
         assert ask(url, key, prompt) == 200
         assert [ask(url, one, prompt) for one in (wrong, "", f"{key}x")] == [401] * 3
         (engine,) = place.engines("demo").values()

@@ -1,4 +1,4 @@
-"""Row 10: a laptop that sleeps while it rents or keeps a run. The rig fails what is known to be bad."""
+"""Row 10: a laptop that sleeps while renting or keeping a run. The rig rejects known-bad code."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.process
 
 
 @rounds(5, 200)
-def test_whoever_slept_does_not_act_on_what_it_knew(rounds):
+def test_a_process_does_not_act_on_old_knowledge_after_a_sleep(rounds):
     done = rig("sleeps", "--trials", str(rounds))
     assert done.returncode == 0 and f"{rounds} sleeps, 0 stale writes" in done.stdout
 
@@ -18,7 +18,7 @@ def test_whoever_slept_does_not_act_on_what_it_knew(rounds):
     ("bad", "meanwhile", "why"),
     [("Forgiving", "ended and swept", "stale"), ("Believing", "taken over", "that another process keeps")],
 )
-def test_that_rig_catches(bad, meanwhile, why):
+def test_sleep_rig_rejects_known_bad_code(bad, meanwhile, why):
     words = ("--trials", "60", "--seed", "3", "--meanwhile", meanwhile, "--renting", f"tests.faults.sleeps:{bad}")
     done = rig("sleeps", *words)
     assert done.returncode == 1 and why in done.stdout

@@ -1,4 +1,4 @@
-"""Vendors that refuse everything for a while, answer by the byte, or not at all: few calls, and an end in time."""
+"""Vendors that refuse every request for a while, answer byte by byte, or stay silent: few calls, and an end in time."""
 
 import contextlib
 import random
@@ -33,7 +33,7 @@ class Thing(Struct):
 
 @dataclass
 class Hole:
-    """A server that takes connections and gives nothing that is of use."""
+    """A server that accepts connections and sends nothing useful."""
 
     how: str
     taken: int = 0
@@ -45,7 +45,7 @@ class Hole:
             server.bind(("127.0.0.1", 0))
             server.listen(0 if self.how == "deaf" else 16)
             where = server.getsockname()
-            if self.how == "deaf":  # a queue that is full: who comes now hears nothing at all
+            if self.how == "deaf":  # a full queue: a new client gets no answer at all
                 for _ in range(4):
                     one = waiting.enter_context(socket.socket())
                     one.setblocking(False)
@@ -73,7 +73,7 @@ class Hole:
     def _answer(self, one: socket.socket) -> None:
         said = {"drip head": HEAD, "drip body": HEAD + b" " * 1000, "endless": HEAD}.get(self.how, b"")
         one.settimeout(1)
-        with contextlib.suppress(OSError):  # who asked has left
+        with contextlib.suppress(OSError):  # the client has left
             if self.how == "endless":
                 one.sendall(HEAD)
                 while not self._over.is_set():
@@ -89,7 +89,7 @@ class Hole:
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Yield the latest end of each attempt, as decided at its start; seconds of the monotonic clock."""
+    """Yield the latest end of each attempt, as decided at its start, in seconds of the monotonic clock."""
     ends, run = [], json_api._run
 
     def noted(answer, limit_s):
@@ -114,37 +114,37 @@ def read_from(hole: Hole, planned: list[float], kind=JsonApi) -> None:
 
 
 @pytest.mark.parametrize("how", HOLES)
-def test_a_read_ends_with_its_deadline_whatever_the_other_side_does(how, planned):
+def test_a_read_ends_at_its_deadline_for_every_server(how, planned):
     read_from(Hole(how), planned)
 
 
 @pytest.mark.parametrize("how", HOLES)
-def test_what_rents_is_sent_once_and_given_up_in_time(how, planned):
+def test_a_rent_request_is_sent_once_and_given_up_in_time(how, planned):
     hole = Hole(how)
     with hole.open() as url:
         begun = time.monotonic()
         asking = JsonApi("vendor", url, {}, attempt_s=ATTEMPT_S, most_bytes=1 << 20)
-        # Nothing was sent to the deaf one; with one limit for both, that is not always known.
+        # The deaf server received nothing; with one limit for connect and read, the client cannot always know.
         with pytest.raises((RequestNotSent, Ambiguous) if how == "deaf" else Ambiguous):
             asking.act("POST", "/thing", {"a": 1})
     assert len(planned) == 1 and planned[0] <= begun + ATTEMPT_S + 1 and hole.taken <= 1
 
 
 class WaitsForEachByte(JsonApi):
-    """Knows how long a byte may take, and not how long an answer may."""
+    """Limits the time per byte, but not the time per answer."""
 
     def _once(self, method, path, limit_s, **options):
         return super()._once(method, path, READ_S + 1.5, **options)
 
 
-def test_that_rig_catches_one_without_a_deadline_for_the_whole(planned):
+def test_storm_rig_rejects_a_client_without_a_total_deadline(planned):
     with pytest.raises(AssertionError):
         read_from(Hole("drip body"), planned, WaitsForEachByte)
 
 
 @rounds(1, 30)
-def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds):
-    """Sweeps and launches for some minutes, as impatient as a program can be; each minute is a vendor's."""
+def test_a_storm_of_429_costs_only_few_calls(here, tmp_path, rounds):
+    """Sweep and launch for some minutes, as often as a program can; each minute is a vendor's minute."""
     seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(rounds):

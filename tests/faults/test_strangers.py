@@ -1,4 +1,4 @@
-"""Another machine at the address of a pod: every command stops before it has sent anything."""
+"""A foreign machine at the address of a pod: every command stops before sending anything."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from tests.world import ROOT, World
 
 pytestmark = pytest.mark.process
 
-COMMANDS = {  # and the exit code of each
+COMMANDS = {  # with the exit code of each command
     "status": 0,
     f"logs {RUN}": 1,
     f"logs {RUN} --follow": 1,
@@ -44,7 +44,7 @@ def take_address(first: Host, second: Host) -> Host:
 
 @pytest.mark.parametrize("replace", [change_key, take_address])
 @rounds(1, 10)
-def test_no_command_sends_anything_to_a_machine_with_another_key(hosts, tmp_path, replace, rounds):  # noqa: F811
+def test_commands_send_nothing_to_a_machine_with_a_changed_key(hosts, tmp_path, replace, rounds):  # noqa: F811
     first, second = hosts(2)
     machine = {"ip": first.address.host, "user": first.address.user, "identity_file": first.address.key}
     (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"hosts": [machine]}}))
@@ -59,7 +59,7 @@ def test_no_command_sends_anything_to_a_machine_with_another_key(hosts, tmp_path
         for _ in range(rounds):
             seen = (stranger.folder / "sshd.log").stat().st_size
             with ThreadPoolExecutor(4) as threads:
-                said = dict(zip(COMMANDS, threads.map(lambda words: told(world, words), COMMANDS), strict=True))
+                said = dict(zip(COMMANDS, threads.map(lambda words: result_of(world, words), COMMANDS), strict=True))
             for words, (code, text) in said.items():
                 assert code == COMMANDS[words], (words, code, text)
                 assert "a different machine answers at this address; no data was sent" in text, (words, text)
@@ -70,8 +70,8 @@ def test_no_command_sends_anything_to_a_machine_with_another_key(hosts, tmp_path
         assert not end_all(op.token, 0.0)
 
 
-def told(world: World, words: str) -> tuple[int, str]:
-    """Exit code, and all that was said, on one line."""
+def result_of(world: World, words: str) -> tuple[int, str]:
+    """Return the exit code and all output on one line."""
     process = world.begin(*words.split())
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err

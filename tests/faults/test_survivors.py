@@ -1,4 +1,4 @@
-"""Workers that do all they can to outlive their run: after its end none of them is left."""
+"""Workers that try everything to outlive their run: no worker is left after the end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Results of a pod are never lost by a push, whatever the checkout has become and wherever the push was aimed."""
+"""A push never loses results of a pod, for any state of the checkout and any target of the push."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ PARTS = ("a", "b", "data")
 
 
 @rounds(3, 200)
-def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
+def test_a_push_keeps_the_results_of_the_pod(tmp_path, rounds):
     seed = seeds.seed()
     dice = random.Random(seed)
     root, dest, here = tmp_path / "checkout", make_pod(tmp_path / "pod"), ThisMachine()
@@ -32,16 +32,16 @@ def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
     made: dict[Path, bytes] = {tmp_path / "precious" / "file": b"outside"}
     for number in range(rounds):
         change(root, dice, number, tmp_path / "precious")
-        with contextlib.suppress(UsageError):  # refused: then nothing is lost either
+        with contextlib.suppress(UsageError):  # refused: nothing is lost either
             push(here, root, dest, TOKEN)
         path = dest.joinpath(*dice.choices(PARTS, k=dice.randint(1, 3)), f"made-{number}")
         try:
             write(path, os.urandom(8))
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
-                raise  # those: a file of the checkout is in the way, or links of it that lead to each other
+                raise  # a file of the checkout is in the way, or links of the checkout form a loop
         else:
-            made[path.resolve()] = path.read_bytes()  # a link on the way may point elsewhere tomorrow
+            made[path.resolve()] = path.read_bytes()  # a link on the path may point elsewhere later
         assert {path: path.read_bytes() for path in made} == made
         disasters(here, root, dest, tmp_path)
         assert {path: path.read_bytes() for path in made} == made
@@ -53,7 +53,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def change(root: Path, dice: random.Random, number: int, outside: Path) -> None:
-    """Another checkout at the same place: files, folders and links in each other's stead."""
+    """Make a different checkout at the same place: swap files, folders and links."""
     if number % 4 == 0:
         shutil.rmtree(root, ignore_errors=True)
     for _ in range(dice.randint(1, 6)):
@@ -73,7 +73,7 @@ def change(root: Path, dice: random.Random, number: int, outside: Path) -> None:
 
 
 def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
-    """Every wrong place that there is; all of them are refused."""
+    """Return every wrong target; a push refuses all of them."""
     (folder / "empty").mkdir(exist_ok=True)
     (folder / "all").mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Everything at once on a control host, and a thousand kills: the rig, at night."""
+"""Everything at once on a control host, with a thousand kills: the nightly rig."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.needs import PRIVILEGE
 @pytest.mark.timeout(14500)
 @pytest.mark.pack("jobs")
 @pytest.mark.pack("control_host")
-def test_a_thousand_kills_of_everything_at_once_lose_no_run_no_machine_and_no_answer():
+def test_a_thousand_kills_lose_no_run_no_machine_and_no_answer():
     done = rig("together", "--kills", "1000", timeout_s=14000)
     assert done.returncode == 0
     assert "kills, 0 orphans, 0 duplicates, 0 early ends, 0 cut answers called whole" in done.stdout

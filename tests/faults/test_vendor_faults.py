@@ -1,4 +1,4 @@
-"""Vendors that do not delete, whose listings lag, lack rows, or break off: no verdict before it is proven."""
+"""Vendors that do not delete, or whose listings lag, lack rows, or break off: no verdict without proof."""
 
 import contextlib
 import random
@@ -42,7 +42,7 @@ def desk_of(here, tmp_path, chance: random.Random, number: int) -> Desk:
 
 def rent(desk: Desk, vendor, journal, run: str, judge: Judge) -> Op | None:
     request, job = order(desk.vendor_name, run)
-    desk.offers.append(desk.offers.pop(0))  # a machine of Lium's is the only one of its kind
+    desk.offers.append(desk.offers.pop(0))  # Lium has one machine of a kind
     try:
         op = pods.rent(vendor, request, desk.offers[0], job, journal)
     except SlipwayError:
@@ -55,7 +55,7 @@ def rent(desk: Desk, vendor, journal, run: str, judge: Judge) -> Op | None:
 
 
 def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
-    """Raises Wrong when something is called gone that runs."""
+    """Refuse deletes. Raises Wrong if a running pod counts as gone."""
     seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(trials):
@@ -82,20 +82,20 @@ def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
 
 
 @rounds(3, 200)
-def test_a_delete_that_fails_for_hours_is_told_at_every_sweep_and_never_taken_for_done(here, tmp_path, rounds):
+def test_every_sweep_reports_a_delete_that_fails_for_hours(here, tmp_path, rounds):
     refuse_deletes(here, tmp_path, rounds)
 
 
-def test_that_rig_catches_one_that_gives_up_deleting(here, tmp_path):
+def test_vendor_rig_rejects_code_that_gives_up_deleting(here, tmp_path):
     with pytest.raises(Wrong, match="early end"):
         refuse_deletes(here, tmp_path, 3, known_bad.give_up_deleting)
 
 
-# Row 5: what a listing does not show.
+# Row 5: pods that a listing lacks.
 
 
 def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = None) -> None:
-    """Sweeps on as many listings, of estates of a few pods. Raises Wrong for a verdict that is false."""
+    """Sweep on wrong listings, of installations with a few pods. Raises Wrong for a false verdict."""
     seed = seeds.seed() if seed is None else seed
     chance, number, seen = random.Random(seed), 0, 0
     while seen < listings:
@@ -116,7 +116,7 @@ def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = N
                 if live and chance.random() < 0.2:
                     op = chance.choice(live)
                     judge.acknowledged.discard(op.token)
-                    with contextlib.suppress(SlipwayError):  # the sweeps go on with it
+                    with contextlib.suppress(SlipwayError):  # the sweeps continue
                         pods.end(vendor, op, journal)
                     judge.at_any_time(journal.ops())
                 sweep(vendor, journal)
@@ -130,10 +130,10 @@ def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = N
 
 
 @rounds(20, 2000)
-def test_a_listing_that_lags_lacks_rows_or_breaks_off_proves_nothing(here, tmp_path, rounds):
+def test_a_stale_or_incomplete_listing_proves_nothing(here, tmp_path, rounds):
     mislead(here, tmp_path, rounds)
 
 
-def test_that_rig_catches_one_that_believes_silence(here, tmp_path):
+def test_vendor_rig_rejects_code_that_takes_silence_for_absence(here, tmp_path):
     with pytest.raises(Wrong, match="early end|lost work"):
         mislead(here, tmp_path, 100, known_bad.believe_silence, seed=1)

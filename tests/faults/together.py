@@ -1,11 +1,11 @@
-"""Everything at once on a control host, and SIGKILLs at random: runs, a service, a set of pods and a sweep.
+"""Everything at once on a control host, with random SIGKILLs: runs, a service, a set of pods and a sweep.
 
     python -m tests.faults.together --kills 1000 --seed 11
 
-Laptops type launches, a sweep and a set of pods through a control host, where a service serves two replicas under load.
-Meanwhile one process after another is killed, drawn by chance: supervisor, controller, gateway, the connection of a
-laptop, a launcher, an agent, a guard; or the vendor takes a machine away. In rounds: when all of one is over, its runs,
-its machines and its bills are judged. What was never handed over, because its launcher was killed before, is no run.
+Laptops type launches, a sweep and a set of pods through a control host, which also serves two replicas under load.
+Meanwhile the rig kills random processes: supervisor, controller, gateway, the connection of a laptop, a launcher, an
+agent, a guard; or the vendor takes a machine away. The trial has rounds: at the end of a round, the rig judges the
+runs, the machines and the bills. A launch that was killed before the hand-over is no run.
 """
 
 import argparse
@@ -34,10 +34,10 @@ SPEED = 20.0
 TOKENS = 8
 WORK_S = 8.0
 EACH = 60  # kills in a round, at least
-QUIET_S = 600.0  # for a round to come to its end when nobody kills any more
+QUIET_S = 600.0  # for a round to finish without further kills
 CRASH_LOOP = "the agent ended 5 times"
-MOST_RECOVERIES = 5  # a run that was begun again so often is given up, as is promised
-SELDOM = ("connection", "session", "agent", "guard")  # of which there is always one, or which end a whole command
+MOST_RECOVERIES = 5  # a run with this many restarts is given up, as promised
+SELDOM = ("connection", "session", "agent", "guard")  # few exist, or the kill ends a whole command
 VICTIMS = {
     "supervisor": ("scripts.runs.supervisor",),
     "controller": ("serve.controller ",),
@@ -64,7 +64,7 @@ class Rig:
         self.chance = chance_of(self.seed)
 
     def go(self, kills: int, until: float) -> None:
-        """Raise Wrong at the first thing that is not as it must be."""
+        """Run the rounds. Raise Wrong at the first violation."""
         here = self.site
         here.up()
         model = here.folder / "model"
@@ -132,7 +132,7 @@ class Rig:
         wait(lambda: not self.left(), "the end of all machines", QUIET_S, here.settle)
         self.check_service()
 
-    # What is typed.
+    # Typed commands.
 
     def begin(self, name: str, words: list[str]) -> "subprocess.Popen[bytes]":
         laptop = self.site.laptop
@@ -151,14 +151,14 @@ class Rig:
     def sweep_of(self, number: int) -> str:
         path = self.site.folder / f"rates{number}.yaml"
         each = {"profile": "tiny", "phase": "base", "gpu": GPU["lium"], "num-gpus": 1, "steps": 6, "save_every": 3}
-        runs = [{"name": name, "seed": 10 * number + at} for at, name in enumerate("ab")]  # nothing of it is here yet
+        runs = [{"name": name, "seed": 10 * number + at} for at, name in enumerate("ab")]  # no files of them exist yet
         path.write_text(json.dumps({"each": each, "runs": runs}))
         return str(path)
 
-    # What is killed.
+    # Kills.
 
     def kill_some(self, count: int) -> None:
-        """Kill until it is enough; somebody looks now and then, who has all begun again that has nobody."""
+        """Kill `count` times; `inv status` runs now and then, and restarts all unattended work."""
         done, look = 0, self.begin("look", ["status"])
         while done < count:
             time.sleep(self.chance.choice([0.1, 0.5, 1.0, 2.0, 4.0]))
@@ -173,17 +173,17 @@ class Rig:
         look.wait()
 
     def kill_one(self, kind: str) -> bool:
-        """Kill one of these; tell whether there was any."""
+        """Kill one of these kinds; return true if a process existed."""
         here = self.site
         if kind in SELDOM and self.chance.random() < 0.85:
             return False
         if kind == "machine":
             there = [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]
-            if not there or self.chance.random() < 0.8:  # each takes minutes of the market's clock to come back from
+            if not there or self.chance.random() < 0.8:  # each takes minutes of the market's clock to recover
                 return False
             try:
                 here.market.tell("/preempt", {"id": self.chance.choice(there)})
-            except UsageError:  # its end was asked for in between
+            except UsageError:  # a request to end came in between
                 return False
             return True
         if kind == "connection":
@@ -195,33 +195,33 @@ class Rig:
         return bool(found) and kill(self.chance.choice(found))
 
     def traffic(self, load: LoadTest, stop: threading.Event) -> None:
-        """Ask the service all the while: what is answered to its end has all of its tokens."""
+        """Send requests to the service throughout: every complete answer has all of its tokens."""
         while not stop.is_set():
             try:
                 with Traffic(load, clients=2) as traffic:
                     stop.wait(5)
             except AssertionError:
-                continue  # it did not answer in time: the controller is between two lives
+                continue  # no answer in time: the controller is restarting
             good = [one for one in traffic.heard if not one.failure]
             self.counts["answers"] += len(good)
             self.counts["answers cut"] += len(traffic.failures())
             if bad := [one for one in good if one.tokens != TOKENS]:
                 self.counts["CALLED WHOLE"] += len(bad)
 
-    # What must be so.
+    # Invariants.
 
     def is_over(self, name: str) -> bool:
         row = self.site.row(name)
         return row is None or not row.is_live and (run_rows.is_over(row) or not self.is_kept(name))
 
     def is_kept(self, name: str) -> bool:
-        """Return whether it is still brought back: a row that ended without an outcome stands between two machines."""
+        """Return true if the run is still resumed: a row that ended without an outcome is between two machines."""
         return (
             f"keep:{name}" in self.site.journal.leases.held() or f"keep:{name}" in self.site.journal.leases.abandoned()
         )
 
     def judge(self, name: str) -> None:
-        """Raise Wrong for a run that was lost, or done by two at the same time."""
+        """Judge the runs. Raise Wrong for a lost run, or for a run with two concurrent processes."""
         rows = self.site.rows(run=name)
         if self.site.said(name, "twice"):
             raise Wrong(f"{name}: two worked on it at the same time")
@@ -246,21 +246,21 @@ class Rig:
         self.counts[what] += 1
 
     def end_sweep(self, number: int, words: list[str]) -> None:
-        """The sweep goes on without whoever typed it; where all of it was killed before, it is typed again."""
+        """Finish the sweep without the process that typed it; type the sweep again if every process was killed."""
         trials = [f"rates{number}.{one}" for one in "ab"]
         deadline = time.monotonic() + QUIET_S
         while self.begin("sweep", words).wait(QUIET_S):
             if time.monotonic() > deadline:
                 raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         done = Counter(op.run for one in trials for op in self.site.rows(run=one) if op.outcome == "succeeded")
-        # A machine may be taken after the last word of a run, before somebody reads it: the sweep finds its artifact.
+        # A machine may vanish after the last report of a run, before a process reads it: the sweep finds the artifact.
         told = {one for one in trials if self.site.said_last(one) == "succeeded"}
         if max(done.values(), default=0) > 1 or {*done} | told != {*trials}:
             raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         self.counts["trials succeeded"] += len(trials)
 
     def end_set(self, number: int) -> None:
-        """Make the set whole, whatever became of it, and end it."""
+        """Complete the set of pods, in any state, and end the set."""
         here = self.site
         here.laptop.json("apply", self.set_of(number, 2), "--yes")
         live = [op.run for op in here.rows(live=True) if op.pod_set == f"set{number}" and op.state == "READY"]
@@ -277,7 +277,7 @@ class Rig:
         return self.site.processes("serve.fake", is_on_host=False)
 
     def check_service(self) -> None:
-        """Both replicas serve again, and nothing of another one runs."""
+        """Check that both replicas serve again, and no process of a third replica runs."""
         if self.counts["CALLED WHOLE"]:
             raise Wrong(f"{self.counts['CALLED WHOLE']} answers were called whole, and were not")
 

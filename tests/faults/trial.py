@@ -1,4 +1,4 @@
-"""A small street for trials of faults: a checkout, a job that counts, and machines to run it on."""
+"""A small test bed for fault trials: a checkout, a job that counts, and machines."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from tests.infra.agent.world import AGENT
 
 RUN = "brave-otter-1"
 COUNT = Step(name="count", words=("-m", "counter"))
-# An environment of one empty wheel, made by pip from a folder of the checkout: it needs no network.
+# An environment of one empty wheel, made by pip from a folder of the checkout, without network.
 SMALL = {"SLIPWAY_INSTALLER": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "wheels", "PIP_NO_CACHE_DIR": "1"}
 
 
@@ -32,7 +32,7 @@ def rounds(few: int, many: int) -> pytest.MarkDecorator:
 
 
 def checkout(root: Path, ballast_bytes: int = 0) -> Path:
-    """The agent, a program that counts until it is enough, and what makes a push take a while."""
+    """Return a checkout: the agent, a program that counts to an end, and files that make a push take a while."""
     shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "infra" / "__init__.py").touch()
     (root / "counter.py").write_text(COUNTER)
@@ -71,18 +71,18 @@ class Counted:
         (self.pod.work / "enough").touch()
 
     def check(self) -> None:
-        """Everything was counted, once, and never by two at the same time."""
+        """Check that each number was counted once, and never by two processes at the same time."""
         assert self.lines() and self.lines() == [str(number) for number in range(len(self.lines()))]
         assert self.lines("overlap.txt") == []
 
 
 def counted(host: Host, run: str = RUN) -> Counted:
-    """Return the counting pod on a host in a namespace, whose home this machine sees elsewhere."""
+    """Return the counting pod on a host in a namespace; this machine mounts the home of the host elsewhere."""
     return Counted(PodFolder(host.folder / "home" / ".slipway" / "pods" / run))
 
 
 def provider_of(host: Host, ssh: Ssh, folder: Path) -> SshPools:
-    """The inventory of one machine, reached by `ssh`, with its memory in `folder`."""
+    """Return an inventory of one machine, reached by `ssh`, with its memory in `folder`."""
     machine = inventory.Host(pool="lab", name=host.address.host, address=host.address)
     return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"))
 
