@@ -8,7 +8,7 @@ from tests.infra.agent.world import World
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A pod folder, and the certainty that nothing of it is left running."""
+    """Yield a pod folder; no process of the pod survives the test."""
     pod = World(tmp_path)
     yield pod
     pod.end()

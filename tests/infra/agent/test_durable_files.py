@@ -1,4 +1,4 @@
-"""A file that is written durably on a full disk: no draft stays."""
+"""A durable write on a full disk leaves no draft."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_draft_that_could_not_be_written_is_removed_and_the_old_text_stays(tmp_path, monkeypatch):
+def test_a_failed_draft_is_removed_and_the_old_text_stays(tmp_path, monkeypatch):
     write_durably(tmp_path / "told.json", "old")
     monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""An engine takes the machine away by a signal to every process: the work leaves no verdict, and is begun anew."""
+"""An engine takes the machine away by a signal to every process: the work leaves no verdict, and starts again."""
 
 import signal
 import time
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("first", ["the step", "the guard"])
-def test_work_that_is_taken_away_leaves_no_verdict_whoever_hears_of_it_first(world: World, first: str) -> None:
+def test_preempted_work_leaves_no_verdict_for_any_order_of_signals(world: World, first: str) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start(**{ENGINE: "slurm"})
@@ -35,7 +35,7 @@ def test_work_that_is_taken_away_leaves_no_verdict_whoever_hears_of_it_first(wor
     assert world.verdict()["state"] == "stopped"
 
 
-def test_a_step_that_fails_by_itself_fails_on_an_engine_too(world: World, tmp_path: Path) -> None:
+def test_a_failing_step_also_fails_on_an_engine(world: World, tmp_path: Path) -> None:
     world.program("fails", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     world.job(module("fails"))
     world.start(**{ENGINE: "slurm"})

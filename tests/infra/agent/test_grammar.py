@@ -1,4 +1,4 @@
-"""The agent runs wherever a Python 3.9 is: standard library only, in a grammar that 3.9 reads."""
+"""The agent runs on every Python from 3.9: standard library only, in a grammar that 3.9 reads."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ FILES = sorted(AGENT.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(AGENT)))
-def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path) -> None:
+def test_the_agent_uses_the_grammar_of_3_9_and_standard_or_own_imports(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert not [node for node in imports if isinstance(node, ast.ImportFrom) and node.level]
@@ -24,7 +24,7 @@ def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path)
 
 
 @pytest.mark.process
-def test_nothing_newer_than_3_9_is_used() -> None:
+def test_the_agent_uses_no_api_newer_than_3_9() -> None:
     words = [
         sys.executable,
         "-c",

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: nothing is lost, and nothing runs twice at the same time."""
+"""SIGKILL at random moments: no result is lost, and no work runs twice at the same time."""
 
 import random
 import signal
@@ -16,19 +16,19 @@ from tests.programs import source
 
 pytestmark = pytest.mark.process
 
-PODS, KILLS = 4, 5  # of each pod, every time one to three of its processes
+PODS, KILLS = 4, 5  # per pod; each kill hits one to three processes
 COUNTER = source("counter")
 
 
-def test_nothing_is_lost_and_nothing_runs_twice_under_random_kills(tmp_path: Path) -> None:
+def test_random_kills_lose_no_result_and_run_no_work_twice(tmp_path: Path) -> None:
     seed = seeds.seed()
     with ThreadPoolExecutor(PODS) as pool:
-        for done in [pool.submit(_shoot_at, tmp_path / str(number), seed + number) for number in range(PODS)]:
+        for done in [pool.submit(_kill_repeatedly, tmp_path / str(number), seed + number) for number in range(PODS)]:
             done.result()
 
 
-def _shoot_at(root: Path, seed: int) -> None:
-    """A pod that counts while its processes are killed; at the end it has counted everything, once."""
+def _kill_repeatedly(root: Path, seed: int) -> None:
+    """Kill the processes of a counting pod; at the end every number is counted once."""
     chance = random.Random(seed)
     world = World(root)
     try:
@@ -36,8 +36,8 @@ def _shoot_at(root: Path, seed: int) -> None:
         world.job(module("counter"), clock_scale=1e5)  # 600 s of crash loop are 6 ms
         world.start()
         for _ in range(KILLS):
-            if chance.random() < 0.7:  # else it is shot while it still starts
-                _await_a_count(world)
+            if chance.random() < 0.7:  # otherwise the kill hits the start
+                _await_count(world)
             time.sleep(chance.uniform(0, 0.8))
             targets = world.members()
             for target in chance.sample(targets, k=min(len(targets), chance.choice([1, 1, 2, 3]))):
@@ -54,7 +54,7 @@ def _shoot_at(root: Path, seed: int) -> None:
         world.end()
 
 
-def _await_a_count(world: World) -> None:
+def _await_count(world: World) -> None:
     count = len(world.lines("count.txt"))
     until(lambda: len(world.lines("count.txt")) > count or not _lives(world), "a count")
 

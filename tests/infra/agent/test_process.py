@@ -1,4 +1,4 @@
-"""Processes are found by token or spared, and no stranger is signalled."""
+"""Processes are found by token or spared, and no foreign process gets a signal."""
 
 import base64
 import errno
@@ -23,7 +23,7 @@ def sleeper(token: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.process
-def test_only_the_exact_token_is_found_and_the_spared_live_on() -> None:
+def test_only_processes_with_the_exact_token_are_found_and_spared_processes_live() -> None:
     token = f"sw1-test-{time.time_ns()}"
     ours, spared, foreign = sleeper(token), sleeper(token), sleeper(token + "0")
     try:
@@ -37,13 +37,13 @@ def test_only_the_exact_token_is_found_and_the_spared_live_on() -> None:
             one.wait()
 
 
-def test_a_used_up_pid_is_not_the_process_that_had_it() -> None:
+def test_a_reused_pid_is_a_different_process() -> None:
     stranger = process.Identity(process.boot_id(), os.getpid(), "1")
     assert process.is_alive(process.myself())
     assert not process.is_alive(stranger) and not process.send(stranger, 9)
 
 
-def test_what_cannot_be_read_is_not_taken_for_gone() -> None:
+def test_an_unreadable_process_does_not_count_as_gone() -> None:
     me, before = process.myself(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
@@ -54,7 +54,7 @@ def test_what_cannot_be_read_is_not_taken_for_gone() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_call_is_made_again_for_a_shortage_and_for_nothing_else() -> None:
+def test_a_call_is_retried_only_after_a_shortage() -> None:
     failures = [MemoryError(), OSError(errno.ENOMEM, "memory"), BlockingIOError(errno.EAGAIN, "processes")]
 
     @shortage.patient
@@ -77,8 +77,8 @@ def test_a_call_is_made_again_for_a_shortage_and_for_nothing_else() -> None:
 
 
 @pytest.mark.process
-def test_what_could_not_be_ended_is_returned_and_named(monkeypatch) -> None:
-    monkeypatch.setattr(process, "send", lambda *_: None)  # else it may be gone already when it is looked for
+def test_processes_that_survive_are_returned_and_named(monkeypatch) -> None:
+    monkeypatch.setattr(process, "send", lambda *_: None)  # otherwise the process may be gone before the look
     token = f"sw1-test-{time.time_ns()}"
     one = sleeper(token)
     try:
@@ -92,13 +92,13 @@ def test_what_could_not_be_ended_is_returned_and_named(monkeypatch) -> None:
 
 @pytest.mark.process
 @pytest.mark.needs("ps")
-def test_ps_tells_the_same_parents_as_the_process_table() -> None:
+def test_ps_reports_the_same_parents_as_the_process_table() -> None:
     (row,) = process._rows_of_ps("-p", str(os.getpid()))
     assert (row.pid, row.ppid) == (os.getpid(), os.getppid())
     assert os.getpid() in {one.pid for one in process._rows_of_ps("-ax")}
 
 
-def test_a_tail_gives_each_whole_record_once_and_passes_over_what_is_none(tmp_path: Path) -> None:
+def test_a_tail_yields_each_whole_record_once_and_skips_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"kind": "old"}\n')
     tail = RecordTail(path)
@@ -111,12 +111,12 @@ def test_a_tail_gives_each_whole_record_once_and_passes_over_what_is_none(tmp_pa
     assert tail.read() == []
 
 
-def test_secrets_are_struck_out_at_any_depth_the_longer_ones_first() -> None:
+def test_secrets_are_masked_at_any_depth_longest_first() -> None:
     redact = Redactor({"A": "abc", "B": "abcdef", "EMPTY": ""})
     assert redact({"x": ["abcdef", {"abc": "1 abc"}], "n": 3}) == {"x": ["[B]", {"[A]": "1 [A]"}], "n": 3}
 
 
-def test_a_secret_is_struck_out_in_every_spelling() -> None:
+def test_a_secret_is_masked_in_every_spelling() -> None:
     secret = "hf_/+abcdefghijklmnopqrstuvwxyz?>"
     redact = Redactor({"TOKEN": secret, "SHORT": "k1"})
     for text in (secret, quote(secret, safe=""), secret.encode().hex(), secret.encode().hex().upper()):

@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 
 def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S) -> Any:
-    """The first true answer; fails after `within_s`."""
+    """Return the first true answer; fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         answer = truth()
@@ -31,7 +31,7 @@ def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S
 
 
 class World:
-    """One pod: write its step programs, hand it a job, watch it, break it."""
+    """One pod: write step programs, hand over a job, observe the pod, break the pod."""
 
     def __init__(self, root: Path) -> None:
         self.pod = PodFolder(root)
@@ -41,7 +41,7 @@ class World:
         self.pod.work.mkdir()
 
     def program(self, name: str, text: str) -> None:
-        """A step program, run as `-m <name>`."""
+        """Write a step program, run as `-m <name>`."""
         (self.pod.code / f"{name}.py").write_text(text)
 
     def job(self, *steps: Step, token: str = "", **more: Any) -> None:
@@ -51,7 +51,7 @@ class World:
     def command(self, verb: str, environ: Mapping[str, str] = {}) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "infra.agent", verb, str(self.pod.root)],
-            cwd=self.pod.root,  # the pod's own copy of the agent; where we are lies ours
+            cwd=self.pod.root,  # the pod's own copy of the agent; our copy is in the current folder
             env={**os.environ, "PYTHONPATH": str(self.pod.code), "SLIPWAY_GRACE_S": "3", **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,7 +59,7 @@ class World:
         )
 
     def call(self, verb: str, environ: Mapping[str, str] = {}, code: int = 0) -> Any:
-        """The JSON that a command printed; its stderr when it should fail."""
+        """Return the JSON output of a command; with a nonzero `code`, the stderr."""
         process = self.command(verb, environ)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, (process.returncode, out, err, self.words())
@@ -69,13 +69,13 @@ class World:
         return self.call("start", environ)
 
     def verdict(self) -> dict[str, Any]:
-        """The verdict of what runs now, once its guard and agent are gone too."""
+        """Return the verdict of the current job, after the exit of guard and agent."""
         until(self.pod.verdict.exists, "a verdict")
         until(lambda: not self.members(), "the end of every process")
         return json.loads(self.pod.verdict.read_text())
 
     def verdict_or_death(self) -> dict[str, Any]:
-        """The verdict; {} when the last process of the pod was killed before there was one."""
+        """Return the verdict; {} if the last process of the pod died before the verdict."""
         until(lambda: not self.members(), "the end of every process")
         return json.loads(self.pod.verdict.read_text()) if self.pod.verdict.exists() else {}
 
@@ -92,14 +92,14 @@ class World:
         return until(lambda: living(self.pod, role), f"a living {role}")
 
     def kill(self, *roles: str) -> None:
-        """SIGKILL, all of them at once, and wait until they are gone."""
+        """Send SIGKILL to all given processes at once, and wait for their end."""
         targets = [self.living(role) for role in roles]
         for target in targets:
             send(target, signal.SIGKILL)
         until(lambda: not set(targets) & set(self.members()), "the death of the killed")
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a file in the work folder; [] when it is not there yet."""
+        """Return the lines of a file in the work folder; [] without the file."""
         path = self.pod.work / name
         return path.read_text().split("\n")[:-1] if path.exists() else []
 

@@ -1,6 +1,7 @@
-"""`python -m tests.infra.ledger.holder CODE stays|leaves LEASE...`: hold leases of the journal, telling that code.
+"""`python -m tests.infra.ledger.holder CODE stays|leaves LEASE...`: hold leases of the journal under a version of the
+code.
 
-Says "held" on stdout. Leaves at SIGTERM, or stays all the same.
+Prints "held" to stdout. Exits at SIGTERM, or ignores SIGTERM.
 """
 
 import signal

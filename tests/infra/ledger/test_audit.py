@@ -1,4 +1,4 @@
-"""The owner of each machine, and what is due: pure decisions over what a vendor and the journal say."""
+"""The owner of each machine, and overdue machines: pure decisions from a vendor's listing and the journal."""
 
 import pytest
 
@@ -48,19 +48,19 @@ def why(*words):
     [("BOOTING", "claimed"), ("READY", "claimed"), ("LOST", "claimed"), ("CREATING", "claimed"), ("UNKNOWN", "claimed"),
      ("TERMINATING", "ending"), ("TERMINATED", "orphaned"), ("FAILED", "orphaned")],
 )  # fmt: skip
-def test_a_machine_of_ours_is_what_its_row_says(state, kind):
+def test_our_machine_has_the_state_of_its_row(state, kind):
     (found,) = seen([row(state)], pod())
     assert (found.kind, found.run, found.age_s, found.micro_usd_per_hour) == (kind, "run-a", 90, 100)
     assert found.is_wrong == (kind in ("orphaned", "ending"))
 
 
-def test_a_machine_with_our_mark_and_no_row_is_an_orphan_and_one_on_its_way_out_costs_no_alarm():
+def test_a_marked_machine_without_a_row_is_an_orphan_unless_it_is_ending():
     assert kinds([], pod()) == [("id-a", "orphaned")]
     (leaving,) = seen([row("TERMINATING")], pod(state="ending"))
     assert leaving.is_due and not leaving.is_wrong
 
 
-def test_nobody_elses_machine_is_ours_whatever_it_is_called():
+def test_a_foreign_machine_is_never_ours_under_any_name():
     strangers = [
         pod(token="", pod_id="1"),
         pod(token="sw1-bbbbbbbb-0000000000000000", pod_id="2"),
@@ -72,21 +72,21 @@ def test_nobody_elses_machine_is_ours_whatever_it_is_called():
     assert [one.note for one in found][:3] == ["", "another installation's", ""]
 
 
-def test_of_two_machines_with_one_token_the_row_has_one():
+def test_a_row_owns_one_of_two_machines_with_its_token():
     old, young = pod(pod_id="old", created_at=3), pod(pod_id="young", created_at=9)
     assert kinds([row("READY", remote_id="young")], young, old) == [("old", "orphaned"), ("young", "claimed")]
     assert kinds([row("UNKNOWN", remote_id=None)], young, old) == [("old", "claimed"), ("young", "orphaned")]
     assert kinds([row("TERMINATED", remote_id="old")], young, old) == [("old", "orphaned"), ("young", "orphaned")]
 
 
-def test_a_row_without_its_machine_is_a_ghost_only_by_the_vendors_word():
+def test_a_row_without_machine_is_a_ghost_only_if_the_vendor_denies_the_machine():
     assert kinds([row("READY")], denied=["id-a"]) == [("id-a", "ghost")]
     assert kinds([row("READY")]) == [("id-a", "claimed")]  # a listing that lags
     assert kinds([row("READY")], is_complete=False) == []
     assert kinds([row("TERMINATED"), row("FAILED", "b"), row("PLANNED", "c", sent_at=None, remote_id=None)]) == []
 
 
-def test_a_request_without_an_answer_is_not_clean_unless_somebody_is_at_it():
+def test_an_unanswered_request_is_not_clean_unless_a_process_handles_it():
     lost = row("UNKNOWN", remote_id=None)
     (found,) = seen([lost])
     assert (found.kind, found.is_wrong, found.micro_usd_per_hour) == ("unclear", True, 100)
@@ -95,16 +95,16 @@ def test_a_request_without_an_answer_is_not_clean_unless_somebody_is_at_it():
     assert kinds([row("TERMINATING", remote_id=None, sent_at=None)]) == [("", "ghost")]
 
 
-def test_what_has_outlived_its_limits_is_due_by_the_vendors_clock():
+def test_a_machine_beyond_its_limits_is_overdue_by_the_vendors_clock():
     nobody = frozenset[str]()
     for one in (row("READY", ttl_s=600.0), row("LOST", cap=1_000, rate=6_000)):
         assert why(one, nobody, one.sent_at + 599) == "" != why(one, nobody, one.sent_at + 600)
         assert why(one, nobody, one.sent_at + 9, 60.0) == "" != why(one, nobody, one.sent_at + 10, 60.0)
-        assert why(one, frozenset([one.token]), one.sent_at + 600)  # its launch follows it, and does not keep it alive
+        assert why(one, frozenset([one.token]), one.sent_at + 600)  # a launch does not extend the life of its pod
     assert why(row("READY"), nobody, NOW * 1000) == ""
 
 
-def test_a_pod_that_nobody_hands_a_job_to_is_due_at_once():
+def test_a_pod_without_a_launch_to_hand_over_its_job_is_due_at_once():
     assert why(row("BOOTING"), frozenset(), NOW) == CUT_OFF
     assert why(row("BOOTING"), frozenset([token("a")]), NOW) == ""
     assert [why(row(state), frozenset(), NOW) for state in ("TERMINATING", "TERMINATED", "FAILED")] == [""] * 3

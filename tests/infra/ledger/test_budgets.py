@@ -1,4 +1,4 @@
-"""One amount for many pods, whatever dies: it is never passed, nothing reserved is lost, and nothing leaks."""
+"""One amount for many pods, with crashes: the amount is never exceeded, no reservation is lost, and none leaks."""
 
 import tempfile
 import threading
@@ -20,7 +20,7 @@ from infra.names import new_token
 from tests import seeds
 
 AMOUNT = 3000
-RATE = 3600  # micro-USD per hour: one for each second, so that the time of the test itself costs next to nothing
+RATE = 3600  # micro-USD per hour: one per second, so that the duration of the test costs almost nothing
 RUNS, PROCESSES = "abcd", (1, 2, 3)
 
 
@@ -53,7 +53,7 @@ def rent(journal, run, cap, rank=0):
 
 
 def passed(journal, op, seconds):
-    """Let time have passed for a pod."""
+    """Let time pass for a pod."""
     return journal.note(op, boot_s=op.boot_s - seconds)
 
 
@@ -62,13 +62,13 @@ def end(journal, op, outcome=""):
 
 
 class Purse(RuleBasedStateMachine):
-    """Reserve, rent, spend, return, crash, in any order, by three processes that may die and come again."""
+    """Reserve, rent, spend, return and crash in any order, in three processes that may die and restart."""
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.environ = {"XDG_STATE_HOME": self.folder.name, "XDG_CONFIG_HOME": self.folder.name}
-        self.lives = dict.fromkeys(PROCESSES, 0)  # how often each has died
+        self.lives = dict.fromkeys(PROCESSES, 0)  # number of deaths of each process
         self.me = PROCESSES[0]
         names = ("infra.ledger.budgets", "infra.ledger.leases")
         self.patches = [mock.patch(f"{name}.myself", self.identity) for name in names]
@@ -77,8 +77,8 @@ class Purse(RuleBasedStateMachine):
             one.start()
         self.journal = Journal.open(environ=self.environ)
         budgets.open_budget(self.journal, "b", AMOUNT, None)
-        self.promised = {}  # by run: the amount, and who reserved it
-        self.keepers = {}  # by run: the lease of whoever keeps it, and who that is
+        self.promised = {}  # by run: the amount, and the reserving process
+        self.keepers = {}  # by run: the lease of the keeper, and the keeper
 
     def teardown(self):
         self.journal.close()
@@ -97,15 +97,15 @@ class Purse(RuleBasedStateMachine):
         return [op for op in self.journal.ops(live=True) if run in ("", op.run)]
 
     def is_due(self, run):
-        """Return whether what was reserved for a run must still be there."""
+        """Return true if the reservation of a run must still exist."""
         _, holder = self.promised[run]
         if self.is_alive(holder) or self.live(run):
             return True
         rows = self.journal.ops(run=run)
-        return bool(rows) and not rows[-1].outcome and run in self.keepers  # one that died so lately is taken up again
+        return bool(rows) and not rows[-1].outcome and run in self.keepers  # a run that died recently is resumed
 
     def due(self):
-        """Return what must still be reserved; the rest is freed as soon as anybody reserves or rents."""
+        """Return the reservations that must still exist; the next reserve or rent frees the rest."""
         return {run: it for run, it in self.promised.items() if self.is_due(run)}
 
     @rule(run=st.sampled_from(RUNS), amount=st.integers(1, 2000), process=st.sampled_from(PROCESSES))
@@ -147,7 +147,7 @@ class Purse(RuleBasedStateMachine):
         op = self.live()[choice % len(self.live())]
         if event == "refused" and op.state == "PLANNED":
             self.journal.advance(self.journal.advance(op, "sending"), "refused")
-        elif event == "lost" and op.state == "PLANNED":  # a lost answer: it may be there, and costs until that is known
+        elif event == "lost" and op.state == "PLANNED":  # a lost answer: the pod may exist and cost
             self.journal.advance(self.journal.advance(op, "sending"), "unclear")
         else:
             end(self.journal, op, "succeeded" if event == "succeeded" else "")
@@ -201,7 +201,7 @@ TestPurse.settings = settings(
 )
 
 
-def test_of_eight_that_ask_at_once_no_more_are_paid_than_the_amount_covers(journal, environ):
+def test_eight_concurrent_requests_are_paid_only_up_to_the_amount(journal, environ):
     budgets.open_budget(journal, "b", 500, None)
     paid, barrier = [], threading.Barrier(8)
 
@@ -223,7 +223,7 @@ def test_of_eight_that_ask_at_once_no_more_are_paid_than_the_amount_covers(journ
     assert len(paid) == 4 and len(journal.ops()) == 4
 
 
-def test_a_pod_that_may_exist_costs_all_that_it_may_until_that_is_known(journal):
+def test_a_possibly_existing_pod_costs_its_maximum_until_its_state_is_known(journal):
     budgets.open_budget(journal, "b", 500, None)
     op = journal.advance(journal.advance(rent(journal, "a", 400), "sending"), "unclear")
     with pytest.raises(OutOfMoney, match="reserved by: a"):
@@ -232,7 +232,7 @@ def test_a_pod_that_may_exist_costs_all_that_it_may_until_that_is_known(journal)
     assert rent(journal, "other", 500).is_live
 
 
-def test_a_pod_without_a_limit_or_a_budget_that_nobody_has_opened_is_refused(journal):
+def test_a_pod_without_a_limit_or_with_an_unopened_budget_is_refused(journal):
     with pytest.raises(UsageError, match="budget 'b' does not exist; known: none"):
         rent(journal, "a", 1)
     budgets.open_budget(journal, "b", 500, None)
@@ -241,10 +241,10 @@ def test_a_pod_without_a_limit_or_a_budget_that_nobody_has_opened_is_refused(jou
     assert not journal.ops()
 
 
-def test_an_amount_is_changed_by_one_command_at_a_time_and_never_below_what_is_owed(journal, environ):
+def test_one_command_at_a_time_changes_an_amount_and_never_below_the_debt(journal, environ):
     first = budgets.open_budget(journal, "b", 500, None)
     with Journal.open(environ=environ) as other:
-        assert budgets.open_budget(other, "b", 500, None) == first  # two terminals that open the same at once
+        assert budgets.open_budget(other, "b", 500, None) == first  # two terminals that open the same budget at once
         more = budgets.open_budget(other, "b", 900, first)
     with pytest.raises(Fenced, match="a concurrent command changed the limit"):
         budgets.open_budget(journal, "b", 700, first)

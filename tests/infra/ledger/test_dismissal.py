@@ -1,4 +1,4 @@
-"""Processes that are asked to leave: their leases are named, and those that stay go on."""
+"""Processes that are asked to leave: the leases are named, and the remaining processes continue."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest.fixture
 def journal(tmp_path, monkeypatch):
-    """The file of a journal, in the state directory of this process and of its children."""
+    """Return the journal file in the state directory of this process and of its children."""
     for name in ("STATE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     with Journal.open() as opened:
@@ -28,7 +28,7 @@ def journal(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begin():
-    """Start tests/infra.ledger.holder.py: a process that holds the leases it is told, with the code it is told."""
+    """Start tests/infra.ledger.holder.py: a process that holds the given leases under the given version of the code."""
     started = []
 
     def start(code: str, *leases: str, stays: bool = False) -> subprocess.Popen:
@@ -43,7 +43,7 @@ def begin():
         one.communicate()
 
 
-def test_what_is_dismissed_has_left_and_its_leases_are_named(journal, begin):
+def test_dismissed_processes_have_left_and_their_leases_are_named(journal, begin):
     older = [begin("0" * 12, "keep:brave-otter-1"), begin("", "serve:demo")]
     ours, told = begin(checkout.stamp(), "keep:quick-hare-2"), []
     with Journal.open() as opened:
@@ -63,14 +63,14 @@ def test_what_is_dismissed_has_left_and_its_leases_are_named(journal, begin):
         ]
 
 
-def test_what_stays_is_named_and_goes_on(journal, begin):
+def test_a_process_that_stays_is_named_and_continues(journal, begin):
     stays = begin("0" * 12, "serve:demo", stays=True)
     with Journal.open() as opened, pytest.raises(SlipwayError, match=rf"process {stays.pid} \(serve:demo\)"):
         dismiss(opened.leases.holders(), "runs other code", lambda _: None, patience_s=0.3)
     assert stays.poll() is None
 
 
-def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_no_known_code(journal, begin):
+def test_a_lease_taken_by_code_without_a_stamp_has_no_known_code(journal, begin):
     with Journal.open() as opened:
         opened.leases.release(opened.leases.take("keep:brave-otter-1", checkout.stamp()))
     holder = begin("", "keep:brave-otter-1")
@@ -79,7 +79,7 @@ def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_no_known_c
     assert (one.process.pid, one.code) == (holder.pid, "")
 
 
-def test_the_stamp_of_the_code_is_the_same_in_every_process(journal):
+def test_the_code_stamp_is_the_same_in_every_process(journal):
     words = [sys.executable, "-c", "from infra import checkout; print(checkout.stamp())"]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == checkout.stamp() and len(checkout.stamp()) == 12

@@ -58,10 +58,10 @@ def child(script, environ, *words):
     )
 
 
-# What is kept.
+# Persistence.
 
 
-def test_a_pod_from_intent_to_proven_absence_is_kept_over_reopening(environ):
+def test_a_pods_history_survives_reopening(environ):
     with Journal.open(environ=environ) as journal:
         op = plan(journal, target="t", store="s", job="{}", rate=2_500_000)
         op = journal.advance(op, "sending")
@@ -83,7 +83,7 @@ def test_a_pod_from_intent_to_proven_absence_is_kept_over_reopening(environ):
     db.close()
 
 
-def test_runs_are_listed_with_the_last_rented_at_the_end(journal):
+def test_runs_are_listed_in_order_of_rental(journal):
     first = plan(journal, "a-1")
     plan(journal, "b-2")
     journal.advance(first, "unsent")
@@ -93,7 +93,7 @@ def test_runs_are_listed_with_the_last_rented_at_the_end(journal):
         journal.op("sw1-x")
 
 
-def test_files_are_for_their_owner_only(journal, environ):
+def test_files_are_readable_by_the_owner_only(journal, environ):
     def mode(path):
         return stat.S_IMODE(path.stat().st_mode)
 
@@ -104,10 +104,10 @@ def test_files_are_for_their_owner_only(journal, environ):
     assert {mode(path) for path in files} == {0o600}
 
 
-# One winner.
+# A single winner.
 
 
-def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
+def test_a_live_run_cannot_be_planned_again(journal):
     op = plan(journal, "a-1", target="t", store="s")
     for again in ({"run": "a-1"}, {"run": "b-2", "target": "t", "store": "s"}):
         with pytest.raises(AlreadyLive, match="a-1 already runs this work") as taken:
@@ -119,7 +119,7 @@ def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
     assert plan(journal, "a-1", target="t", store="s").is_live
 
 
-def test_a_detached_row_frees_its_run_rank_and_target_and_the_tables_hold_that(journal):
+def test_a_detached_row_frees_its_run_rank_and_target_under_table_constraints(journal):
     same = {"run": "a-1.1", "rank": 1, "target": "t", "store": "s"}
     for number in range(2):
         op = journal.advance(journal.advance(plan(journal, **same, place=f"box/{number}"), "sending"), "unclear")
@@ -137,7 +137,7 @@ def test_a_detached_row_frees_its_run_rank_and_target_and_the_tables_hold_that(j
             journal.note(lost, **wrong)
 
 
-def test_a_pod_that_turns_up_after_its_end_is_detached_and_keeps_its_rank(journal):
+def test_a_resurfaced_pod_is_detached_and_keeps_its_rank(journal):
     op = plan(journal, "a-1.1", rank=1, target="t", store="s", place="box/1")
     last = plan(journal, "a-1", target="u", store="s")
     ended = journal.advance(op, "unsent")
@@ -151,7 +151,7 @@ def test_a_pod_that_turns_up_after_its_end_is_detached_and_keeps_its_rank(journa
     ("kind", "stays", "pod_set", "service"),
     [("", False, "", ""), ("held", True, "", ""), ("pod_set", True, "lab", ""), ("service", False, "", "lab")],
 )
-def test_an_owner_is_a_kind_and_a_name(journal, kind, stays, pod_set, service):
+def test_an_owner_has_a_kind_and_a_name(journal, kind, stays, pod_set, service):
     op = plan(journal, owner_kind=kind, owner="lab" if pod_set or service else "")
     assert journal.op(op.token) == op and (op.stays, op.pod_set, op.service) == (stays, pod_set, service)
 
@@ -160,7 +160,7 @@ RACE = source("journal_race")
 
 
 @pytest.mark.process
-def test_of_eight_processes_that_want_the_same_one_wins(environ):
+def test_one_of_eight_competing_processes_wins(environ):
     racers = [child(RACE, environ, str(number)) for number in range(8)]
     try:
         assert [racer.stdout.readline() for racer in racers] == ["up\n"] * 8
@@ -176,7 +176,7 @@ def test_of_eight_processes_that_want_the_same_one_wins(environ):
     assert sorted("".join(said).split("\n")[:-1]) == [f"won {number}" for number in range(5)]
 
 
-def test_a_write_that_missed_a_change_is_fenced_off(journal, environ):
+def test_a_write_from_a_stale_row_is_fenced_off(journal, environ):
     op = plan(journal)
     with Journal.open(environ=environ) as other:
         moved = other.advance(other.op(op.token), "sending")
@@ -187,13 +187,13 @@ def test_a_write_that_missed_a_change_is_fenced_off(journal, environ):
     assert journal.op(op.token) == moved
 
 
-# Killed, damaged, lost, newer.
+# Kills, damage, loss, newer schemas.
 
 WRITE = source("journal_writer")
 
 
 @pytest.mark.process
-def test_a_writer_killed_at_any_moment_leaves_a_whole_journal_with_all_it_had_said(environ):
+def test_a_killed_writer_leaves_a_whole_journal_with_all_reported_rows(environ):
     seed = seeds.seed()
     chance = random.Random(seed)
     for _ in range(6):
@@ -229,8 +229,8 @@ def test_a_damaged_journal_is_read_only_and_keeps_its_installation(environ, wher
 
 
 @pytest.mark.parametrize(("was", "now"), [(b"account_fp", b"account_fq"), (b"'FAILED'", b"'FAILEE'")])
-def test_a_letter_of_the_tables_own_text_that_changed_is_damage(environ, was, now):
-    """SQLite's check says ok: another name of a column, or another rule of an index, is as good to it."""
+def test_a_changed_letter_in_the_schema_counts_as_damage(environ, was, now):
+    """SQLite's check accepts a renamed column and a changed rule of an index."""
     with Journal.open(environ=environ) as journal:
         plan(journal)
     content = journal.path.read_bytes()
@@ -240,7 +240,7 @@ def test_a_letter_of_the_tables_own_text_that_changed_is_damage(environ, was, no
         assert "is damaged" in damaged.problem and damaged.installation == journal.installation
 
 
-def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(environ, tmp_path):
+def test_a_journal_without_its_last_changes_is_damaged(environ, tmp_path):
     with Journal.open(environ=environ) as journal:
         plan(journal, "a-1")
     old = journal.path.read_bytes()
@@ -249,8 +249,8 @@ def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(envi
         log = journal.path.with_name("journal.sqlite-wal")
         content, log_content = journal.path.read_bytes(), log.read_bytes()
     for harm in (
-        lambda: journal.path.write_bytes(old),  # brought back from a copy
-        lambda: journal.path.write_bytes(content),  # what had only been in the log is gone
+        lambda: journal.path.write_bytes(old),  # restored from a copy
+        lambda: journal.path.write_bytes(content),  # changes that were only in the log are lost
         lambda: log.write_bytes(log_content[:100] + b"x" + log_content[101:]) and journal.path.write_bytes(content),
     ):
         harm()
@@ -261,7 +261,7 @@ def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(envi
                 plan(damaged, "c-3")
 
 
-def test_cells_that_no_index_guards_are_compared_with_the_events(environ):
+def test_cells_without_an_index_are_compared_with_the_events(environ):
     with Journal.open(environ=environ) as journal:
         journal.advance(plan(journal), "sending")
     content = journal.path.read_bytes()
@@ -273,7 +273,7 @@ def test_cells_that_no_index_guards_are_compared_with_the_events(environ):
         assert "is damaged" in damaged.problem
 
 
-def test_a_journal_that_is_moved_away_while_open_takes_no_more_writes(journal, environ):
+def test_a_journal_moved_while_open_accepts_no_more_writes(journal, environ):
     op = plan(journal, "a-1")
     journal.path.rename(journal.path.with_name("elsewhere"))
     with pytest.raises(JournalError, match="moved or replaced"):
@@ -285,7 +285,7 @@ def test_a_journal_that_is_moved_away_while_open_takes_no_more_writes(journal, e
         assert [one.run for one in other.ops()] == ["b-2"]
 
 
-def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(journal):
+def test_a_pod_without_a_row_is_claimed_in_one_step_to_end_or_keep(journal):
     def stray(run):
         return Pod(
             provider="m",
@@ -303,9 +303,8 @@ def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(jo
     assert [one.state for one in kept] == ["LOST"] * 3 and kept[0].run == "a-1"
     assert [one.run for one in kept[1:]] == [f"found-{one.token[-8:]}" for one in kept[1:]]
     assert Job.from_json(kept[0].job).token == kept[0].token
-    ahead = journal.claim(
-        replace(stray(""), created_at=int(time.time()) + 3600), "why", "LOST"
-    )  # by its vendor's clock
+    # The vendor's clock is an hour ahead.
+    ahead = journal.claim(replace(stray(""), created_at=int(time.time()) + 3600), "why", "LOST")
     assert ahead.sent_at <= ahead.intent_at
     with sqlite3.connect(journal.path) as db:
         assert db.execute("SELECT event, state FROM events WHERE token = ?", (orphan.token,)).fetchall() == [
@@ -314,7 +313,7 @@ def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(jo
     db.close()
 
 
-def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told(environ):
+def test_a_lost_journal_is_replaced_under_the_same_installation_with_a_note(environ):
     with Journal.open(environ=environ) as journal:
         assert not journal.is_replacement
     journal.path.unlink()
@@ -323,7 +322,7 @@ def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told
         assert abs(again.replaced.wall_s - time.time()) < 60 and journal.replaced is None
         then, now = again.replaced, read_clocks()
         assert journal.replaced_ago_s(now) is None and 0 <= again.replaced_ago_s(now) < 60
-        for set_s in (-90_000, 90_000):  # the wall's clock is set; the boot's own is not, and begins with the next boot
+        for set_s in (-90_000, 90_000):  # only the wall clock is set; the boot clock restarts at boot
             later = Clocks(then.boot_id, then.boot_s + 7, now.wall_s + set_s)
             assert again.replaced_ago_s(later) == 7
             assert again.replaced_ago_s(Clocks("the next one", 5, now.wall_s + set_s)) == 5
@@ -331,7 +330,7 @@ def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told
         assert not third.is_replacement and third.replaced == again.replaced
 
 
-def test_another_journal_is_another_installation(journal, environ, tmp_path):
+def test_a_second_journal_is_a_second_installation(journal, environ, tmp_path):
     with Journal.open(tmp_path / "other.sqlite", environ) as other:
         assert other.installation != journal.installation
         plan(other, "a-1", target="t", store="s")
@@ -340,7 +339,7 @@ def test_another_journal_is_another_installation(journal, environ, tmp_path):
         assert again.installation == other.installation and len(again.ops()) == 1
 
 
-def test_a_journal_of_another_installation_is_refused(environ):
+def test_a_foreign_journal_is_refused(environ):
     with Journal.open(environ=environ) as journal:
         pass
     journal_file.installation_file(journal.path, environ).write_text("abcdefgh\n")
@@ -349,8 +348,8 @@ def test_a_journal_of_another_installation_is_refused(environ):
 
 
 @pytest.mark.parametrize("schema", [0, 1, journal_file.SCHEMA - 1, journal_file.SCHEMA + 1])
-def test_a_journal_of_another_schema_is_refused_unchanged_and_one_in_its_place_keeps_its_pods(environ, schema):
-    """Decision 12: a pod of the file that was set aside has no row, and is taken for one at work, not for an orphan."""
+def test_a_journal_with_a_different_schema_is_refused_and_its_pods_are_kept(environ, schema):
+    """Decision 12: a pod of the file set aside has no row, and counts as a pod at work, not as an orphan."""
     with Journal.open(environ=environ) as journal:
         path, installation = journal.path, journal.installation
     with contextlib.closing(sqlite3.connect(path)) as db:
@@ -369,7 +368,7 @@ def test_a_journal_of_another_schema_is_refused_unchanged_and_one_in_its_place_k
         assert journal.replaced_ago_s(read_clocks()) is not None
 
 
-def test_tables_of_another_program_are_not_taken_for_a_journal(environ):
+def test_tables_of_a_foreign_program_are_no_journal(environ):
     path = journal_file.default_path(environ)
     path.parent.mkdir(parents=True)
     with contextlib.closing(sqlite3.connect(path)) as db:
@@ -380,8 +379,8 @@ def test_tables_of_another_program_are_not_taken_for_a_journal(environ):
     assert path.read_bytes() == before
 
 
-def test_a_process_that_is_killed_while_it_makes_the_tables_leaves_a_file_for_the_next(environ, monkeypatch):
-    """The tables come in one transaction: the connection of a process that dies before its end takes them with it."""
+def test_a_process_killed_while_making_the_tables_leaves_a_usable_file(environ, monkeypatch):
+    """One transaction makes all tables: if the process dies before the end, no table exists."""
     monkeypatch.setattr(journal_file, "TABLES", (*journal_file.TABLES, "CREATE TABLE ops (name TEXT)"))
     with pytest.raises(JournalError, match="already exists"):
         Journal.open(environ=environ)
@@ -390,7 +389,7 @@ def test_a_process_that_is_killed_while_it_makes_the_tables_leaves_a_file_for_th
         assert journal.ops() == [] and not journal.problem
 
 
-def test_a_link_in_the_place_of_the_journal_is_not_followed(environ, tmp_path):
+def test_a_link_at_the_path_of_the_journal_is_not_followed(environ, tmp_path):
     (tmp_path / "link.sqlite").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JournalError, match="a symbolic link is not followed"):
         Journal.open(tmp_path / "link.sqlite", environ)
@@ -398,7 +397,7 @@ def test_a_link_in_the_place_of_the_journal_is_not_followed(environ, tmp_path):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
+def test_a_path_that_is_no_file_is_refused_unchanged(environ, tmp_path, make):
     place = tmp_path / "place"
     make(place)
     place.chmod(0o755)
@@ -408,7 +407,7 @@ def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
     assert not (tmp_path / "place.lock").exists()
 
 
-def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
+def test_a_network_file_system_is_recognised_by_the_longest_mount(tmp_path):
     mounts = (
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
         "40 22 0:40 / /home rw,relatime shared:9 - nfs4 server:/home rw\n"
@@ -426,7 +425,7 @@ def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
 
 
 @pytest.mark.process
-def test_a_lease_is_one_process_s_until_it_dies_or_releases(journal, environ):
+def test_a_process_holds_its_lease_until_death_or_release(journal, environ):
     script = """
 import sys
 from infra.ledger.journal import Journal
@@ -453,10 +452,10 @@ sys.stdin.read()
     assert journal.leases.take("run:a").epoch == 5
 
 
-# The table.
+# The state table.
 
 
-def test_the_table_knows_every_state_and_ends_stay_ended():
+def test_the_table_has_every_state_and_final_states_are_final():
     assert {state for pair in op.TRANSITIONS.items() for state in (pair[0][0], pair[1])} == set(op.STATES)
     assert {event for state, event in op.TRANSITIONS if state in op.ENDED} == {"resurfaced"}
     with pytest.raises(SlipwayError, match="'armed' is not possible in state PLANNED"):
@@ -464,7 +463,7 @@ def test_the_table_knows_every_state_and_ends_stay_ended():
 
 
 class Histories(RuleBasedStateMachine):
-    """Any events in any order, by writers that may hold old rows: the table is followed, or nothing happens."""
+    """Any events in any order, from writers with stale rows: the journal follows the table, or changes nothing."""
 
     rows = Bundle("rows")
 
@@ -516,7 +515,7 @@ class Histories(RuleBasedStateMachine):
         return moved
 
     @invariant()
-    def the_journal_holds_what_was_said(self):
+    def the_journal_has_every_reported_row(self):
         assert {op.token: op for op in self.journal.ops()} == self.truth
         live = [op for op in self.truth.values() if op.is_live]
         attached = [op for op in live if not op.detached]

@@ -1,4 +1,4 @@
-"""Leases, and the processes that hold them: who beats, who is silent, and what one that wakes may still do."""
+"""Leases, and their holders: beating, silent and waking processes, and the permitted actions of each."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ with Journal.open() as journal:
 
 @pytest.fixture
 def stoppable(journal, environ, monkeypatch):
-    """A process that holds run:a, and does what it is told; it is silent after four seconds."""
+    """Start a process that holds run:a and follows commands; the process counts as silent after four seconds."""
     monkeypatch.setattr(leases, "SILENT_S", 4.0)
     holder = child(HOLDER, environ)
     assert holder.stdout.readline() == "up\n"
@@ -55,21 +55,21 @@ def stoppable(journal, environ, monkeypatch):
     holder.communicate()
 
 
-def heard(journal):
+def heard_at(journal):
     return journal.read("SELECT heard_s FROM leases WHERE name = 'run:a'")[0][0]
 
 
 @pytest.mark.process
-def test_a_holder_that_beats_keeps_its_lease_and_its_right_to_write(journal, stoppable):
+def test_a_beating_holder_keeps_its_lease_and_may_write(journal, stoppable):
     holder, tell = stoppable
-    first = heard(journal)
-    until(lambda: heard(journal) > first + 4.5, "beats for longer than a holder may be silent")
+    first = heard_at(journal)
+    until(lambda: heard_at(journal) > first + 4.5, "beats for longer than a holder may be silent")
     assert journal.leases.holder("run:a").pid == holder.pid
     assert tell("call") == tell("write") == "done\n"
 
 
 @pytest.mark.process
-def test_a_holder_that_was_stopped_is_replaced_and_may_do_nothing_when_it_wakes(journal, stoppable):
+def test_a_stopped_holder_is_replaced_and_may_not_act_after_waking(journal, stoppable):
     holder, tell = stoppable
     holder.send_signal(signal.SIGSTOP)
     until(lambda: journal.leases.holder("run:a") is None, "silence")
@@ -85,7 +85,7 @@ def test_a_holder_that_was_stopped_is_replaced_and_may_do_nothing_when_it_wakes(
 
 
 @pytest.mark.process
-def test_a_holder_that_hangs_though_its_threads_live_is_replaced(journal, stoppable):
+def test_a_hanging_holder_with_living_threads_is_replaced(journal, stoppable):
     _, tell = stoppable
     assert tell("hang") == "done\n"
     until(lambda: journal.leases.holder("run:a") is None, "silence")
@@ -94,7 +94,7 @@ def test_a_holder_that_hangs_though_its_threads_live_is_replaced(journal, stoppa
 
 
 @pytest.mark.process
-def test_a_holder_that_was_stopped_and_not_replaced_goes_on(journal, stoppable):
+def test_a_stopped_holder_without_a_replacement_continues(journal, stoppable):
     holder, tell = stoppable
     holder.send_signal(signal.SIGSTOP)
     until(lambda: journal.leases.holder("run:a") is None, "silence")
@@ -106,12 +106,10 @@ def test_a_holder_that_was_stopped_and_not_replaced_goes_on(journal, stoppable):
 @pytest.mark.parametrize(
     ("awake_for_s", "is_held"), [(0.0, True), (59.0, True), (60.0, False), (7200.0, False)], ids=str
 )
-def test_silence_is_counted_by_a_clock_that_stands_still_while_the_machine_sleeps(
-    journal, monkeypatch, awake_for_s, is_held
-):
-    """A laptop that was closed for hours has been awake for none of them."""
+def test_silence_does_not_count_the_sleep_of_the_machine(journal, monkeypatch, awake_for_s, is_held):
+    """A laptop that was closed for hours was not awake during these hours."""
     journal.leases.take("run:a")
-    at = heard(journal)
+    at = heard_at(journal)
     monkeypatch.setattr(leases, "awake_s", lambda: at + awake_for_s)
     monkeypatch.setattr("infra.agent.limits.boottime_s", lambda: at + 8 * 3600.0)
     assert (journal.leases.holder("run:a") is not None) is is_held

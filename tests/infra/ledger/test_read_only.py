@@ -1,4 +1,4 @@
-"""A journal in a folder that may not be written to is read, and says so."""
+"""A journal in a read-only folder is read, and reports the limitation."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from infra.names import new_token
 from tests.world import ROOT, World
 
 pytestmark = pytest.mark.process
-# A mount of one's own, of which only this process knows.
+# A private mount, visible to this process only.
 FIXED = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
 ASK = """
 import sys
@@ -40,12 +40,12 @@ def world(tmp_path):
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_journal_on_a_read_only_folder_is_read_and_not_written(world, is_open):
+def test_a_journal_in_a_read_only_folder_is_only_read(world, is_open):
     path = world.environ["SLIPWAY_STATE_FILE"]
     with Journal.open(path, world.environ) as journal:
         journal.plan(token=new_token(journal.installation), run="brave-otter-1", vendor="local")
         installation = journal.installation
-        if is_open:  # its log of commits is there
+        if is_open:  # the log of commits exists
             found = fixed(world.folder / "state", sys.executable, "-c", ASK, path, env=world.environ)
     if not is_open:
         found = fixed(world.folder / "state", sys.executable, "-c", ASK, path, env=world.environ)
@@ -57,7 +57,7 @@ def test_a_journal_on_a_read_only_folder_is_read_and_not_written(world, is_open)
 
 
 @pytest.mark.pack("jobs")
-def test_status_shows_what_is_there_and_says_that_it_may_only_read(world):
+def test_status_works_read_only_and_says_so(world):
     run = world.json("launch", "--cmd", "echo hello", "--provider", "local", "--yes")["run"]
     done = fixed(world.folder / "state", sys.executable, "-m", "invoke", "status", "--json", env=world.environ)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

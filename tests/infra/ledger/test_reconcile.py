@@ -1,4 +1,4 @@
-"""No orphan, no false end: whatever a vendor and a dying launcher do, against a market that tells the truth."""
+"""No orphan and no false end, for any vendor and any dying launcher, on a market with a known true state."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
 
 
 def at(now, boot_s=None, boot=BOOT):
-    """Return that time by both clocks, or another one by the clock of the boot."""
+    """Return the time by both clocks, or a different time by the boot clock."""
     return Clocks(boot, float(now if boot_s is None else boot_s), float(now))
 
 
@@ -50,7 +50,7 @@ def pod(token="a", pod_id="id-1", rate=100, created_at=5):
 
 
 def row(state, token="a", **facts):
-    """Return a row whose request was sent by both clocks at the same time, unless `facts` say otherwise."""
+    """Return a row with a request sent at the same time by both clocks, unless `facts` differ."""
     sent_at = facts.get("sent_at", 0)
     usual = {"rate": 100, "sent_at": sent_at, "boot_id": BOOT, "boot_s": float(sent_at)}
     return Op(**{"token": PREFIX + token, "run": "r", "vendor": "m", "state": state, **usual, **facts})
@@ -65,30 +65,30 @@ def events(actions):
     return [action.event if isinstance(action, RowEvent) else type(action).__name__ for action in actions]
 
 
-def test_a_launch_that_was_cut_off_before_its_request_has_failed():
+def test_a_launch_cut_off_before_its_request_has_failed():
     assert events(decided([row(PLANNED)])) == ["unsent"]
 
 
 @pytest.mark.parametrize("state", [CREATING, UNKNOWN])
-def test_a_pod_whose_answer_was_lost_is_adopted_the_oldest_one_and_the_others_are_ended(state):
+def test_the_oldest_pod_of_a_lost_answer_is_adopted_and_others_are_ended(state):
     twins = [pod(pod_id="young", created_at=9), pod(pod_id="old", created_at=3)]
     actions = decided([row(state)], *twins)
     assert events(actions) == ["unclear"] * (state == CREATING) + ["found", "Delete"]
     assert actions[-2].facts["remote_id"] == "old" and actions[-1].pod_id == "young"
 
 
-def test_a_pod_that_costs_more_than_was_agreed_to_is_ended():
+def test_a_pod_above_the_agreed_price_is_ended():
     assert events(decided([row(UNKNOWN)], pod(rate=105))) == ["found"]
     assert events(decided([row(UNKNOWN)], pod(rate=106))) == ["found", "end", "Delete"]
 
 
-def test_an_incomplete_listing_leads_to_adoption_only():
+def test_an_incomplete_listing_only_leads_to_adoption():
     rows = [row(UNKNOWN), row(READY, "b", remote_id="id-b"), row(TERMINATED, "c"), row(UNKNOWN, "d")]
     pods = [pod(), pod(pod_id="id-2"), pod("c", "id-c"), pod("unheard-of", "id-9")]
     assert events(decided(rows, *pods, is_complete=False, denied=frozenset({"id-b"}))) == ["found"]
 
 
-def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minute_apart():
+def test_absence_needs_the_settle_time_and_two_listings_a_minute_apart():
     unknown, seen = row(UNKNOWN), pod("other", "id-2")
     others = [row(READY, "other", remote_id="id-2", last_seen_at=5)]
     assert decided([unknown, *others], seen, began_at=SETTLE_S) == []
@@ -99,29 +99,29 @@ def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minu
     assert events(decided([once, *others], seen, began_at=SETTLE_S + 1 + APART_S)) == ["absent"]
 
 
-def test_what_cannot_be_read_may_be_what_is_looked_for():
-    """Ask the vendor by id about a pod whose id is known; any other one may be behind such a row."""
+def test_an_unreadable_pod_may_be_the_missing_pod():
+    """Ask the vendor about a pod with a known id; an unreadable pod may belong to a row without id."""
     unread = replace(pod(pod_id="id-9"), token="", is_legible=False)
     once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
     assert decided([once], unread) == []
     assert events(decided([row(READY, remote_id="id-1")], unread, denied=frozenset({"id-1"}))) == ["gone"]
 
 
-def test_a_pod_of_ours_without_an_id_is_ended_by_the_one_that_its_row_knows():
+def test_our_pod_without_an_id_is_ended_by_the_id_of_its_row():
     (delete,) = decided([row(TERMINATING, remote_id="id-1", last_seen_at=5)], pod(pod_id=""))
     assert delete == Delete(PREFIX + "a", "id-1")
     assert decided([row(UNKNOWN)], pod(pod_id=""))[0].facts["remote_id"] is None
 
 
-def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
+def test_an_empty_listing_of_an_account_needs_a_third_request():
     rows = [row(UNKNOWN, absent_n=1, first_absent_at=1_000), row(READY, "b", remote_id="id-b", last_seen_at=5)]
     assert events(decided(rows, began_at=2_000)) == ["note"]
     rows[0] = row(UNKNOWN, absent_n=2, first_absent_at=1_000)
     assert events(decided(rows, began_at=2_000)) == ["absent"]
 
 
-def test_a_wall_clock_that_is_set_neither_hastens_nor_holds_up_the_proof_of_an_absence():
-    """Count ten minutes by the boot's own clock, whatever the wall clock says; after a reboot, those since then."""
+def test_setting_the_wall_clock_does_not_affect_the_proof_of_absence():
+    """Count ten minutes by the boot clock, independent of the wall clock; after a reboot, count from the boot."""
     unknown, others = row(UNKNOWN, boot_id=BOOT, boot_s=500.0), (pod("other", "id-2"),)
     other = row(READY, "other", remote_id="id-2", last_seen_at=5)
 
@@ -145,29 +145,29 @@ def test_a_wall_clock_that_is_set_neither_hastens_nor_holds_up_the_proof_of_an_a
 
 
 @pytest.mark.parametrize("state", [BOOTING, READY, TERMINATING])
-def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
+def test_a_known_pod_is_gone_only_when_the_vendor_denies_it(state):
     known = row(state, remote_id="id-1")
     assert "gone" not in events(decided([known]))
     assert events(decided([known], denied=frozenset({"id-1"}))) == ["gone"]
 
 
 @pytest.mark.parametrize(("state", "are"), [(CREATING, []), (BOOTING, []), (READY, ["gone"]), (TERMINATING, ["gone"])])
-def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
+def test_only_pods_being_rented_are_left_to_the_renter(state, are):
     known = row(state, remote_id="id-1")
     said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
     assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
 
 
-def test_a_row_whose_id_its_vendor_does_not_know_takes_that_of_the_pod_with_its_mark():
+def test_a_row_with_an_unknown_id_takes_the_id_of_the_marked_pod():
     damaged = row(READY, remote_id="id- ", last_seen_at=5)
-    assert decided([damaged], pod()) == []  # the listing may be a little late
+    assert decided([damaged], pod()) == []  # the listing may be slightly late
     (note,) = decided([damaged], pod(), denied=frozenset({"id- "}))
     assert note == RowEvent(damaged.token, "note", {"last_seen_at": 10_000, "remote_id": "id-1"})
-    fresh = row(BOOTING, remote_id="id-2", sent_at=9_990)  # and "id-1" was made by a request before it
+    fresh = row(BOOTING, remote_id="id-2", sent_at=9_990)  # an earlier request made "id-1"
     assert decided([fresh], pod(), denied=frozenset({"id-2"}))[0].facts["remote_id"] == "id-2"
 
 
-def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it():
+def test_a_new_pod_may_be_denied_until_the_vendor_has_listed_it():
     fresh, denied = row(BOOTING, remote_id="id-1", sent_at=9_900), frozenset({"id-1"})
     assert decided([fresh], began_at=9_900 + int(providers.LAG_S), denied=denied) == []
     assert events(decided([fresh], began_at=9_901 + int(providers.LAG_S), denied=denied)) == ["gone"]
@@ -178,7 +178,7 @@ def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it()
     assert events(decided([seen], began_at=9_920, denied=denied)) == ["gone"]
 
 
-def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
+def test_a_pod_ended_by_the_vendor_at_its_limit_has_the_outcome_limit():
     known = row(READY, remote_id="id-1", sent_at=1_000, last_seen_at=2_000)
     said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
     for at_limit, why in (
@@ -189,12 +189,12 @@ def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
         assert (move.event, move.facts) == ("gone", {"reason": why, "outcome": "limit" if at_limit else ""})
 
 
-def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing():
+def test_an_ending_pod_without_an_id_gets_the_id_from_the_listing():
     actions = decided([row(TERMINATING)], pod())
     assert events(actions) == ["note", "Delete"] and actions[0].facts["remote_id"] == "id-1"
 
 
-def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s():
+def test_pods_being_rented_belong_to_the_renter_and_rented_pods_to_all():
     said = Listing(began=at(10_000), pods=(pod(),))
     renting = [row(state) for state in (PLANNED, CREATING, UNKNOWN)]
     ending = row(TERMINATING, remote_id="id-1", last_seen_at=5)
@@ -203,14 +203,14 @@ def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s
         assert events(actions) == (["Delete"] if one is ending else [])
 
 
-def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
+def test_a_pod_after_its_end_or_without_a_row_is_ended():
     actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
     assert events(actions) == ["resurfaced", "Delete", "AdoptedRow", "Delete"]
     assert [action.pod_id for action in actions if isinstance(action, Delete)] == ["id-1", "id-7"]
     assert next(action.pod.pod_id for action in actions if isinstance(action, AdoptedRow)) == "id-7"
 
 
-def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
+def test_a_pod_with_a_possible_row_in_a_lost_journal_is_kept():
     pods = [
         pod("before", "id-1", created_at=5_000),
         pod("just-after", "id-2", created_at=5_600),
@@ -224,7 +224,7 @@ def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
     assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000) == []
 
 
-def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
+def test_an_action_that_cannot_be_recorded_is_not_done(tmp_path, monkeypatch):
     environ = {"XDG_STATE_HOME": f"{tmp_path}/state", "XDG_CONFIG_HOME": f"{tmp_path}/config"}
     with Journal.open(tmp_path / "journal", environ) as journal:
         market = Market(SETTLE_S)
@@ -243,7 +243,7 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
         assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
 
 
-def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_is_named(tmp_path, monkeypatch):
+def test_a_sweep_waits_for_a_concurrent_sweep_and_names_a_hanging_sweep(tmp_path, monkeypatch):
     provider = Local(tmp_path / "pods")
     with Journal.open(tmp_path / "journal.db") as journal:
         held = [journal.leases.take("reconcile:local")]
@@ -257,13 +257,13 @@ def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_
             reconcile.reconcile_in_turn(provider, journal)
 
 
-def test_nobody_elses_pods_are_touched():
+def test_foreign_pods_are_never_touched():
     foreign = Pod(provider="m", pod_id="theirs", token="sw1-bbbbbbbb-a", run="r", address="")
     assert decided([], foreign, Pod(provider="m", pod_id="other", token="", run="", address="")) == []
 
 
-def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is_away(tmp_path):
-    """The key in .env is replaced, or two checkouts with two keys have one journal: their pods bill on."""
+def test_pods_of_a_second_account_are_neither_gone_nor_ended_without_its_key(tmp_path):
+    """The key in .env is replaced, or two checkouts with two keys share a journal: the pods continue to bill."""
     environ = {"XDG_STATE_HOME": f"{tmp_path}/state", "XDG_CONFIG_HOME": f"{tmp_path}/config"}
     first, second = Market(SETTLE_S), Market(SETTLE_S, owner="another", numbers=itertools.count(100))
     second.start("", 0)
@@ -298,15 +298,15 @@ def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is
         assert kinds == {"known": audit.UNCLEAR, "lost": audit.UNCLEAR}
         with pytest.raises(SlipwayError, match="another account of market rented id-"):
             sight.is_absent(second, journal.op(known.token))
-        # Its own key finds both, whatever it is called now: the account is the same.
+        # The account's own key finds both under any name: the account is the same.
         reconcile.reconcile(first, journal)
         assert [op.state for op in journal.ops()] == [BOOTING, BOOTING]
-        # A key that shows one pod of an account is a key of that account.
+        # A key that shows a pod of an account is a key of the account.
         both, rotated = dict(first.running), replace(first, owner="a new key")
         rotated.running = {key: one for key, one in both.items() if one.token == lost.token}
         reconcile.reconcile(rotated, journal, lambda: later)
         assert [op.state for op in journal.ops()] == [TERMINATED, BOOTING]
-        # What a vendor's own timer has ended is over in any account; without a timer nothing is known.
+        # A pod ended by the vendor's own timer is over in any account; without a timer the state is unknown.
         op = journal.note(journal.op(lost.token), ttl_s=60)
         reconcile.reconcile(second, journal, lambda: later)
         assert [op.state for op in journal.ops()] == [TERMINATED, BOOTING]
@@ -325,13 +325,13 @@ class Machine:
 
 @dataclass
 class Market:
-    """A vendor whose listings lag, whose answers get lost, and whose truth the test can see."""
+    """A vendor with lagging listings and lost answers; the test sees the true state."""
 
     settle_s: float
     name = "market"
-    is_rented = False  # its clock is ours
+    is_rented = False  # the vendor's clock is ours
     pod_store = ""
-    is_rented = False  # it keeps no keys
+    is_rented = False  # the vendor keeps no keys
     owner: str = "test"
     now: int = 1_000_000
     running: dict[str, Machine] = field(default_factory=dict)
@@ -381,7 +381,7 @@ class Market:
         )
 
 
-# How a launch ends, and what the sweeps after it do: also those at the end of its world, when all is to end.
+# Ends of a launch, with the actions of later sweeps, including the sweeps at the end of the world.
 ENDS = {
     "answered": {"gone", "note", "Delete"},
     "refused": set(),
@@ -403,7 +403,7 @@ class Timed(Market):
 
 
 class Launches(RuleBasedStateMachine):
-    """Each launch ends in one of the ways a launcher can die or a vendor can answer; sweeps come when they come."""
+    """Each launch ends in one way in which a launcher can die or a vendor can answer; sweeps come at any time."""
 
     settle_s = float(SETTLE_S)
 
@@ -421,7 +421,7 @@ class Launches(RuleBasedStateMachine):
     @rule(how=st.sampled_from(sorted(ENDS)), flight_s=st.integers(1, FLIGHT_S))
     def launch(self, how, flight_s):
         token, journal = new_token(self.journal.installation), self.journal
-        if how == "no row at all":  # a journal brought back from a backup
+        if how == "no row at all":  # a journal restored from a backup
             self.market.start(token, self.market.now)
             return
         op = journal.plan(token=token, run=f"run-{next(self.names)}", vendor="market", rate=100)
@@ -444,7 +444,7 @@ class Launches(RuleBasedStateMachine):
         self.market.pass_time(seconds)
 
     @rule(data=st.data())
-    def ask_for_an_end(self, data):
+    def request_end(self, data):
         live = [op for op in self.journal.ops(live=True) if op.state != TERMINATING]
         if live:
             self.journal.advance(data.draw(st.sampled_from(live)), "end")
@@ -464,14 +464,14 @@ class Launches(RuleBasedStateMachine):
             self.seen[action.event if isinstance(action, RowEvent) else type(action).__name__] += 1
 
     @rule()
-    def sweep_again_and_again(self):
+    def sweep_repeatedly(self):
         for _ in range(3):
             self.sweep(False, False)
             self.market.pass_time(APART_S)
 
     @invariant()
-    def nothing_is_called_ended_that_runs(self):
-        """But a row that had ended before its pod turned up, which the next sweep ends."""
+    def no_running_pod_is_recorded_as_ended(self):
+        """Excludes a row that had ended before its pod appeared, which the next sweep ends."""
         if not hasattr(self, "market"):
             return
         running = {one.token for one in self.market.running.values()} | {token for _, token in self.market.in_flight}
@@ -480,7 +480,7 @@ class Launches(RuleBasedStateMachine):
         self.was_ended = ended
 
     @invariant()
-    def nobody_elses_pods_are_touched(self):
+    def no_foreign_pod_is_touched(self):
         assert not hasattr(self, "market") or self.foreign <= self.market.running.keys()
 
     def teardown(self):
@@ -500,23 +500,23 @@ class Launches(RuleBasedStateMachine):
         for _ in range(6):
             self.market.pass_time(SETTLE_S)
             self.sweep(False, False)
-            self.nothing_is_called_ended_that_runs()
+            self.no_running_pod_is_recorded_as_ended()
 
 
 class Impatient(Launches):
-    """A wrong rule that the rig must catch: a lost answer is taken for a no at once."""
+    """A wrong rule that the rig must catch: a lost answer counts as a refusal at once."""
 
     settle_s = 0.0
 
 
 def play(machine: Launches, *rules: Callable[[Launches], object]) -> Counter[str]:
-    """A world in which exactly this happens, to its end; what the sweeps did in it."""
+    """Run a world with exactly these rules to the end; return the actions of the sweeps."""
     machine.begin()
     with machine.journal:
         for happen in rules:
             happen(machine)
-            machine.nothing_is_called_ended_that_runs()
-            machine.nobody_elses_pods_are_touched()
+            machine.no_running_pod_is_recorded_as_ended()
+            machine.no_foreign_pod_is_touched()
         machine.teardown()
     return machine.seen
 
@@ -529,34 +529,34 @@ def explore(examples: int) -> None:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_every_end_of_a_launch_is_met_and_leads_to_what_it_should(how):
-    rest = (lambda one: one.wait(LAG_S), lambda one: one.sweep_again_and_again(), lambda one: one.wait(SETTLE_S))
-    seen = play(Launches(), lambda one: one.launch(how, FLIGHT_S), *rest, lambda one: one.sweep_again_and_again())
+def test_every_end_of_a_launch_leads_to_the_expected_actions(how):
+    rest = (lambda one: one.wait(LAG_S), lambda one: one.sweep_repeatedly(), lambda one: one.wait(SETTLE_S))
+    seen = play(Launches(), lambda one: one.launch(how, FLIGHT_S), *rest, lambda one: one.sweep_repeatedly())
     assert seen.keys() == ENDS[how]
 
 
-def test_whatever_happens_no_pod_is_orphaned_and_none_is_called_gone_that_runs():
+def test_no_pod_is_orphaned_or_recorded_as_gone_while_running():
     explore(40)
 
 
-def test_the_rig_catches_one_that_takes_silence_for_a_no():
+def test_the_rig_rejects_a_rule_that_takes_silence_for_refusal():
     with pytest.raises(AssertionError):
         play(
             Impatient(),
             lambda one: one.wait(LAG_S),
             lambda one: one.launch("answer lost, arrives late", FLIGHT_S),
-            lambda one: one.sweep_again_and_again(),
+            lambda one: one.sweep_repeatedly(),
         )
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_whatever_happens_for_a_thousand_worlds():
+def test_a_thousand_worlds_have_no_orphan_and_no_false_end():
     explore(1000)
 
 
 @pytest.mark.parametrize("state", ["UNKNOWN", "READY", "TERMINATING"])
-def test_a_spot_pod_is_not_gone_while_what_shows_spot_pods_is_silent(state):
+def test_a_spot_pod_is_not_gone_while_the_spot_listing_is_silent(state):
     known = {"first_absent_at": 1000, "absent_n": 2} if state == "UNKNOWN" else {"remote_id": "id", "last_seen_at": 1}
     spot, other = (row(state, name, request=json.dumps({"spot": name == "s"}), **known) for name in "so")
     denied = frozenset({"id"})

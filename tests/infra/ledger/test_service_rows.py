@@ -6,7 +6,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.service_rows import service_lease
 
 
-def test_a_service_is_wanted_by_one_command_at_a_time_and_seen_by_whoever_holds_its_lease(tmp_path):
+def test_one_command_at_a_time_changes_a_service_and_the_lease_holder_sees_it(tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     with Journal.open(environ=environ) as journal, Journal.open(environ=environ) as other:
         first = service_rows.want(journal, "demo", "one", None)

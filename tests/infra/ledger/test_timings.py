@@ -1,4 +1,4 @@
-"""The files in which the times of runs are kept."""
+"""The files with the times of runs."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def timings(tmp_path):
     return Timings.beside(tmp_path / "journal.sqlite")
 
 
-def test_what_was_kept_is_read_as_it_was(timings):
+def test_a_kept_record_is_read_unchanged(timings):
     assert timings.all() == [] and list(timings.problems()) == []
     timings.save(RUN)
     assert timings.of("sw1-a") == RUN
@@ -33,7 +33,7 @@ def test_what_was_kept_is_read_as_it_was(timings):
     assert timings._path("sw1-a").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_damaged_record_is_left_out_and_named(timings):
+def test_a_damaged_record_is_skipped_and_named(timings):
     timings.save(RUN)
     whole = timings._path("sw1-a").read_text()
     damaged = {
@@ -55,14 +55,14 @@ def test_a_damaged_record_is_left_out_and_named(timings):
 @settings(max_examples=seeds.examples(40, 600), deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(text=st.binary(max_size=200), at=st.integers(0, 3000))
-def test_a_record_of_any_content_is_read_or_left_out(timings, text, at):
+def test_a_record_of_any_content_is_read_or_skipped(timings, text, at):
     whole = json.dumps(asdict(RUN), indent=1).encode()
     timings.folder.mkdir(exist_ok=True)
     timings._path("sw1-a").write_bytes(whole[:at] + text + whole[at + len(text) :])
     assert len(timings.all()) + len(list(timings.problems())) == 1
 
 
-def test_the_oldest_go_when_there_are_too_many(timings, monkeypatch):
+def test_the_oldest_records_are_removed_beyond_the_maximum(timings, monkeypatch):
     monkeypatch.setattr("infra.ledger.timings.MOST", 2)
     for number in range(4):
         timings.save(RunTimes(token=f"t{number}", run="r", vendor="local", asked_at=float(number)))

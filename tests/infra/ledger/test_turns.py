@@ -24,7 +24,9 @@ def journal(tmp_path):
 
 @pytest.fixture
 def processes():
-    """Processes by number, as whoever stands in line sees them; `processes.me` asks, `processes.dead` are gone."""
+    """Fake processes by number, as the queue sees processes; `processes.me` is the current process, `processes.dead`
+    are gone.
+    """
     held = mock.Mock(me=1, dead=set())
     with (
         mock.patch("infra.ledger.turns.myself", lambda: Identity("boot", held.me, "then")),
@@ -34,7 +36,7 @@ def processes():
 
 
 def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
-    """The row of a run that begins there now."""
+    """Return the row of a run that begins now."""
     return journal.plan(
         token=new_token(journal.installation),
         run=run_rows.name_of(run, rank),
@@ -50,7 +52,7 @@ def end(journal, op):
     journal.advance(op, "unsent")
 
 
-def test_a_machine_is_one_runs_or_several_that_name_devices_of_their_own(journal):
+def test_a_machine_has_one_run_or_several_with_separate_devices(journal):
     first = take(journal, "a", devices="0,1")
     take(journal, "b", devices="2")
     for devices in ("", "1", "2,3"):
@@ -63,7 +65,7 @@ def test_a_machine_is_one_runs_or_several_that_name_devices_of_their_own(journal
         take(journal, "d", place=OTHER, devices="7")
 
 
-def test_on_this_machine_runs_share_it_but_for_devices_that_one_has_named(journal):
+def test_runs_share_this_machine_except_named_devices(journal):
     take(journal, "a", "", vendor="local")
     b = take(journal, "b", "", vendor="local")
     with pytest.raises(Leased, match="this machine is in use by a"):
@@ -78,7 +80,7 @@ def test_on_this_machine_runs_share_it_but_for_devices_that_one_has_named(journa
     assert not journal.op(b.token).is_live
 
 
-def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, processes):
+def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, processes):
     has = take(journal, "has")
     lines = {}
     for number, run in enumerate(("one", "two", "three"), 1):
@@ -100,7 +102,7 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
 
 
-def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
+def test_a_run_removed_from_the_queue_does_not_start(journal, processes):
     mine = turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
     turns.check_in_line(journal, mine)
     turns.withdraw(journal, mine)
@@ -111,7 +113,7 @@ def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
     assert journal.ops() == []
 
 
-def test_a_run_is_in_the_line_that_it_has_joined_last_and_leaves_all_of_them_at_once(journal, processes):
+def test_a_run_waits_in_its_last_joined_queue_and_leaves_all_queues_at_once(journal, processes):
     offer = turns.stand_in_line(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
     assert turns.why_waiting(journal, offer) == "waits for an offer of 1 x H100: none of 3"
     processes.me = 2
@@ -126,7 +128,7 @@ def test_a_run_is_in_the_line_that_it_has_joined_last_and_leaves_all_of_them_at_
         take(journal, "one", "", vendor="lium", own=offer)
 
 
-def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, processes):
+def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, processes):
     has = take(journal, "has", devices="0,1")
     take(journal, "elsewhere", place=OTHER)
     turn = turns.stand_in_line(journal, "one", "ssh", (BOX, OTHER), "1,2")
@@ -141,14 +143,14 @@ def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, pr
     take(journal, "one", devices="1,2", own=turn)
 
 
-def test_a_run_that_was_there_goes_on_without_standing_in_line_again(journal, processes):
+def test_a_resumed_run_does_not_queue_again(journal, processes):
     op = take(journal, "has")
     turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
     end(journal, op)
     assert take(journal, "has").is_live
 
 
-def test_one_that_waits_for_this_machine_wants_it_for_itself_and_its_nodes(journal, processes):
+def test_a_run_waiting_for_this_machine_wants_it_for_all_its_nodes(journal, processes):
     has = take(journal, "has", "", vendor="local")
     turn = turns.stand_in_line(journal, "one", "local", ("",), "")
     assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
@@ -166,7 +168,7 @@ def test_one_that_waits_for_this_machine_wants_it_for_itself_and_its_nodes(journ
     ("said", "meant"), [("1,0", "0,1"), (" 3 ", "3"), ("0, 1", "0,1"), ("", None), ("0,0", None), ("a", None),
                         ("-1", None), ("0;rm", None), ("٣", None), ("9999", None)]
 )  # fmt: skip
-def test_devices_are_numbers_in_order_and_nothing_else(said, meant):
+def test_devices_are_only_numbers_in_order(said, meant):
     if meant:
         assert turns.read_devices(said) == meant
     else:

@@ -1,4 +1,4 @@
-"""The dead-man timer's script, run by this machine's shells and with each of the programs that can send a request."""
+"""The script of the dead-man timer, run by this machine's shells and with each program that can send a request."""
 
 import json
 import os
@@ -25,7 +25,7 @@ QUERY = '{"query": "mutation ($id: String!) { podTerminate(input: {podId: $id}) 
 
 @pytest.fixture
 def vendor():
-    """A server that notes what it is asked, and its address."""
+    """Start a server that records requests; return the server and its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do(self):
@@ -53,7 +53,7 @@ def calls(url):
 
 
 def begin(script, home, tools, shell="sh"):
-    """Run a script with these programs only; `home` is that of the container."""
+    """Run a script with only these programs; `home` is the home of the container."""
     folder = home / "bin"
     folder.mkdir(parents=True)
     for name in (*TOOLS, *tools):
@@ -65,7 +65,7 @@ def begin(script, home, tools, shell="sh"):
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
-def test_at_the_deadline_every_call_is_made_with_the_pods_own_key(vendor, tmp_path, tool, shell):
+def test_the_timer_makes_every_call_with_the_pods_own_key_at_the_deadline(vendor, tmp_path, tool, shell):
     if tool != "python3" and not shutil.which(tool):
         pytest.skip(f"{tool} is not here")
     asked, url = vendor
@@ -81,23 +81,23 @@ def test_at_the_deadline_every_call_is_made_with_the_pods_own_key(vendor, tmp_pa
     assert asked[1][:4] == ("POST", "/graphql", "Bearer rpa_secret", "slipway/1") and json.loads(asked[1][4]) == query
 
 
-def test_another_limit_moves_the_deadline_and_a_file_without_a_number_keeps_the_first(vendor, tmp_path, monkeypatch):
+def test_a_changed_limit_moves_the_deadline_and_an_invalid_file_keeps_the_first(vendor, tmp_path, monkeypatch):
     asked, url = vendor
     monkeypatch.setenv("HOME", str(tmp_path))
     now = int(time.time())
     process = begin(dead_man.timer_script(now + 1000, 9999.5, calls(url)), tmp_path, ["curl"])
     try:
         until(lambda: start_timer.look().get("ends_at") == now + 1000, "a timer that is seen")
-        start_timer.follow(9999.5, 500.0, 10.0)  # of the limit that it was fixed for, by a guard that counts wrongly
+        start_timer.follow(9999.5, 500.0, 10.0)  # for a limit of an earlier time, from a guard that counts wrongly
         assert start_timer.look()["ends_at"] == now + 1000
         start_timer.follow(700.0, 500.0, 10.0)
         assert now + 56 <= start_timer.look()["ends_at"] <= now + 66 and not asked
-        start_timer.follow(9999.5, 9000.0, 10.0)  # a limit that it once stood for is another one by now
+        start_timer.follow(9999.5, 9000.0, 10.0)  # a limit of an earlier time is out of date
         assert now + 906 <= start_timer.look()["ends_at"] <= now + 916
     finally:
         process.kill()
         process.wait()
-    assert start_timer.look() == {}  # it does not live
+    assert start_timer.look() == {}  # the process does not live
     again = tmp_path / "again"
     (again / start_timer.FOLDER).mkdir(parents=True)
     (again / start_timer.FOLDER / start_timer.ENDS_AT).write_text("soon\n")
@@ -109,7 +109,7 @@ def test_another_limit_moves_the_deadline_and_a_file_without_a_number_keeps_the_
         process.wait()
 
 
-def test_the_start_command_is_one_line_that_starts_the_timer_and_becomes_the_start_script(vendor, tmp_path):
+def test_the_one_line_start_command_starts_the_timer_and_becomes_the_start_script(vendor, tmp_path):
     asked, url = vendor
     script = tmp_path / "start.sh"
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
@@ -128,4 +128,4 @@ def test_the_start_command_is_one_line_that_starts_the_timer_and_becomes_the_sta
     finally:
         first.kill()
         first.wait()
-        assert end_timer(tmp_path) == 2  # the start command begins another where the first is killed
+        assert end_timer(tmp_path) == 2  # the start command restarts a killed timer

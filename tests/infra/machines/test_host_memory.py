@@ -1,4 +1,4 @@
-"""The memory of machines, and the commands that show it, typed into real `inv` processes."""
+"""The memory of machines, and the commands that show the memory, typed into real `inv` processes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def memory(tmp_path):
     return HostMemory(tmp_path / "state/journal-hosts.json")
 
 
-def test_facts_and_failures_are_kept_apart_and_forgiving_keeps_the_facts(memory):
+def test_facts_and_failures_are_separate_and_forgiving_keeps_the_facts(memory):
     assert memory.all() == {} and memory.of("ssh:lab/a") == HostFacts()
     memory.see("ssh:lab/a", {"cpus": 8})
     memory.blame("ssh:lab/a", "disk write: 3 MB/s")
@@ -36,7 +36,7 @@ def test_facts_and_failures_are_kept_apart_and_forgiving_keeps_the_facts(memory)
     assert memory.of("lium:exec-1").failure and memory.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_many_writers_lose_nothing(memory):
+def test_many_writers_lose_no_record(memory):
     threads = [threading.Thread(target=memory.blame, args=(f"ssh:lab/{number}", "slow")) for number in range(20)]
     for thread in threads:
         thread.start()
@@ -46,14 +46,14 @@ def test_many_writers_lose_nothing(memory):
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": {"odd": 1}}', '{"a": 1}'])
-def test_a_damaged_memory_is_named_and_never_taken_for_an_empty_one(memory, text):
+def test_a_damaged_memory_is_named_and_never_counts_as_empty(memory, text):
     memory.path.parent.mkdir()
     memory.path.write_text(text)
     with pytest.raises(SlipwayError, match="journal-hosts.json is damaged .* remove the file, then run: inv pool.up"):
         memory.all()
 
 
-def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
+def test_parallel_work_keeps_its_order_and_does_not_wait_for_late_tasks():
     over = threading.Event()
 
     def work(number):
@@ -77,7 +77,7 @@ def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
         "4",
         "ImportError: half a module",
     ]
-    assert isinstance(results[5].__cause__, ImportError)  # with its trace, for whoever mends it
+    assert isinstance(results[5].__cause__, ImportError)  # with a traceback for the developer
 
 
 # Commands.
@@ -85,7 +85,7 @@ def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
 
 @pytest.fixture
 def inv(tmp_path):
-    """`inv("pool.list")`: exit code, stdout, stderr of a real one, in a world of its own."""
+    """`inv("pool.list")`: exit code, stdout and stderr of a real process, in a separate world."""
     environ = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
@@ -113,7 +113,7 @@ def inv(tmp_path):
 
 
 @pytest.mark.process
-def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # noqa: F811
+def test_the_commands_show_the_current_state_of_machines(inv, hosts, tmp_path):  # noqa: F811
     good, off = hosts(2)
     off.stop()
     lines = [f"    - {{ip: {one.address.host}, identity_file: {one.address.key}}}" for one in (good, off)]
@@ -153,7 +153,7 @@ def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # no
 
 
 @pytest.mark.process
-def test_an_import_is_shown_first_and_then_written(inv, tmp_path):
+def test_an_import_is_shown_before_it_is_written(inv, tmp_path):
     made = tmp_path / "terraform.json"
     made.write_text(json.dumps({"ips": {"value": {"a": "192.0.2.1", "b": "192.0.2.2"}}}))
     words = ("pool.import", "--from", str(made), "--pool", "tf", "--user", "root", "--key", str(made))
@@ -176,6 +176,6 @@ def test_an_import_is_shown_first_and_then_written(inv, tmp_path):
         (("pool.lst",), "did you mean pool.list?"),
     ],
 )
-def test_wrong_words_give_one_line_and_exit_2(inv, words, said):
+def test_wrong_arguments_give_one_line_and_exit_code_2(inv, words, said):
     code, out, err = inv(*words)
     assert code == 2 and said in err and out == "" and len(err.splitlines()) <= 2

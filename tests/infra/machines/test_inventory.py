@@ -1,4 +1,4 @@
-"""The inventory: SkyPilot's file as it is, ours on top, and nothing that is unclear."""
+"""The inventory: SkyPilot's file unchanged, our keys added, and unclear entries refused."""
 
 import getpass
 import json
@@ -32,7 +32,7 @@ hetzner:
 
 @pytest.fixture
 def home(tmp_path):
-    """A home with keys and an ssh config that includes another."""
+    """Return a home with keys, and an ssh config that includes a second config."""
     (tmp_path / ".ssh/more").mkdir(parents=True)
     for key in ("pool", "alice", ".ssh/id_rsa", ".ssh/boxkey"):
         (tmp_path / key).touch(mode=0o600)
@@ -57,7 +57,7 @@ def reached(host):
 
 @pytest.mark.process
 @pytest.mark.needs("ssh")
-def test_skypilots_file_is_read_as_it_is(home):
+def test_skypilots_file_is_read_unchanged(home):
     hosts = load(home, SKY.format(home=home))
     assert [host.place for host in hosts] == ["plain/1.2.3.4", "plain/box", "hetzner/5.6.7.8", "hetzner/5.6.7.9"]
     assert [reached(host) for host in hosts] == [
@@ -73,7 +73,7 @@ def test_skypilots_file_is_read_as_it_is(home):
 
 @pytest.mark.process
 @pytest.mark.needs("ssh")
-def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own(home):
+def test_an_ssh_alias_overrides_the_pool_but_not_the_port_of_the_host(home):
     text = f"p: {{user: root, identity_file: {home}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}"
     assert [reached(host) for host in load(home, text)] == [
         "boxer@9.9.9.9:77 boxkey",
@@ -82,7 +82,7 @@ def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own
     ]
 
 
-def test_our_keys_stand_in_a_pool_or_at_a_host_which_outweighs_it(home):
+def test_our_keys_of_a_host_override_the_keys_of_its_pool(home):
     first, second = load(
         home,
         """
@@ -139,12 +139,12 @@ lab:
         ("#" + "x" * 300_000, "longer than 256 KiB"),
     ],
 )  # fmt: skip
-def test_what_is_unclear_is_refused_with_file_pool_and_host(home, text, said):
+def test_an_unclear_entry_is_refused_with_file_pool_and_host(home, text, said):
     path = home / "ssh_node_pools.yaml"
     path.write_text(text)
     try:
         (why,) = [one.why for one in inventory.load(path, home).unusable]
-    except UsageError as error:  # it is no inventory at all
+    except UsageError as error:  # the file is no inventory at all
         why = str(error)
     assert said in why and "ssh_node_pools.yaml" in why
     assert "hunter2" not in why and "\n" not in why
@@ -160,7 +160,7 @@ last: {{identity_file: {home}/pool, hosts: [5.5.5.5]}}
 """
 
 
-def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
+def test_an_unusable_entry_is_an_error_of_this_entry_only(home):
     path = home / "ssh_node_pools.yaml"
     path.write_text(ENTRIES.format(home=home))
     own = inventory.load(path, home)
@@ -189,7 +189,7 @@ def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
         own.find("9.9.9.9")
 
 
-def test_a_key_that_others_can_read_is_an_error_of_its_entries_only(home):
+def test_a_key_readable_by_others_is_an_error_of_its_entries_only(home):
     (home / "pool").chmod(0o644)
     path = home / "ssh_node_pools.yaml"
     pools = (("a", "pool", "1.1.1.1"), ("b", "alice", "2.2.2.2"))
@@ -203,18 +203,18 @@ def test_a_key_that_others_can_read_is_an_error_of_its_entries_only(home):
     assert len(inventory.load(path, home).hosts) == 2
 
 
-def test_a_missing_file_says_what_to_copy(tmp_path):
+def test_the_error_for_a_missing_file_names_the_template(tmp_path):
     with pytest.raises(UsageError, match="copy ssh_node_pools.yaml.example to this path"):
         inventory.load(tmp_path / "none.yaml")
 
 
-def test_the_example_that_is_shipped_is_read_once_its_key_exists(home):
+def test_the_shipped_example_is_read_once_its_key_exists(home):
     (home / "id_ed25519").touch(mode=0o600)
     text = (REPOSITORY / "ssh_node_pools.yaml.example").read_text().replace("~/.ssh/", f"{home}/")
     assert len(load(home, text)) >= 2
 
 
-def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home):
+def test_a_machine_is_found_by_place_or_name_and_a_pool_by_name(home):
     hosts = load(home, "a: {hosts: [1.1.1.1, 1.1.1.2]}\nb: {hosts: [1.1.1.1]}")
     own = inventory.OwnMachines(hosts)
     assert own.find("1.1.1.2") == hosts[1] and own.find("b/1.1.1.1") == hosts[2]
@@ -236,18 +236,18 @@ def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home)
         ("root@[::1]:2222", ("root", "::1", 2222)),
     ],
 )
-def test_a_word_names_a_machine_without_an_inventory(home, word, where):
+def test_an_address_names_a_machine_without_an_inventory(home, word, where):
     address = inventory.reach(word, home / "no.yaml", home).address
     assert (address.user, address.host, address.port) == where
 
 
 @pytest.mark.parametrize("word", ["::1", "[::1", "[box]:22", "a b", "-oProxyCommand=x", "root@[::1]:x"])
-def test_a_word_that_is_no_address_is_refused(home, word):
+def test_an_invalid_address_is_refused(home, word):
     with pytest.raises(UsageError, match="is not a machine"):
         inventory.reach(word, home / "no.yaml", home)
 
 
-def test_the_checkouts_file_goes_before_skypilots_own(tmp_path):
+def test_the_file_of_the_checkout_comes_before_skypilots_file(tmp_path):
     checkout, home = tmp_path / "checkout", tmp_path / "home"
     checkout.mkdir()
     own, shared = checkout / "ssh_node_pools.yaml", home / ".sky/ssh_node_pools.yaml"
@@ -261,7 +261,7 @@ def test_the_checkouts_file_goes_before_skypilots_own(tmp_path):
     assert Settings.load(checkout, environ={**environ, "SLIPWAY_POOLS": "/x.yaml"}).pools == Path("/x.yaml")
 
 
-# What Terraform made.
+# Terraform.
 
 OUTPUTS = {
     "server_ip": {"sensitive": False, "type": "string", "value": "5.6.7.8"},
@@ -293,7 +293,7 @@ def terraform(tmp_path):
     ],
     ids=["output -json", "state file", "show -json"],
 )
-def test_addresses_come_out_of_every_form_of_terraforms_json(terraform, wrap):
+def test_addresses_are_found_in_every_form_of_terraform_json(terraform, wrap):
     terraform.write_text(json.dumps(wrap(OUTPUTS)))
     found = pool_import.addresses(terraform)
     assert [one.address for one in found] == FOUND
@@ -317,7 +317,7 @@ def test_a_file_without_addresses_is_refused(terraform, text, only, said):
     assert said in str(refused.value)
 
 
-def test_an_import_makes_a_pool_that_is_read_back_and_a_second_one_changes_nothing(home, terraform):
+def test_an_import_writes_a_readable_pool_and_a_second_import_changes_nothing(home, terraform):
     path = home / "ssh_node_pools.yaml"
     found = pool_import.addresses(terraform)
     for number_new in (5, 0):
@@ -350,7 +350,7 @@ def test_an_import_into_a_pool_only_adds_lines(home, terraform, hosts):
 
 
 @pytest.mark.parametrize("text", ["tf: {hosts: [1.1.1.1]}\n", "tf:\n  hosts: [1.1.1.1]\n", "tf:\n  user: x\n"])
-def test_a_list_in_one_line_is_not_taken_apart(home, terraform, text):
+def test_a_list_on_one_line_stays_unchanged(home, terraform, text):
     path = home / "ssh_node_pools.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match="the hosts of tf are not one per line; add the hosts by hand, or choose"):

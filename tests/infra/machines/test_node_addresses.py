@@ -1,4 +1,4 @@
-"""Nodes of a run find addresses by trying; who cannot reach whom is said."""
+"""Nodes of a run find addresses by connection attempts; failed connections are reported."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ def reachable(host: Host, folder: Path) -> Ssh:
     return one
 
 
-def test_the_address_that_all_others_have_reached_is_chosen():
+def test_an_address_reached_by_all_other_nodes_is_chosen():
     assert choose(LISTED, [{"1": ["10.0.0.2"]}, {"0": ["10.0.0.1"]}], ["a", "b"]) == [
         ("10.0.0.1", "eth0"),
         ("10.0.0.2", "ens3"),
     ]
 
 
-def test_who_is_reached_by_some_only_is_refused_with_what_each_saw():
+def test_a_node_reached_by_only_some_nodes_is_refused_with_each_observation():
     reached = [{"1": ["10.0.0.2"], "2": ["10.0.0.3"]}, {"0": [], "2": []}, {"0": ["10.0.0.1"], "1": ["10.0.0.2"]}]
     with pytest.raises(SlipwayError) as refused:
         choose([*LISTED, {"10.0.0.3": "eth0"}], reached, ["a", "b", "c"])
@@ -39,7 +39,7 @@ def test_who_is_reached_by_some_only_is_refused_with_what_each_saw():
 
 
 @pytest.mark.process
-def test_on_one_machine_it_is_loopback_and_ports_are_free():
+def test_nodes_on_one_machine_use_loopback_and_free_ports():
     groups = meet("brave-otter-1", [ThisMachine(), ThisMachine()], ["a", "b"])
     assert [group.rank for group in groups] == [0, 1] and len({group.key for group in groups}) == 1
     assert groups[0].addresses == ("127.0.0.1", "127.0.0.1") and groups[1].interface.startswith("lo")
@@ -47,9 +47,9 @@ def test_on_one_machine_it_is_loopback_and_ports_are_free():
 
 
 @pytest.mark.process
-def test_machines_find_the_network_that_joins_them_and_not_an_address_that_both_have(hosts, tmp_path):
+def test_machines_find_their_common_network_and_skip_duplicate_addresses(hosts, tmp_path):
     found = hosts(2)
-    for host in found:  # as docker makes it: the same address on every machine, and nobody else's there
+    for host in found:  # as docker assigns addresses: the same address on every machine, without a peer
         call("ip", "-n", host.network, "link", "add", "docker0", "type", "bridge")
         call("ip", "-n", host.network, "addr", "add", "172.17.0.1/16", "dev", "docker0")
         call("ip", "-n", host.network, "link", "set", "docker0", "up")
@@ -60,7 +60,7 @@ def test_machines_find_the_network_that_joins_them_and_not_an_address_that_both_
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_a_wall_between_two_machines_is_named(hosts, tmp_path):
+def test_a_firewall_between_two_machines_is_named(hosts, tmp_path):
     found = hosts(3)
     wall = ["-s", found[2].address.host, "-j", "DROP"]
     call("ip", "netns", "exec", found[1].network, "iptables", "-A", "INPUT", *wall)

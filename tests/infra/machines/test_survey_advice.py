@@ -1,4 +1,4 @@
-"""The advice of `inv pool.check` about a machine that cannot be used."""
+"""The advice of `inv pool.check` about an unusable machine."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from infra.records import Address
         (SlipwayError("timed out"), "takes 2 to 5 minutes to boot: try again"),
     ],
 )
-def test_the_advice_fits_the_answer(tmp_path, error, advice):
+def test_the_advice_matches_the_answer(tmp_path, error, advice):
     key = tmp_path / "key"
     key.write_text("key")
     key.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the vendors: keys, a mark, a rehearsal with its user."""
+"""Fixtures for the tests of the vendors: keys, a mark, a rehearsal with its user."""
 
 import contextlib
 import signal
@@ -28,7 +28,7 @@ def token():
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One for all tests of a file."""
+    """Return a rehearsal, shared by all tests of a file."""
     needs("sshd", "ssh-keygen")
     rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
     attach.start(rehearsal.base, speed=60)
@@ -39,7 +39,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def rehearsal(shared):
-    """It is as it was begun: nothing goes wrong in it, and nothing runs."""
+    """Return the rehearsal in its initial state: without faults and running machines."""
     shared.world.tell("/faults", {})
     yield shared
     shared.world.tell("/faults", {})
@@ -50,6 +50,6 @@ def rehearsal(shared):
     until(lambda: not shared.running(), "a world at rest")
     with shared.journal() as journal:
         supervisor = journal.leases.holder(SUPERVISOR)
-    if supervisor:  # whom a command has begun, and who would look after the next test's pods as well
+    if supervisor:  # started by a command; would also follow the pods of the next test
         send(supervisor, signal.SIGTERM)
         until(lambda: not is_alive(supervisor), "the end of the supervisor")

@@ -1,4 +1,4 @@
-"""Rows that nobody should have to read: what a vendor, a user of the account or the owner of a host may write there."""
+"""Malformed rows that a vendor, a user of the account or the owner of a host may write."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CREATED = {"shadeform": "created_at", "lium": "created_at", "runpod": "createdAt
 
 
 def way(vendor: str, user: Any = "root", host: Any = "203.0.113.9", port: Any = 22) -> dict[str, Any]:
-    """A machine that runs and is reached so."""
+    """Return a running machine that is reached at this address."""
     told = {
         "shadeform": {"ip": host, "ssh_user": user, "ssh_port": port},
         "lium": {"ssh_connect_cmd": f"ssh {user}@{host} -p {port}"},
@@ -25,7 +25,7 @@ def way(vendor: str, user: Any = "root", host: Any = "203.0.113.9", port: Any = 
 
 
 def oddities(vendor: str) -> list[dict[str, Any]]:
-    """Return odd rows of a vendor, each with one odd value; the name still bears our mark."""
+    """Return malformed rows of a vendor, each with one malformed value; the name still has our mark."""
     return [
         *(way(vendor, host=host) for host in HOSTS),
         *(way(vendor, user=user) for user in USERS),
@@ -41,7 +41,7 @@ def oddities(vendor: str) -> list[dict[str, Any]]:
 
 
 def strangers(vendor: str) -> list[Any]:
-    """Rows of nobody of ours, each of them odd."""
+    """Return malformed rows of foreign machines."""
     name = NAME[vendor]
     odd = [{"id": f"odd-{number}", name: f"theirs-{number}", **one} for number, one in enumerate(oddities(vendor))]
     return [*NO_ROWS, *odd, {"id": "no-name"}, {"id": "odd-name", name: ["theirs"]}]

@@ -1,4 +1,4 @@
-"""A user whose commands all deal with a rehearsal of their own, and orders in each vendor's own words."""
+"""A user with a separate rehearsal for all commands, and orders in each vendor's own format."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ ORDERS = {
 
 
 class Rehearsal:
-    """A user with a rehearsal: their commands, and their world, which is begun by the first `inv offers`."""
+    """A user with a rehearsal: their commands, and their world, started by the first `inv offers`."""
 
     def __init__(self, folder: Path) -> None:
         real = {f"{name.upper()}_API_KEY": "a-real-key" for name in KINDS}
@@ -44,7 +44,7 @@ class Rehearsal:
         return json.loads(self.inv(*words, "--json", code=code))
 
     def fails(self, *words):
-        """Return its exit code and its stderr."""
+        """Return the exit code and the stderr of a failing command."""
         process = self.user.begin(*words, "--rehearse")
         _, err = process.communicate(timeout=60)
         return process.returncode, err
@@ -53,7 +53,7 @@ class Rehearsal:
         return Journal.open(self.settings.state_file, self.user.environ)
 
     def order(self, vendor, name):
-        """A machine that is asked for in the vendor's own words; its id."""
+        """Order a machine in the vendor's own format; return its id."""
         (path, body), about = ORDERS[vendor], self.world.about[vendor]
         header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
         if vendor == "lium":

@@ -1,4 +1,4 @@
-"""A stand-in for RunPod's two APIs, its rows, and a client of it, for tests."""
+"""A stand-in for RunPod's two APIs, with rows and a client, for tests."""
 
 import base64
 import re
@@ -26,7 +26,7 @@ GPU = {
                     {"id": "CA-MTL-1", "name": "Montreal", "availability": "NONE"}],
     "cudaVersions": [{"version": "13.0", "available": True}],
 }  # fmt: skip
-DISK_RATE = 2740  # micro-USD per hour of the least disk: 20 GB at 0.10 USD per GB and month of 730 hours
+DISK_RATE = 2740  # micro-USD per hour of the smallest disk: 20 GB at 0.10 USD per GB and month of 730 hours
 CAPACITY = "There are no longer any instances available with the requested specifications."
 
 
@@ -95,5 +95,5 @@ def graph(**data):
 
 
 def started(args):
-    """The script in a start command, which is written so that no quoting changes it."""
+    """Return the script in a start command; the script needs no quoting."""
     return base64.b64decode(re.search(r"echo (\S+) \| base64 -d", args)[1]).decode()

@@ -1,6 +1,6 @@
-"""Check requests against an OpenAPI document, with the part of JSON Schema that the vendors' documents use.
+"""Check requests against an OpenAPI document, with the part of JSON Schema used by the vendors' documents.
 
-Stricter than the documents: a property that none of them names is refused everywhere, as RunPod does.
+Stricter than the documents: refuses every property without a definition, as RunPod does.
 """
 
 import re
@@ -12,7 +12,7 @@ KINDS: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), 
 
 
 def complaints(document: Mapping[str, Any], schema: Mapping[str, Any], value: Any, place: str = "$") -> list[str]:
-    """Return the complaints about `value`; [] = none."""
+    """Return the complaints about `value`; [] for a valid value."""
     schema = resolve(document, schema)
     bad = []
     kinds = schema.get("type", [])

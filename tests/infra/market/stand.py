@@ -1,6 +1,6 @@
-"""A stand-in for a vendor: a real HTTP server on loopback that checks what it is asked and says what it was told to.
+"""A stand-in for a vendor: a real HTTP server on loopback that checks requests and returns prepared answers.
 
-It holds no market: answers are set per operation, one after another, and the last one stays.
+The stand has no market: tests set answers per operation, in order, and the last answer repeats.
 """
 
 import json
@@ -18,10 +18,12 @@ from tests.infra.market import schema
 
 @dataclass(frozen=True)
 class Answer:
-    """`how`: whole; drop: none; short: cut off in the middle; drip: a byte now and then; silent: none, and no end."""
+    """`how`: whole; drop: no answer; short: cut off in the middle; drip: a byte now and then; silent: no answer, no
+    end.
+    """
 
     status: int = 200
-    body: Any = b""  # bytes as they are, anything else as JSON
+    body: Any = b""  # bytes are sent unchanged, other content as JSON
     headers: Mapping[str, str] = field(default_factory=dict)
     how: str = "whole"
 
@@ -40,7 +42,7 @@ class Asked:
 
 
 class Stand:
-    """Use as a context manager. What was asked against the document stands in `wrong`, and was answered with 422."""
+    """Use as a context manager. Requests that violate the document are in `wrong`, and get a 422."""
 
     def __init__(self, key: tuple[str, str], paths: Any = (), document: Path | None = None) -> None:
         self.document = json.loads(document.read_text()) if document else {"paths": {}}
@@ -146,12 +148,12 @@ def _handler(stand: Stand) -> type[BaseHTTPRequestHandler]:
             try:
                 self.wfile.write(content)
                 self.wfile.flush()
-            except OSError:  # who asked has left
+            except OSError:  # the client has left
                 return False
             return True
 
         def log_message(self, *words: object) -> None:
-            """Nothing: a test that fails says what was asked."""
+            """Log nothing: a failing test prints the requests."""
 
         do_GET = do_POST = do_DELETE = do
 

@@ -1,4 +1,4 @@
-"""`--rehearse`, `audit`, `reap`, `cost`, `rehearse`: whole commands in a world of their own, with its real servers."""
+"""`--rehearse`, `audit`, `reap`, `cost`, `rehearse`: whole commands in a separate world with real servers."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ LIMITS = Limits(time_s=86_400.0)
 RENT_AND_DIE = source("rent_and_die")
 
 
-def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path):
+def test_offers_starts_a_world_and_lists_offers_in_order(tmp_path):
     rehearsal = Rehearsal(tmp_path)
     code, err = rehearsal.fails("status")
     assert code == 2 and "no rehearsal runs; start a rehearsal with: inv rehearse" in err
@@ -57,7 +57,7 @@ def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path)
     assert code == 2 and "the last rehearsal ended at" in err
 
 
-def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
+def test_orphans_are_named_and_ended_and_foreign_machines_run_on(rehearsal):
     with rehearsal.journal() as journal:
         installation = journal.installation
     orphans = {rehearsal.order(vendor, new_token(installation)) for vendor in ORDERS}
@@ -76,7 +76,7 @@ def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
     assert {rehearsal.truth()[one]["ended_by"] for one in orphans} == {"client"}
 
 
-def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_only_by_its_name(rehearsal):
+def test_a_machine_of_a_second_installation_is_shown_and_ended_only_by_name(rehearsal):
     with rehearsal.journal() as journal:
         ours = rehearsal.order("runpod", new_token(journal.installation))
     config = Path(rehearsal.user.environ["XDG_CONFIG_HOME"]) / "slipway" / "installation_id@0123456789ab"
@@ -104,7 +104,7 @@ def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_onl
     config.unlink()
 
 
-def test_an_account_that_cannot_be_asked_is_not_clean(rehearsal):
+def test_an_unreachable_account_is_not_clean(rehearsal):
     rehearsal.world.tell("/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]})
     code, err = rehearsal.fails("audit")
     assert code == 5 and "not every account answered" in err and "lium" in err
@@ -112,12 +112,12 @@ def test_an_account_that_cannot_be_asked_is_not_clean(rehearsal):
 
 
 @pytest.mark.parametrize("when", ["before its answer", "after its answer"])
-def test_a_launcher_that_dies_leaves_a_machine_that_reap_ends(rehearsal, when):
+def test_reap_ends_the_machine_of_a_dead_launcher(rehearsal, when):
     run = f"cut-off-{when.split()[0]}"
     environ = {**rehearsal.user.environ, "SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
     died = subprocess.run([sys.executable, "-c", RENT_AND_DIE, run, when], cwd=ROOT, env=environ, timeout=60)
     assert died.returncode == 9 and len(rehearsal.running()) == 1
-    assert [one["whose"] for one in rehearsal.json("audit")["machines"]] == ["claimed"]  # a row has it
+    assert [one["whose"] for one in rehearsal.json("audit")["machines"]] == ["claimed"]  # a row owns the machine
     reaped = rehearsal.json("reap")
     said = [one["what"] for one in reaped["done"] if one["run"] == run]
     assert ("adopted" in said) == (when == "before its answer") and "it is to end: its launch was cut off" in said
@@ -128,12 +128,12 @@ def test_a_launcher_that_dies_leaves_a_machine_that_reap_ends(rehearsal, when):
 
 
 def later(now: float) -> Clocks:
-    """All clocks on by as much as the wall's would be at `now`."""
+    """Advance all clocks by the difference between `now` and the wall clock."""
     clocks = read_clocks()
     return replace(clocks, boot_s=clocks.boot_s + now - clocks.wall_s, wall_s=now)
 
 
-def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
+def test_a_machine_that_does_not_end_is_named_with_its_price(rehearsal):
     market, now = open_market("runpod", rehearsal.settings), [time.time()]
     with rehearsal.journal() as journal:
         pod_id = rehearsal.order("runpod", new_token(journal.installation))
@@ -149,7 +149,7 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
     assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
     with rehearsal.journal() as journal:
         (row,) = journal.ops(live=True)
-        journal.note(row, del_requested_at=int(time.time()) - 16)  # sixteen minutes of the vendor's
+        journal.note(row, del_requested_at=int(time.time()) - 16)  # sixteen minutes of the vendor's clock
     for words in (("status",), ("cost", "--offline")):
         code, err = rehearsal.fails(*words)
         assert (
@@ -162,8 +162,8 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
     assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
 
 
-def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(rehearsal):
-    """Ten minutes of the vendor's clock, in which what was asked for may still turn up."""
+def test_an_unanswered_request_is_not_clean_before_the_settle_time(rehearsal):
+    """The requested machine may still appear for ten minutes of the vendor's clock."""
     with rehearsal.journal() as journal:
         op = journal.plan(token=new_token(journal.installation), run="lost", vendor="lium", rate=280_000)
         op = journal.advance(journal.advance(op, "sending"), "unclear")
@@ -178,8 +178,8 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
 
 
-def test_an_adopted_pod_keeps_the_limits_that_its_vendor_shows_for_its_id_alone(rehearsal):
-    """Shadeform's listing has no limits, and the row of the pod was lost with its journal."""
+def test_an_adopted_pod_keeps_the_limits_shown_by_the_vendor(rehearsal):
+    """Shadeform's listing has no limits, and the journal with the row of the pod was lost."""
     market = open_market("shadeform", rehearsal.settings)
     request = Request(run="adopted", gpu="L40", num_gpus=1)
     limits = Limits(time_s=7_200.0, spend_micro_usd=9_000_000)
@@ -198,7 +198,7 @@ def test_an_adopted_pod_keeps_the_limits_that_its_vendor_shows_for_its_id_alone(
 
 
 @pytest.mark.parametrize("command", ["reap", "status", "keep"])
-def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(rehearsal, command):
+def test_the_next_command_ends_an_unreachable_pod_beyond_its_limit(rehearsal, command):
     market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
     request = Request(run=run, gpu="L40S", num_gpus=1)
     with rehearsal.journal() as journal:
@@ -206,10 +206,10 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         op = journal.advance(pods.rent(market, request, market.offers(request)[0], job, journal), "armed")
         journal.note(op, address=market.keys.address(op.token, "root", "127.0.0.1", 1))
         assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
-        journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
+        journal.note(journal.op(op.token), ttl_s=60.0)  # a second of real time
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
         why = "the time limit of 1 min 00 s is reached"
-        if command == "status":  # what is over its limit is said, and is exit code 5, once it has ended too
+        if command == "status":  # exceeding a limit is reported with exit code 5, also after the end
             said = rehearsal.json("status", code=5)
             assert next(one for one in said if one["run"] == run)["over_limit_s"] > 0
         else:
@@ -223,7 +223,7 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         assert not rehearsal.running()
 
 
-def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehearsal):
+def test_the_ledger_is_never_below_the_bill_and_shows_the_vendors_sums(rehearsal):
     ops = {}
     with rehearsal.journal() as journal:
         for vendor, kind in KINDS.items():
@@ -258,7 +258,7 @@ def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehea
 
 
 @pytest.mark.pack("jobs")
-def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_work(rehearsal):
+def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan(rehearsal):
     words = ("--phase", "base", "--profile", "qwen3_4b", "--gpu", "H100", "--num-gpus", "4", "--provider", "runpod")
     (one,) = rehearsal.json("cost", "--estimate", *words)["estimates"]
     plan = rehearsal.json("launch", *words, "--dry-run")
@@ -302,13 +302,13 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
         (["--month", "soon"], 2, "expected a month such as 2026-11"),
     ],
 )
-def test_words_of_cost_that_mean_nothing_are_told(rehearsal, words, code, said):
+def test_invalid_arguments_of_cost_are_reported(rehearsal, words, code, said):
     left, err = rehearsal.fails("cost", *words)
     assert left == code and said in err
 
 
-def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monkeypatch, capsys, tmp_path):
-    """Run what `rehearse` does around a launch, which is here one pod that the market takes away."""
+def test_a_rehearsal_reports_market_events_and_cost(rehearsal, monkeypatch, capsys, tmp_path):
+    """Run the parts of `rehearse` around a launch, here a pod that the market takes away."""
     from scripts.runs import rehearse
 
     world = rehearsal.world
@@ -323,7 +323,7 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
         offer = market.offers(request)[0]
         op = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
         until(lambda: rehearsal.truth()[op.remote_id]["state"] == "running", "a machine that runs")
-        rehearse.report(world, before, began_at, None, False)  # as after Ctrl-C, which leaves it at work
+        rehearse.report(world, before, began_at, None, False)  # as after Ctrl-C, which leaves the pod at work
         assert "1 preemption is pending" in capsys.readouterr().err
         world.tell("/preempt", {"id": op.remote_id})
         pods.end(market, op, journal)
@@ -346,7 +346,7 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
     assert "+0:00:" in out and "stopped (preempted)" in out and "1 preemption did not happen" in err
 
 
-def test_a_launch_is_rehearsed_from_the_offer_to_the_bill(rehearsal):
+def test_a_rehearsed_launch_runs_from_offer_to_bill(rehearsal):
     words = ["--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base", "--profile", "tiny"]
     told = json.loads(rehearsal.user.inv("rehearse", *words, "--spend-limit", "50", "--yes", "--json"))
     assert told["launch"]["state"] == "succeeded" and "base" in told["launch"]["ran"]
@@ -359,8 +359,8 @@ def test_a_launch_is_rehearsed_from_the_offer_to_the_bill(rehearsal):
     assert paid["usd"] == told["billed_usd"] and not rehearsal.running()
 
 
-def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tmp_path):
-    rehearsal.order("runpod", "somebody's")  # what runs in a world keeps it from being ended
+def test_a_rehearsal_in_a_running_world_starts_no_second_world(rehearsal, tmp_path):
+    rehearsal.order("runpod", "somebody's")  # a world with running machines does not end
     plan = tmp_path / "faults.yaml"
     plan.write_text("prices: [{at_s: 60, factor: 2}]\n")
     for words, said in (
@@ -377,7 +377,7 @@ def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tm
 
 
 @pytest.mark.parametrize("vendor", KINDS)
-def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendor):
+def test_doctor_shows_the_owner_and_the_machines_of_an_account(rehearsal, vendor):
     user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
     market = open_market(vendor, rehearsal.settings)
     request = Request(run=f"seen-{vendor}", gpu=KINDS[vendor], num_gpus=1)

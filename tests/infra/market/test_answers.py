@@ -1,4 +1,4 @@
-"""Reading any answer of a server raises SlipwayErrors only, so that nothing of a sweep stops at one odd answer."""
+"""Reading any answer of a server raises only SlipwayErrors, so a malformed answer never stops a sweep."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def api(stand, **more):
 
 
 def ask(stand, answer):
-    """Ask in every way there is; return the messages of failures."""
+    """Send a request in every possible way; return the messages of failures."""
     stand.on("GET /thing", answer)
     stand.on("POST /thing", answer)
     asking, said = api(stand), []
@@ -89,38 +89,36 @@ HEADERS = st.fixed_dictionaries(
 @example(500, b'{"detail": ' + b"9" * 6000 + b"}", {})
 @example(200, b'{"name": "x"}', {"Date": DATES[0]})
 @example(302, b"", {"Location": "http://["})
-def test_only_slipway_errors_come_out_of_reading_an_answer(stand, status, body, headers):
+def test_reading_an_answer_raises_only_slipway_errors(stand, status, body, headers):
     ask(stand, Answer(status, body, headers))
 
 
 @pytest.mark.parametrize("body", [b'{"errors": true}', b'{"errors": "no"}', b'{"errors": [{"message": ["no"]}]}',
                                   b'{"error": {"message": {"detail": "no"}}}'])  # fmt: skip
-def test_what_an_odd_error_body_says_is_told(stand, body):
+def test_the_content_of_a_malformed_error_body_is_shown(stand, body):
     _, said = ask(stand, Answer(404, body))
     assert len(said) == 3 and all("404 " in one and ("no" in one or "rue" in one) for one in said), said
 
 
 @pytest.mark.parametrize("date", DATES)
-def test_a_date_that_is_none_leaves_the_clock_as_it_was(stand, date):
+def test_an_invalid_date_leaves_the_clock_unchanged(stand, date):
     asking, _ = ask(stand, Answer(200, {"name": "x"}))
     stand.on("GET /thing", Answer(200, {"name": "x"}, {"Date": date}))
     assert asking.read("/thing", Thing).name == "x"
-    far = date.startswith(
-        ("Fri, 31 Dec 9999 23:59:59", "Mon, 01 Jan 0001", "1 Jan 1")
-    )  # it may be read, and is far off
+    far = date.startswith(("Fri, 31 Dec 9999 23:59:59", "Mon, 01 Jan 0001", "1 Jan 1"))  # readable, and far off
     assert abs(asking.now() - time.time()) < 60 and not asking.skew or far
 
 
 @pytest.mark.parametrize(
     ("off_s", "apart"), [(-7200, "2 h behind"), (-3500, ""), (3500, ""), (3.15e9, "875000 h ahead")]
 )
-def test_clocks_that_are_more_than_an_hour_apart_are_told(stand, off_s, apart):
+def test_clocks_more_than_an_hour_apart_are_reported(stand, off_s, apart):
     asking, _ = ask(stand, Answer(200, {"name": "x"}, {"Date": formatdate(time.time() + off_s, usegmt=True)}))
     assert apart in asking.skew and bool(asking.skew) == bool(apart)
     assert not api(stand, clock_scale=60.0).skew
 
 
-def test_a_clock_of_ours_that_is_set_meanwhile_is_not_the_vendor_s(stand, monkeypatch):
+def test_setting_our_clock_does_not_affect_the_vendors_clock(stand, monkeypatch):
     asking, _ = ask(stand, Answer(200, {"name": "x"}))
     before, ours = asking.now(), time.time
     monkeypatch.setattr(time, "time", lambda: ours() + 86_400)

@@ -1,4 +1,4 @@
-"""Machines that never come up, or are not what was said: given back by a deadline, and the next offer taken."""
+"""Machines that never boot, or differ from the offer: given back at a deadline, and the next offer is rented."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def rent(vendor, journal, run):
 
 @pytest.mark.parametrize("trait", ["hang", "no ssh", "fail"])
 @rounds(2, 34)
-def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds):
+def test_a_machine_that_never_boots_is_given_back_by_the_deadline(tmp_path, trait, rounds):
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         running.fault(machines=[{"trait": trait, "count": None}])
         vendors = [open_market(name, settings_of(running, tmp_path)) for name in KIND]
@@ -67,7 +67,7 @@ def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds)
 
 
 @pytest.mark.parametrize("trait", ["", "disk in cost", "dear"])
-def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp_path, trait):
+def test_the_rate_of_a_pod_includes_the_disk_for_every_vendor(tmp_path, trait):
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         running.fault(machines=[{"trait": trait, "count": None}] if trait else [])
         vendor = market(open_market("runpod", settings_of(running, tmp_path)))
@@ -89,7 +89,7 @@ def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp
         assert 0 < billed <= spent
 
 
-def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone(tmp_path):
+def test_a_spot_row_stays_open_until_the_renting_api_reports_the_end(tmp_path):
     silent = {"vendor": "runpod", "call": "account", "kind": "error", "status": 410, "count": None}
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         running.fault(hides_spot=True)
@@ -110,7 +110,7 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
         told = reconcile(vendor, journal)
         assert journal.op(ops[True].token).is_live
         assert any("spot-True: the row stays open" in one and "GraphQL" in one for one in told.problems)
-        # REST v2 rented the other one, and denies it under a key whose owner GraphQL has told before.
+        # REST v2 rented the on-demand pod, and denies the pod under a key with an owner known from GraphQL.
         assert pods.end(vendor, journal.op(ops[False].token), journal, "enough").state == "TERMINATED"
         assert not any("spot-False" in one for one in told.problems)
         kinds = {one.run: (one.kind, one.note) for one in reap.inspect(vendor, journal)[0] if one.run}
@@ -123,7 +123,7 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
         assert running.truth()["billing"] == 0
 
 
-def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_path, monkeypatch):
+def test_a_machine_with_an_address_at_the_deadline_is_tried_once(tmp_path, monkeypatch):
     address = boot._address
 
     def at_the_deadline(op, provider, deadline, scale):
@@ -140,7 +140,7 @@ def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_pa
         pods.end(vendor, op, journal)
 
 
-def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
+def test_bad_machines_are_skipped_and_the_next_offer_is_rented(tmp_path):
     said: list[str] = []
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         running.fault(
@@ -167,7 +167,7 @@ def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
         pods.end(vendor, journal.op(op.token), journal)
 
 
-def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
+def test_the_error_without_remaining_offers_lists_every_reason(tmp_path):
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         running.fault(machines=[{"trait": "ghost", "count": None}])
         vendor = open_market("lium", settings_of(running, tmp_path))
@@ -179,8 +179,8 @@ def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
         assert json.dumps([op.state for op in journal.ops()]).count("FAILED") >= 1
 
 
-def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_path):
-    """Somebody else took the machine, and the answer that said so was lost: nobody knows whether it is there."""
+def test_an_unanswered_create_is_set_aside_and_the_next_offer_is_rented(tmp_path):
+    """A different customer took the machine, and the refusal was lost: the machine may or may not exist."""
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         vendor = open_market("runpod", settings_of(running, tmp_path))
         request = Request(run="otter-1", provider="runpod", gpu="H100", num_gpus=1)
@@ -208,8 +208,8 @@ def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_pa
 
 @pytest.mark.parametrize("vendor_name", list(KIND))
 @pytest.mark.parametrize("late_s", [0, 4000])
-def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp_path, vendor_name, late_s):
-    """Over SSH it is only silent: what has become of it, and whether that was its limit, is asked of its vendor."""
+def test_a_pod_ended_by_the_vendor_before_its_job_is_reported_as_gone(tmp_path, vendor_name, late_s):
+    """Over SSH the pod is only silent: the vendor must report the end, and whether the limit was the reason."""
     said: list[str] = []
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         vendor = market(open_market(vendor_name, settings_of(running, tmp_path)))
@@ -220,7 +220,7 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
         renting = launch._RentalState(plan, [], lambda _: vendor, journal, said.append, Terms())
         with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._whole([op], renting):
             vendor.delete(op.remote_id or "")
-            running.move(late_s + 300)  # its own clock, and that of the row
+            running.move(late_s + 300)  # the vendor's clock, and the clock of the row
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
             raise ConnectionLost(f"{op.run}: the connection broke")
         words = str(seen.value)
@@ -235,8 +235,8 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
 @pytest.mark.parametrize(
     "moment", ["before it is looked at", "after it has been found wanting", "while it gets its job"]
 )
-def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_path, moment):
-    """`inv down` has said that nothing of it runs: from then on nothing may be rented for it."""
+def test_a_run_ended_during_its_start_gets_no_second_machine(tmp_path, moment):
+    """`inv down` has reported that no machine of the run exists: from then on no machine may be rented for the run."""
     said: list[str] = []
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         vendor = market(open_market("lium", settings_of(running, tmp_path)))
@@ -273,7 +273,7 @@ def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_
         assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
         truth = running.truth()
         assert (len(truth["pods"]), truth["billing"]) == (1, 0)
-        # Whoever wants it again gets it.
+        # A new launch of the run works.
         again = launch.hold(request, Limits(time_s=86400.0), vendor.offers(request), lambda _: vendor, journal, print)
         assert again.state == "READY"
         pods.end(vendor, again, journal)
@@ -282,8 +282,8 @@ def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_
 @pytest.mark.parametrize(
     "vendor_name", ["runpod", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lium", "shadeform"))]
 )
-def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_one(tmp_path, vendor_name):
-    """The next has what the first has left of the limits; when nothing is left, nothing is rented."""
+def test_a_pod_preempted_before_its_job_is_replaced(tmp_path, vendor_name):
+    """The next pod gets the remaining limits; without remaining limits, nothing is rented."""
     said: list[str] = []
     limits = Limits(time_s=86400.0, spend_micro_usd=100_000_000)
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
@@ -324,7 +324,7 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
 
         def refuse(*_):
             (op,) = journal.ops(live=True)
-            journal.note(op, boot_s=(op.boot_s or 0) - 90_000 / SPEED)  # it was rented 25 hours ago
+            journal.note(op, boot_s=(op.boot_s or 0) - 90_000 / SPEED)  # rented 25 hours ago
             return "an old driver"
 
         with pytest.raises(LimitHit, match="given back have used up the limit"):

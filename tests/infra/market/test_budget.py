@@ -1,4 +1,4 @@
-"""One amount for a run: however many nodes it has, and however often it is brought back, its pods share it."""
+"""One amount for a run: all pods of a run share the amount, for any number of nodes and recoveries."""
 
 import pytest
 
@@ -26,7 +26,7 @@ HOURS = 1000.0
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """A run on two machines that were all taken away, at different times; whoever looks further."""
+    """Return a run on two machines that were taken away at different times, and the run's keeper."""
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         settings = settings_of(running, tmp_path)
         for name in ("runpod", "lium", "shadeform"):
@@ -56,7 +56,7 @@ def spent(journal):
 
 
 def bring_back(journal, keeper, limits=None):
-    """The caps of all pods that were rented for it, which are given back then; and what had been spent before."""
+    """Return the caps of the new pods of the run, which are given back, and the earlier cost."""
     before, used, seen = {op.token for op in rows(journal)}, spent(journal), []
 
     def accept(*_):
@@ -73,7 +73,7 @@ def bring_back(journal, keeper, limits=None):
     return [Job.from_json(op.job).limits for op in new], used
 
 
-def test_a_run_on_many_nodes_that_is_resumed_with_a_limit_shares_it_among_them(begun):
+def test_nodes_of_a_resumed_run_share_the_limit(begun):
     journal, keeper, settings, _ = begun
     limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
     assert limits is not None
@@ -85,7 +85,7 @@ def test_a_run_on_many_nodes_that_is_resumed_with_a_limit_shares_it_among_them(b
     assert all(one.time_s and one.time_s < HOURS * 3600 for one in shares)
 
 
-def test_a_run_whose_nodes_have_cost_different_amounts_is_brought_back_with_what_is_left_of_all(begun):
+def test_a_recovered_run_gets_the_remaining_money_of_all_its_nodes(begun):
     journal, keeper, _, _ = begun
     for _ in range(2):
         shares, used = bring_back(journal, keeper)
@@ -93,7 +93,7 @@ def test_a_run_whose_nodes_have_cost_different_amounts_is_brought_back_with_what
         assert sum(caps) + used <= 40 * USD and sum(caps) > (40 * USD - used) * 0.99
 
 
-def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(begun):
+def test_time_and_money_limits_hold_independently(begun):
     journal, keeper, settings, _ = begun
     limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
     shares, used = bring_back(journal, keeper, limits)
@@ -106,14 +106,14 @@ def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(be
         keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
 
 
-def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
+def test_the_cost_of_all_nodes_counts_when_a_limit_is_refused(begun):
     journal, _, settings, _ = begun
     most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
     with pytest.raises(UsageError, match="has already cost .* USD; give a higher --spend-limit"):
         resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
 
 
-def test_the_share_of_a_pod_that_could_not_be_ended_yet_is_nobody_elses(begun):
+def test_the_share_of_a_pod_that_has_not_ended_stays_reserved(begun):
     journal, keeper, _, vendor = begun
     request = Request(run="otter.1", provider="runpod", gpu="L40S", num_gpus=1)
     job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=15 * USD))

@@ -1,4 +1,4 @@
-"""Prices without an account: each line says of when it is, and what somebody saves takes their place."""
+"""Prices without an account: each line has a date, and saved prices replace the shipped prices."""
 
 import re
 
@@ -13,7 +13,7 @@ from scripts.market.offers_table import catalogue_table
 NOW = 1_795_000_000.0  # 2026-11-18
 
 
-def test_every_line_that_came_along_is_illustrative_and_dated(tmp_path):
+def test_every_shipped_line_is_illustrative_and_dated(tmp_path):
     found = catalogue.read(tmp_path / "none.json")
     assert {one.offer.provider for one in found} == {"runpod", "lium", "shadeform"}
     assert all(re.fullmatch(r"2026(-\d\d)?, illustrative", one.mark) for one in found)
@@ -25,7 +25,7 @@ def test_every_line_that_came_along_is_illustrative_and_dated(tmp_path):
     assert [one.micro_usd_per_hour for one in eight if one.provider == "runpod"] == [15_920_000, 21_520_000]
 
 
-def test_saved_prices_replace_those_of_the_vendors_that_answered(tmp_path):
+def test_saved_prices_replace_the_prices_of_answering_vendors(tmp_path):
     own = tmp_path / "prices.json"
     offers = [
         Offer(provider="lium", offer_id=f"m{n}", gpu="H100-SXM", num_gpus=8, micro_usd_per_hour=9_990_000, region="US")
@@ -49,7 +49,7 @@ def test_saved_prices_replace_those_of_the_vendors_that_answered(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[{}]", '[{"provider": "x"', '[{"provider": 3}]'])
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path, text):
+def test_a_damaged_file_is_named_with_a_remedy(tmp_path, text):
     (tmp_path / "prices.json").write_text(text)
     with pytest.raises(UsageError, match=r"prices\.json.*inv offers --save"):
         catalogue.read(tmp_path / "prices.json")

@@ -1,4 +1,6 @@
-"""Every rented pod has an end: without a price, a limit or a timer by a right clock it is not rented, or given back."""
+"""Every rented pod has an end: without a price, a limit or a timer on a correct clock, a pod is not rented, or given
+back.
+"""
 
 import math
 import time
@@ -41,7 +43,7 @@ DAY = Limits(time_s=86_400.0)
 
 
 class Desk:
-    """A vendor that rents whatever is asked for, at prices that are set."""
+    """A vendor that rents any requested machine, at set prices."""
 
     def __init__(self, name, stand, folder):
         api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, pace=Pace.of_minute(10**6))
@@ -84,7 +86,7 @@ def journal(tmp_path):
 
 
 @pytest.mark.parametrize("price", [0, 0.0, -1, "-0.5", "0", None, "free", 1e300, 1e-9, "NaN"], ids=str)
-def test_what_has_no_price_is_no_offer_and_harms_no_other(desk, price):
+def test_a_row_without_a_price_is_no_offer_and_affects_no_other_row(desk, price):
     desk.prices(price)
     found = desk.client.catalog(desk.request)
     assert all(0 < one.micro_usd_per_hour - one.disk_micro_usd_per_hour < 10 for one in found) and bool(found) == (
@@ -92,7 +94,7 @@ def test_what_has_no_price_is_no_offer_and_harms_no_other(desk, price):
     )
 
 
-def test_an_odd_offer_hides_no_other(desk):
+def test_a_malformed_offer_hides_no_other_offer(desk):
     good = {"shadeform": test_shadeform.TYPE, "lium": test_lium.HOST, "runpod": runpod_stand.GPU}[desk.name]
     odd = [None, 5, [], {}, {**good, "configuration": 5, "price": 5, "price_per_gpu": []}, good]
     rows = {"shadeform": {"instance_types": odd}, "lium": odd, "runpod": {"gpus": odd}}
@@ -127,7 +129,7 @@ def test_every_rented_pod_has_a_finite_limit(desk, journal, price, forged, time_
         assert op.rate > 0 and desk.created == before + 1
 
 
-def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
+def test_a_pod_without_an_end_is_not_rented_and_not_recorded(desk, journal):
     desk.prices(57)
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
     with pytest.raises(NoOffer, match="the vendor gives no price"):
@@ -138,7 +140,7 @@ def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
         Limits(time_s=math.inf),
         Limits(time_s=math.nan),
         Limits(time_s=0),
-        Limits(time_s=2.5e11, spend_micro_usd=2),  # a date that no calendar has
+        Limits(time_s=2.5e11, spend_micro_usd=2),  # a date outside every calendar
     ):
         with pytest.raises(UsageError, match="no limit would end this pod"):
             pods.rent(desk.client, desk.request, offer, replace(job, limits=limits), journal)
@@ -146,7 +148,7 @@ def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
 
 
 @pytest.mark.parametrize("off_s", [-7200, 7200, 3.15e9], ids=["2 h behind", "2 h ahead", "100 years ahead"])
-def test_nothing_is_rented_by_a_clock_that_is_more_than_an_hour_off(desk, journal, off_s):
+def test_nothing_is_rented_with_a_clock_more_than_an_hour_off(desk, journal, off_s):
     desk.prices(57, formatdate(time.time() + off_s, usegmt=True))
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
     with pytest.raises(SlipwayError, match="the vendor's clock is .* nothing was rented"):
@@ -154,11 +156,11 @@ def test_nothing_is_rented_by_a_clock_that_is_more_than_an_hour_off(desk, journa
     assert desk.created == 0 and journal.ops() == []
 
 
-def test_nothing_is_rented_by_a_clock_that_is_found_wrong_after_the_offers_came(desk, journal, monkeypatch):
+def test_nothing_is_rented_with_a_clock_found_wrong_after_the_offers(desk, journal, monkeypatch):
     desk.prices(57)
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
 
-    def account(client) -> NoReturn:  # its answer shows the clock before it shows an owner
+    def account(client) -> NoReturn:  # the answer has the date header before an owner
         desk.prices(57, formatdate(time.time() + 7200, usegmt=True))
         client.catalog(desk.request)
         raise SlipwayError("no owner")
@@ -169,10 +171,10 @@ def test_nothing_is_rented_by_a_clock_that_is_found_wrong_after_the_offers_came(
     assert desk.created == 0 and [op.state for op in journal.ops()] == ["FAILED"]
 
 
-def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_path):
+def test_a_pod_that_differs_from_its_offer_is_given_back(tmp_path):
     in_a_century = "2126-01-01T00:00:00Z"
     wrong = [(name, {poison.PRICE[name]: None}, "does not report the price") for name in FACTS] + [
-        ("runpod", {poison.PRICE["runpod"]: None, "ssh": None}, "does not report the price"),  # nor its address in time
+        ("runpod", {poison.PRICE["runpod"]: None, "ssh": None}, "does not report the price"),  # and no address in time
         (
             "shadeform",
             {"auto_delete": {"date_threshold": in_a_century, "spend_threshold": "50.00"}},
@@ -213,7 +215,7 @@ def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_pa
             pods.end(vendor, journal.op(op.token), journal, "it is not as agreed")
 
 
-def test_an_armed_spend_limit_above_the_one_that_was_asked_for_is_no_limit(tmp_path):
+def test_an_armed_spend_limit_above_the_requested_limit_is_refused(tmp_path):
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         vendor = market(open_market("shadeform", settings_of(running, tmp_path)))
         request = Request(run="otter", provider="shadeform", gpu="L40S", num_gpus=1)

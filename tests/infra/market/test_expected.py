@@ -1,4 +1,4 @@
-"""Predictions of how long steps take, and of what is left of a run."""
+"""Predictions of the duration of steps, and of the remaining time of a run."""
 
 import math
 import random
@@ -38,7 +38,7 @@ def took(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> Step
 
 
 def marked(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 0.0, **more) -> StepTime:
-    """A step that took so long before its work, which went on evenly from `first` of it."""
+    """Return a step with a startup time, followed by even progress from `first`."""
     shares = [min(1.0, first + (1 - first) * one / 10) for one in range(11)]
     marks = tuple((fixed_s + work_s * (share - first), share) for share in shares)
     return took(fixed_s + work_s * (1 - first), work, marks=marks, is_whole=not first, **more)
@@ -46,7 +46,7 @@ def marked(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 
 
 @MANY
 @given(times=st.lists(SECONDS, min_size=1, max_size=30), order=st.randoms())
-def test_what_is_expected_lies_in_its_range_and_depends_on_no_order(times, order):
+def test_an_expectation_is_within_its_range_and_independent_of_record_order(times, order):
     past = [took(one, at=1e9 + number) for number, one in enumerate(times)]
     found = expect(past, BASE)
     assert found.low <= found.seconds <= found.high and found.source == SAME
@@ -57,7 +57,7 @@ def test_what_is_expected_lies_in_its_range_and_depends_on_no_order(times, order
 
 @MANY
 @given(usual=st.lists(st.floats(90, 110), min_size=4, max_size=8), odd=st.floats(1e-3, 1e6), at=st.integers(0, 8))
-def test_one_record_that_is_far_off_moves_nothing_far(usual, odd, at):
+def test_an_outlier_changes_an_expectation_little(usual, odd, at):
     past = [took(one, at=1e9 + number) for number, one in enumerate([*usual[:at], odd, *usual[at:]])]
     found = expect(past, BASE)
     assert 90 <= found.seconds <= 110
@@ -66,7 +66,7 @@ def test_one_record_that_is_far_off_moves_nothing_far(usual, odd, at):
 
 @MANY
 @given(fixed_s=st.floats(0, 50), work_s=st.floats(1, 500), ratio=st.floats(0.01, 100))
-def test_of_more_work_of_the_same_kind_only_the_work_takes_longer(fixed_s, work_s, ratio):
+def test_more_work_lengthens_only_the_work_and_not_the_startup(fixed_s, work_s, ratio):
     longer = replace(BASE, amount=BASE.amount * ratio)
     found = expect([marked(fixed_s, work_s)], longer)
     assert math.isclose(found.seconds, fixed_s + work_s * ratio, rel_tol=1e-6)
@@ -75,25 +75,25 @@ def test_of_more_work_of_the_same_kind_only_the_work_takes_longer(fixed_s, work_
 
 @MANY
 @given(first=st.floats(0.05, 0.7))
-def test_a_run_that_went_on_from_a_checkpoint_tells_the_pace_and_not_the_whole(first):
+def test_a_resumed_run_provides_the_pace_and_not_the_total(first):
     found = expect([marked(5.0, 100.0, first=first)], BASE)
     assert math.isclose(found.seconds, 105.0, rel_tol=1e-6)
     assert expect([took(30.0, is_whole=False)], BASE).source == GUESS
 
 
-def test_the_nearest_records_are_taken_and_say_what_they_are():
+def test_the_nearest_records_are_used_and_named():
     other_size = replace(BASE, shape="b", size=8e6, amount=2e12)
     far_size = replace(BASE, shape="c", size=8e8, amount=2e14)
     other_step = replace(BASE, kind="sft v1", shape="d")
     past = [took(400.0, other_step), took(36.0, other_size), took(9e5, far_size)]
     assert expect(past[:1], BASE).source == STEPS
     assert (expect(past, BASE).source, expect(past, BASE).times) == (SETTINGS, 1)
-    assert 15 < expect(past, BASE).seconds < 25  # 4 s, and half of the other 32 s; not by the model of another size
+    assert 15 < expect(past, BASE).seconds < 25  # 4 s, and half of 32 s; other model sizes do not count
     assert expect([*past, took(24.0)], BASE).seconds == 24.0
     assert expect([], BASE).source == GUESS and expect([], replace(BASE, guess_s=None)) is None
 
 
-def test_a_toy_or_a_busy_machine_does_not_make_hours_of_minutes():
+def test_a_toy_or_a_busy_machine_does_not_inflate_an_expectation():
     toy = marked(2.0, 0.6, replace(BASE, shape="t", size=1e5, amount=5e9))
     busy = took(75.0, replace(BASE, shape="b"), others=0.95)
     for record in (toy, busy):
@@ -103,30 +103,30 @@ def test_a_toy_or_a_busy_machine_does_not_make_hours_of_minutes():
     assert expect([took(9.0, replace(BASE, shape="t", amount=BASE.amount / 20))], BASE).source == SETTINGS
 
 
-def test_records_of_another_machine_or_of_another_version_of_the_program_are_none():
+def test_records_of_other_machines_or_program_versions_are_ignored():
     past = [took(1.0, replace(BASE, machine="8 x H100")), took(1.0, replace(BASE, kind="text v2", amount=0.0))]
     assert expect(past, BASE).source == GUESS
     text = StepWork(step="text", kind="text v1", machine=BASE.machine, shape="x", guess_s=3.0)
-    assert expect(past, text).source == GUESS  # v2 makes something else
+    assert expect(past, text).source == GUESS  # v2 produces different output
     assert expect([took(7.0, replace(text, shape="y"))], text).seconds == 7.0
 
 
-def test_a_busy_machine_counts_only_where_nothing_better_is_known():
+def test_records_of_a_busy_machine_count_only_without_better_records():
     busy = [took(90.0, others=0.6, at=2e9), took(100.0, others=0.5, at=3e9)]
     assert expect([*busy, took(50.0, others=0.01)], BASE).seconds == 50.0
     found = expect(busy, BASE)
     assert found.seconds == 95.0 and found.is_crowded and "busy" in words([found])
 
 
-def test_where_figures_come_from_in_words():
+def test_the_source_of_figures_is_given_as_text():
     once = expect([took(20.0)], BASE)
     guess = Expected(step="text", seconds=20.0, low=10.0, high=40.0, fixed_s=20.0, source=GUESS)
-    assert words([once, replace(guess, seconds=0.1)]) == "measured once"  # what takes no time does not count
+    assert words([once, replace(guess, seconds=0.1)]) == "measured once"  # a step without duration does not count
     assert words([guess]) == "from a table"
     assert words([once, guess]) == "measured for 1 of 2 steps, estimated for the others"
 
 
-def test_an_estimate_is_by_the_table_until_that_machine_was_measured_and_grows_with_its_load():
+def test_an_estimate_uses_the_table_until_a_measurement_and_grows_with_load():
     machine = MachineKind(name="2 x CPU", flops_per_s=1e11, is_here=True)
     train = replace(BASE, guess_s=None, amount=1e13)
     found = estimate(EstimateRequest(machine=machine, steps=(train,)))
@@ -138,7 +138,7 @@ def test_an_estimate_is_by_the_table_until_that_machine_was_measured_and_grows_w
     assert measured.range_s == (40.0, 75.0, 93.75)
     assert evidence(measured) == "measured once on this machine; other processes use 50% of the CPUs now"
     crowded = estimate(EstimateRequest(machine=busy, steps=(train,)), [took(90.0, train, others=0.9)])
-    assert crowded.range_s[1] == 90.0  # the load was counted when it was measured
+    assert crowded.range_s[1] == 90.0  # the measurement included the load
     elsewhere = replace(machine, is_here=False)
     assert evidence(estimate(EstimateRequest(machine=elsewhere, steps=(train,)), past)).endswith("this kind of machine")
     unknown = replace(machine, flops_per_s=None)
@@ -160,7 +160,7 @@ FORECAST = [
 
 @MANY
 @given(now=st.floats(0, 1e4), done=st.floats(0, 1), mark=st.floats(0, 1), at=st.floats(0, 1e4))
-def test_what_is_left_is_in_its_range_whatever_a_pod_says(now, done, mark, at):
+def test_the_remaining_time_is_within_its_range_for_any_report(now, done, mark, at):
     record = {"kind": "progress", "done": done, "total": 1.0, "at": 1e9 + at}
     running = step("running", started_at=1e9, ended_at=None, record=record, marks=[[5.0, mark]])
     ended = step("done", "text", started_at=1e9, ended_at=1e9 + at)
@@ -168,7 +168,7 @@ def test_what_is_left_is_in_its_range_whatever_a_pod_says(now, done, mark, at):
     assert all(map(math.isfinite, found)) and 0 <= found[0] <= found[1] <= found[2]
 
 
-def test_nothing_is_left_of_what_is_over_and_all_of_what_did_not_begin():
+def test_the_remaining_time_is_zero_after_the_end_and_full_before_the_start():
     waiting = [step("waiting", name) for name in ("text", "base", "sft")]
     assert left(FORECAST, waiting, 1e9, 0.0) == total(FORECAST)
     assert left(
@@ -176,9 +176,9 @@ def test_nothing_is_left_of_what_is_over_and_all_of_what_did_not_begin():
     ) == (0.0, 0.0, 0.0)
 
 
-def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
+def test_a_slow_run_corrects_the_remaining_time():
     def at(share: float, slower: float) -> float:
-        """Return the time left after this share of base, on a machine that is slower by this factor."""
+        """Return the time left after this share of base, on a machine slower by this factor."""
         now = 1e9 + slower * (10.0 + 50.0 * share)
         marks = [[slower * (10.0 + 50.0 * one / 20), one / 20] for one in range(1, 1 + int(20 * share))]
         running = step(
@@ -195,7 +195,7 @@ def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
 def run_of(
     number: int, speed: float, noise: random.Random, past: list[StepTime], amounts: tuple[float, ...]
 ) -> RunTimes:
-    """A run on a simulated machine whose every second is off by a tenth, and the start of a step by a third."""
+    """Return a run on a simulated machine: every second is off by a tenth, and the start of a step by a third."""
     works = [StepWork(step=AROUND, kind="around", machine="m", shape="", guess_s=5.0, fixed_s=5.0)]
     works += [
         StepWork(
@@ -234,15 +234,15 @@ def run_of(
     )
 
 
-def test_forecasts_of_a_simulated_machine_are_as_near_as_is_wanted():
+def test_forecasts_for_a_simulated_machine_have_the_required_accuracy():
     noise, past, found = random.Random(17), list[StepTime](), []
     for number in range(60):
         sizes = noise.choice([(2e11, 1e11), (2e11, 1e11, 3e11), (8e11, 1e11)])
-        one = run_of(number, 2.5, noise, past, sizes)  # by the formulas it would be two and a half times as fast
+        one = run_of(number, 2.5, noise, past, sizes)  # the formulas predict a machine two and a half times as fast
         past += one.times
         found.append(compared(one))
     middle = medians(found)
     assert middle.repeated_runs > 50 and middle.repeated < REPEATED / 2, middle
     assert middle.early < ANEW, middle
-    assert abs(found[0].error) > 0.3  # the first was by a formula
+    assert abs(found[0].error) > 0.3  # the first forecast used a formula
     assert middle.inside > 0.7 * middle.early_runs, middle

@@ -1,4 +1,4 @@
-"""Offers that satisfy a request; where none does, the reason, and what to ask instead."""
+"""Offers that satisfy a request; without a match, the reason and a request that would match."""
 
 import pytest
 
@@ -49,11 +49,11 @@ ALL = (LIUM, DATACRUNCH, SINGLE, SPOT, HYPERSTACK, OWN)
     ],
     ids=str,
 )
-def test_each_filter_lets_through_what_it_names_in_order_of_price(wanted, found):
+def test_each_filter_keeps_matching_offers_in_order_of_price(wanted, found):
     assert satisfying(Request(run="x", **wanted), (*ALL, CPUS) if "without_gpu" in wanted else ALL) == found
 
 
-def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last_line_what_to_relax():
+def test_a_request_without_match_shows_failures_per_filter_and_the_filter_to_relax():
     request = Request(run="x", gpu="B200", num_gpus=8, max_micro_usd_per_hour=20_000_000)
     said = explain(request, ALL).splitlines()
     assert said[0] == "none of 6 offers matches"
@@ -90,14 +90,14 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
     ],
     ids=str,
 )
-def test_what_is_relaxed_is_what_the_closest_offers_lack(wanted, relaxed):
+def test_the_filter_to_relax_is_the_filter_failed_by_the_closest_offers(wanted, relaxed):
     request = Request(run="x", **wanted)
     assert satisfying(request, ALL) == []
     assert explain(request, ALL).splitlines()[-1].split("; or ")[: relaxed.count("; or ") + 1] == relaxed.split("; or ")
 
 
-def test_bandwidth_is_relaxed_first_where_nothing_else_excludes_the_asked_gpu():
-    """Another kind of GPU fails one filter, the asked one both directions of a bandwidth that is not told."""
+def test_bandwidth_is_relaxed_first_if_only_bandwidth_excludes_the_gpu():
+    """Other GPUs fail one filter; the requested GPU fails both directions of an unknown bandwidth."""
     untold, slow = offer("lium", "A100-80GB-SXM", usd=11.0), offer("lium", "A100-80GB-SXM", usd=12.0, upload_mbps=200.0)
     other = offer("lium", "RTX4090", usd=3.0, upload_mbps=900.0, download_mbps=900.0)
     request = Request(run="x", gpu="A100", num_gpus=8, upload_mbps=500, download_mbps=500)
@@ -109,16 +109,16 @@ def test_bandwidth_is_relaxed_first_where_nothing_else_excludes_the_asked_gpu():
     assert "A100" in said[said.index("closest") + 1]
 
 
-def test_what_is_told_to_try_works():
+def test_the_suggested_request_works():
     request = Request(run="x", gpu="B200", num_gpus=8, max_micro_usd_per_hour=33_600_000)
     assert satisfying(request, ALL) == [HYPERSTACK]
 
 
-def test_nothing_on_offer_is_told_as_such():
+def test_a_market_without_offers_is_reported():
     assert explain(Request(run="x"), ()) == "the vendors offer no machines at all"
 
 
-def test_a_speed_that_no_machine_has_is_relaxed_to_the_fastest_and_an_unknown_one_leaves_the_flag_out():
+def test_an_unavailable_speed_is_relaxed_to_the_fastest_and_an_unknown_speed_is_omitted():
     wanted = Request(run="x", gpu="B200", upload_mbps=1000)
     assert explain(wanted, [LIUM, HYPERSTACK]).endswith("try: --min-upload-mbps 910")
     assert explain(wanted, [HYPERSTACK]).endswith(

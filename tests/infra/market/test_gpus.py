@@ -1,4 +1,4 @@
-"""One name for each GPU, whoever offers it."""
+"""One name for each GPU, at every vendor."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def table():
     return [(one[0], one[1], int(one[2])) for one in re.findall(r"^\| (.+?) +\| (.+?) +\| +([0-9]+) \|$", text, re.M)]
 
 
-def test_every_gpu_of_runpods_table_has_a_name_of_its_own():
+def test_every_gpu_of_runpods_table_has_a_unique_name():
     assert [gpus.name(theirs) for theirs, _, _ in table()] == RUNPOD and len(RUNPOD) == 45
     sizes = {one.name: one.memory_gb for one in gpus.GPUS}
     for ours, (theirs, _, memory_gb) in zip(RUNPOD, table(), strict=True):
@@ -50,7 +50,7 @@ def test_every_gpu_of_runpods_table_has_a_name_of_its_own():
         ("A100-80GB-MIG-3G.40GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
     ],
 )  # fmt: skip
-def test_what_a_user_types_means_the_vendors_word(asked, theirs):
+def test_typed_gpu_names_match_vendor_names(asked, theirs):
     assert gpus.is_asked(asked, gpus.name(theirs)) and same_gpu(asked, theirs)
 
 
@@ -64,7 +64,7 @@ def test_what_a_user_types_means_the_vendors_word(asked, theirs):
         ("RTX4080", "NVIDIA GeForce RTX 4080 SUPER"), ("RTX4000Ada", "NVIDIA RTX 4000 SFF Ada Generation"),
     ],
 )  # fmt: skip
-def test_a_slice_is_never_the_whole_gpu_nor_one_kind_another(asked, theirs):
+def test_a_slice_is_never_a_whole_gpu_and_kinds_are_distinct(asked, theirs):
     assert not gpus.is_asked(asked, gpus.name(theirs)) and not same_gpu(asked, theirs)
 
 
@@ -72,12 +72,12 @@ def test_a_slice_is_never_the_whole_gpu_nor_one_kind_another(asked, theirs):
     ("RTX4090", True, 24), ("H100", True, 80), ("RTXPRO6000-MIG-1G.24GB", True, 24), ("MI300X", False, 192),
     ("V100-32GB-SXM", False, 32), ("A2000", False, 6), ("GTX1080", False, 0), ("", False, 0),
 ])  # fmt: skip
-def test_a_training_is_put_unasked_on_gpus_of_nvidia_whose_speed_is_known(name, is_one, memory_gb):
+def test_a_training_by_default_uses_nvidia_gpus_of_known_speed(name, is_one, memory_gb):
     assert gpus.is_for_training(name) is is_one
     assert gpus.memory_bytes(name) == memory_gb * 10**9
 
 
-def test_a_name_that_is_in_no_table_is_known_by_its_letters():
+def test_an_unlisted_name_is_recognised_by_its_letters():
     assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
     assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")
 
@@ -110,11 +110,11 @@ def test_a_slice_is_as_fast_as_its_share_of_the_compute_slices():
         ("NVIDIA RTX 6000 Ada Generation", 48, "", "RTX6000Ada"),
     ],
 )
-def test_every_vendor_s_word_has_one_name(theirs, memory_gb, interconnect, ours):
+def test_every_vendor_name_has_one_gpu_name(theirs, memory_gb, interconnect, ours):
     assert gpus.name(theirs, memory_gb, interconnect) == ours
 
 
-def test_the_table_leads_back_to_every_vendor_s_words():
+def test_the_table_maps_back_to_every_vendor_name():
     assert gpus.ids("runpod", "A100") == ("NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM4-80GB")
     assert gpus.ids("shadeform", "A100-80GB") == ("A100_80G",)
     assert gpus.ids("lium", "H100-SXM") == ("NVIDIA H100 80GB HBM3",)
@@ -135,7 +135,7 @@ def test_the_table_leads_back_to_every_vendor_s_words():
         ("RTX6000Ada", "RTX6000Ada"), ("RTX A6000", "A6000"), ("H200-SXM", "H200-SXM"),
     ],
 )  # fmt: skip
-def test_a_general_name_means_the_special_ones(asked, ours):
+def test_a_general_name_includes_its_variants(asked, ours):
     assert gpus.is_asked(asked, ours)
 
 
@@ -146,7 +146,7 @@ def test_a_general_name_means_the_special_ones(asked, ours):
         ("L40", "L40S"), ("6000", "A6000"), ("H100", ""), ("NVIDIA H100 PCIe", "H100-SXM"), ("", "H100-SXM"),
     ],
 )  # fmt: skip
-def test_no_name_means_another_gpu(asked, ours):
+def test_no_name_matches_a_different_gpu(asked, ours):
     assert not gpus.is_asked(asked, ours)
 
 

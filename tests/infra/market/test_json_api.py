@@ -1,4 +1,4 @@
-"""The one HTTP client: what may be repeated, what may not, and what an answer proves."""
+"""The HTTP client: retries, requests without retries, and the proof in an answer."""
 
 import time
 from email.utils import formatdate
@@ -40,20 +40,20 @@ def api(stand, **options):
 
 @pytest.mark.parametrize("bad", [Answer(500), Answer(503), Answer(408), Answer(how="drop"), Answer(200, b"{"),
                                  Answer(200, {"name": 1}), Answer(200, {"name": "one"}, how="short")])  # fmt: skip
-def test_a_read_is_repeated_until_its_answer_can_be_used(stand, bad):
+def test_a_read_is_retried_until_a_usable_answer(stand, bad):
     stand.on("GET /thing", bad, bad, THING)
     assert api(stand).read("/thing", Thing).name == "one"
     assert stand.times("GET /thing") == 3
 
 
-def test_a_read_gives_up_after_five_attempts_and_says_what_was_seen(stand):
+def test_a_read_gives_up_after_five_attempts_and_reports_the_failures(stand):
     stand.on("GET /thing", Answer(500, {"error": {"code": "oops", "message": "broken", "hint": "wait"}}))
     with pytest.raises(SlipwayError, match="500 broken; wait"):
         api(stand).read("/thing", Thing)
     assert stand.times("GET /thing") == 5
 
 
-def test_retry_after_is_honoured_and_never_waited_for_past_the_deadline(stand):
+def test_retry_after_is_honoured_up_to_the_deadline(stand):
     stand.on("GET /thing", Answer(429, headers={"Retry-After": "7"}), THING)
     asking = api(stand)
     asking.read("/thing", Thing)
@@ -69,7 +69,7 @@ def test_retry_after_is_honoured_and_never_waited_for_past_the_deadline(stand):
     ("status", "error"),
     [(401, AuthError), (403, AuthError), (404, VendorRefused), (422, VendorRefused), (410, SlipwayError)],
 )
-def test_a_refused_read_is_not_repeated(stand, status, error):
+def test_a_refused_read_is_not_retried(stand, status, error):
     stand.on("GET /thing", Answer(status, {"detail": "no"}))
     with pytest.raises(error, match=f"{status} no"):
         api(stand).read("/thing", Thing)
@@ -77,16 +77,16 @@ def test_a_refused_read_is_not_repeated(stand, status, error):
 
 
 @pytest.mark.parametrize("how", ["silent", "drip"])
-def test_an_attempt_ends_at_its_deadline_however_slowly_bytes_arrive(stand, how):
+def test_an_attempt_ends_at_its_deadline_despite_slow_bytes(stand, how):
     stand.on("GET /thing", Answer(200, b" " * 10_000, how=how))
     begun = time.monotonic()
     with pytest.raises(SlipwayError, match="no complete answer in 0.5 s"):
         api(stand, attempt_s=0.5, read_s=0.0).read("/thing", Thing)
-    assert time.monotonic() - begun < 30  # all of the bytes would take minutes
+    assert time.monotonic() - begun < 30  # all bytes would take minutes
     assert stand.times("GET /thing") == 1
 
 
-def test_the_last_attempt_has_what_is_left_until_the_deadline(stand, monkeypatch):
+def test_the_last_attempt_gets_the_remaining_time_until_the_deadline(stand, monkeypatch):
     stand.on("GET /thing", Answer(how="silent"))
     limits, run = [], json_api._run
 
@@ -100,13 +100,13 @@ def test_the_last_attempt_has_what_is_left_until_the_deadline(stand, monkeypatch
     assert limits[0] == 1.0 and all(limit_s <= 0.6 for limit_s in limits[1:])
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end(stand):
+def test_a_too_long_answer_is_not_read_to_the_end(stand):
     stand.on("GET /thing", Answer(200, b" " * 2_000_000))
     with pytest.raises(SlipwayError, match="longer than 1 MiB"):
         api(stand, most_bytes=1 << 20).read("/thing", Thing)
 
 
-def test_a_key_follows_no_redirect_to_another_host(stand):
+def test_a_key_follows_no_redirect_to_a_different_host(stand):
     with Stand(KEY, paths=["/thing"]) as other:
         stand.on("GET /thing", Answer(302, headers={"Location": f"{other.url}/thing"}))
         with pytest.raises(SlipwayError, match="must not receive the key"):
@@ -118,7 +118,7 @@ def test_a_key_follows_no_redirect_to_another_host(stand):
 
 
 @pytest.mark.parametrize("status", [400, 402, 403, 404, 422, 429])
-def test_an_act_that_was_refused_was_not_done(stand, status):
+def test_a_refused_action_was_not_done(stand, status):
     stand.on("POST /thing", Answer(status, {"detail": "no"}, {"X-Request-Id": "r-1"}))
     with pytest.raises(VendorRefused, match=r"no \(request r-1\)") as caught:
         api(stand).act("POST", "/thing", {"a": 1})
@@ -131,14 +131,14 @@ def test_an_act_that_was_refused_was_not_done(stand, status):
     [Answer(500), Answer(409), Answer(408), Answer(302), Answer(how="drop"), Answer(how="short", body=b"12345678")],
     ids=lambda answer: f"{answer.status}-{answer.how}",
 )
-def test_an_act_without_a_clear_answer_may_have_been_done_and_is_not_repeated(stand, answer):
+def test_an_action_without_a_clear_answer_is_ambiguous_and_not_retried(stand, answer):
     stand.on("POST /thing", answer)
     with pytest.raises(Ambiguous):
         api(stand).act("POST", "/thing", {"a": 1})
     assert stand.times("POST /thing") == 1
 
 
-def test_what_was_never_sent_was_not_done():
+def test_an_unsent_action_was_not_done():
     with Stand(KEY) as gone:
         pass
     with pytest.raises(RequestNotSent, match="nothing was sent"):
@@ -147,12 +147,12 @@ def test_what_was_never_sent_was_not_done():
         api(gone).read("/thing", Thing)
 
 
-def test_an_empty_body_is_an_answer_to_an_act(stand):
+def test_an_empty_body_is_a_valid_answer_to_an_action(stand):
     stand.on("DELETE /thing", Answer(204))
     assert api(stand).act("DELETE", "/thing").status == 204
 
 
-def test_no_more_requests_go_out_in_a_minute_than_are_allowed(stand):
+def test_requests_per_minute_stay_within_the_limit(stand):
     stand.on("GET /thing", THING)
     asking = api(stand, pace=Pace.of_minute(2), read_s=30.0)
     asking.read("/thing", Thing)
@@ -162,27 +162,27 @@ def test_no_more_requests_go_out_in_a_minute_than_are_allowed(stand):
     assert stand.times("GET /thing") == 2
 
 
-def test_time_is_the_vendor_s(stand):
+def test_time_comes_from_the_vendors_clock(stand):
     stand.on("GET /thing", Answer(200, {"name": "one"}, {"Date": formatdate(time.time() + 7200, usegmt=True)}))
     asking = api(stand)
     asking.read("/thing", Thing)
     assert 7195 < asking.now() - time.time() < 7205
 
 
-def test_what_a_vendor_says_cannot_steer_a_terminal(stand):
+def test_vendor_text_has_no_terminal_control_codes(stand):
     stand.on("GET /thing", Answer(404, {"detail": "a\x1b[2Jb\u202ec"}))
     with pytest.raises(VendorRefused) as caught:
         api(stand).read("/thing", Thing)
     assert str(caught.value).isprintable()
 
 
-def test_a_key_that_a_server_repeats_is_in_no_message(stand):
+def test_a_key_repeated_by_a_server_is_in_no_message(stand):
     stand.on("GET /thing", Answer(404, {"detail": "no such thing for Bearer secret"}))
     with pytest.raises(VendorRefused, match=r"for Bearer \*\*\*"):
         api(stand).read("/thing", Thing)
 
 
-def test_a_key_goes_out_encrypted_or_stays_on_this_machine():
+def test_a_key_is_sent_encrypted_or_to_this_machine_only():
     with pytest.raises(UsageError, match="https"):
         JsonApi("vendor", "http://example.com", {})
     with pytest.raises(UsageError, match="that no key has") as caught:
@@ -194,7 +194,7 @@ def test_a_key_goes_out_encrypted_or_stays_on_this_machine():
     assert endpoint("https://api.example.com", "", "X") == "https://api.example.com"
 
 
-def test_a_web_firewall_is_named_and_is_no_refusal_of_the_key(stand):
+def test_a_web_firewall_is_named_and_does_not_count_as_a_refused_key(stand):
     stand.on("GET /thing", Answer(403, b"error code: 1010"))
     with pytest.raises(SlipwayError, match="web firewall .* User-Agent, independent of the key") as raised:
         api(stand).read("/thing", Thing)

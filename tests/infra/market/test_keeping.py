@@ -1,4 +1,4 @@
-"""Runs on rented machines that are kept while a vendor cannot say yet what came of a request."""
+"""Kept runs on rented machines while a vendor cannot report the result of a request yet."""
 
 import contextlib
 from unittest.mock import patch
@@ -20,7 +20,7 @@ REQUEST = Request(run="otter", provider="shadeform", gpu="A6000", num_gpus=1)
 
 
 class Found(Exception):
-    """Another machine was looked for."""
+    """The keeper looked for a new machine."""
 
 
 def look(request):
@@ -28,8 +28,8 @@ def look(request):
 
 
 @pytest.mark.process
-def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_continued(tmp_path, monkeypatch):
-    """Nobody knows for a while whether that machine exists: it is ended first, and then another one is looked for."""
+def test_a_run_with_a_machine_requested_by_a_dead_process_is_continued(tmp_path, monkeypatch):
+    """The machine may exist for a while: the keeper ends the machine first, and then looks for a new machine."""
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         monkeypatch.setenv("SHADEFORM_API_KEY", running.about["shadeform"]["key"])
         monkeypatch.setenv("SLIPWAY_SHADEFORM_URL", running.about["shadeform"]["url"])

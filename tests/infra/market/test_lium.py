@@ -1,4 +1,4 @@
-"""Lium's client against its documented answers; requests are held against what the vendor's own client sends."""
+"""Lium's client against documented answers; requests are compared with the requests of the vendor's own client."""
 
 import json
 from dataclasses import replace
@@ -104,19 +104,19 @@ def offer(lium):
     return lium.offers(REQUEST)[0]
 
 
-def test_an_offer_is_a_host_and_its_price_that_of_all_its_gpus(offer):
+def test_an_offer_is_a_host_with_the_price_of_all_its_gpus(offer):
     assert (offer.micro_usd_per_hour, offer.num_gpus, offer.gpu, offer.spot) == (14_000_000, 8, "H100-SXM", False)
     assert (offer.country, offer.city, offer.region, offer.cloud) == ("US", "Dallas", "Texas", "secure")
     assert (offer.upload_mbps, offer.download_mbps, offer.nvlink, offer.cpus) == (910.4, 2350.0, True, 192)
     assert offer.gpu_memory_bytes == 80 * 10**9
     assert offer.disk_bytes == 3_100_000_000 * 1024
     assert 1.06e12 < offer.memory_bytes < 1.08e12
-    told = json.loads(offer.raw)  # all that the vendor tells of that machine, also what nobody here reads
+    told = json.loads(offer.raw)  # all reported facts of the machine, including unused facts
     assert told["id"] == offer.offer_id.partition("/")[0] and told["specs"]["gpu"]["details"]
     assert offer.seen_at == datetime(2026, 11, 20, 10, 12, tzinfo=timezone.utc).timestamp()
 
 
-def test_a_host_is_split_only_where_its_owner_allows(stand, lium):
+def test_a_host_is_split_only_if_its_owner_allows(stand, lium):
     one = Request(run="x", gpu="H100", num_gpus=2)
     assert lium.offers(one) == []
     stand.on("GET /executors", Answer(200, [{**HOST, "min_gpu_count_for_rental": 2, "available_gpu_count": 6}]))
@@ -137,12 +137,12 @@ def test_a_host_is_split_only_where_its_owner_allows(stand, lium):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_host_that_is_no_good_is_no_offer_and_harms_no_other(stand, lium, changes):
+def test_an_unusable_host_is_no_offer_and_affects_no_other_host(stand, lium, changes):
     stand.on("GET /executors", Answer(200, [{**HOST, **changes}, {**HOST, "id": "good"}]))
     assert [offer.offer_id for offer in lium.offers(REQUEST)] == ["good/8"]
 
 
-def test_a_host_whose_bandwidth_is_slow_or_unknown_is_no_offer_where_a_speed_is_asked_for(stand, lium):
+def test_a_host_with_slow_or_unknown_bandwidth_is_no_offer_for_a_requested_speed(stand, lium):
     hosts = [
         {**HOST, "id": name, "effective_upload_speed_mbps": speed, "price_per_gpu": price}
         for name, speed, price in (("unknown", None, 1.0), ("slow", 400, 1.1), ("fast", 600, 2.0))
@@ -152,13 +152,13 @@ def test_a_host_whose_bandwidth_is_slow_or_unknown_is_no_offer_where_a_speed_is_
     assert [one.offer_id for one in lium.offers(Request(run="x"))] == ["unknown/8", "slow/8", "fast/8"]
 
 
-def test_nodes_that_can_be_reclaimed_are_spot(stand, lium):
+def test_reclaimable_nodes_are_spot(stand, lium):
     stand.on("GET /executors", Answer(200, [{**HOST, "tier": "spot"}]))
     assert lium.offers(REQUEST) == []
     assert lium.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))[0].spot
 
 
-def test_a_volume_goes_with_any_pod_and_an_unknown_one_with_none(stand, lium, token):
+def test_a_volume_works_with_any_pod_and_an_unknown_volume_with_no_pod(stand, lium, token):
     stand.on("GET /volumes/{id}", Answer(200, {"id": "vol-1", "name": "mine"}))
     wish = replace(REQUEST, volume="vol-1")
     (offer,) = lium.offers(wish)
@@ -171,7 +171,7 @@ def test_a_volume_goes_with_any_pod_and_an_unknown_one_with_none(stand, lium, to
 
 
 @pytest.mark.parametrize("reply", [{"success": True, "pod_id": "5c2f"}, {"id": "5c2f", "pod_name": "x"}])
-def test_a_pod_is_rented_with_its_token_its_own_key_and_an_end(stand, lium, offer, token, reply):
+def test_a_pod_is_rented_with_a_token_a_key_and_an_end(stand, lium, offer, token, reply):
     stand.on(RENT, Answer(200, reply))
     pod = lium.create(REQUEST, offer, token, LIMITS)
     assert (pod.pod_id, pod.token, pod.micro_usd_per_hour, pod.address) == ("5c2f", token, 14_000_000, "")
@@ -193,7 +193,7 @@ def test_a_pod_is_rented_with_its_token_its_own_key_and_an_end(stand, lium, offe
         (Limits(spend_micro_usd=28_000_001, micro_usd_per_hour=14_000_000), 3),
     ],
 )
-def test_the_vendor_s_timer_is_always_armed_in_whole_hours_and_then_exactly(stand, lium, offer, token, limits, hours):
+def test_the_vendor_timer_is_armed_in_whole_hours_and_then_exactly(stand, lium, offer, token, limits, hours):
     before = int(lium.now())
     lium.create(REQUEST, offer, token, limits)
     after = lium.now()
@@ -204,7 +204,7 @@ def test_the_vendor_s_timer_is_always_armed_in_whole_hours_and_then_exactly(stan
     assert all(before - 2 <= end - limit_s <= after + 2 for end in ends)
 
 
-def test_an_end_whose_answer_is_lost_is_set_again_and_a_pod_that_is_rented_keeps_its_id(stand, lium, offer, token):
+def test_an_unanswered_timer_request_is_repeated_and_a_rented_pod_keeps_its_id(stand, lium, offer, token):
     stand.on(REMOVAL, Answer(500), Answer(how="drop"), Answer(200, row(token)))
     assert lium.create(REQUEST, offer, token, LIMITS).pod_id == "5c2f" and stand.times(REMOVAL) == 3
     stand.on(REMOVAL, error(400, "bad_request", "in the past"))
@@ -213,7 +213,7 @@ def test_an_end_whose_answer_is_lost_is_set_again_and_a_pod_that_is_rented_keeps
         lium.arm("5c2f", 1_790_000_000.0)
 
 
-def test_without_a_plain_template_of_the_default_image_the_account_gets_one_of_its_own(stand, lium, offer, token):
+def test_an_account_without_a_plain_template_gets_a_private_template(stand, lium, offer, token):
     stand.on("GET /templates", Answer(200, TEMPLATES[:-1]))
     stand.on("POST /templates", Answer(200, {"id": "mine", **IMAGE, "status": "CREATED"}))
     lium.create(REQUEST, offer, token, LIMITS)
@@ -224,7 +224,7 @@ def test_without_a_plain_template_of_the_default_image_the_account_gets_one_of_i
     assert asked.params == {"gpu_model": H100, "driver_version": "580.1"}
 
 
-def test_what_cannot_be_armed_is_not_rented(stand, lium, offer, token):
+def test_a_pod_without_a_working_timer_is_not_rented(stand, lium, offer, token):
     with pytest.raises(UsageError, match="720"):
         lium.create(REQUEST, offer, token, Limits(time_s=721 * 3600.0))
     stand.on("GET /templates", Answer(200, TEMPLATES[:2]))
@@ -251,7 +251,7 @@ def test_what_cannot_be_armed_is_not_rented(stand, lium, offer, token):
     ],
     ids=lambda one: str(getattr(one, "status", one)),
 )
-def test_a_definite_no_is_told_from_the_rest(stand, lium, offer, token, answer, kind):
+def test_a_definite_refusal_differs_from_other_answers(stand, lium, offer, token, answer, kind):
     stand.on(RENT, answer)
     with pytest.raises(kind) as caught:
         lium.create(REQUEST, offer, token, LIMITS)
@@ -274,7 +274,7 @@ def test_a_definite_no_is_told_from_the_rest(stand, lium, offer, token, answer, 
     ],
     ids=lambda answer: f"{answer.status}-{answer.how}-{len(answer.content)}",
 )
-def test_an_answer_that_proves_nothing_is_ambiguous_and_asked_for_once(stand, lium, offer, token, answer):
+def test_an_inconclusive_answer_is_ambiguous_and_sent_once(stand, lium, offer, token, answer):
     stand.on(RENT, answer)
     with pytest.raises(Ambiguous):
         lium.create(REQUEST, offer, token, LIMITS)
@@ -301,7 +301,7 @@ def test_a_pod_is_read_in_each_of_its_states(stand, lium, token, changes, state,
     assert (pod.state, bool(pod.address)) == (state, reachable)
 
 
-def test_what_the_vendor_says_of_a_pod_is_read_back(stand, lium, token, keys):
+def test_the_vendors_facts_about_a_pod_are_read(stand, lium, token, keys):
     stand.on("GET /pods", Answer(200, [row(token, **RUNNING, ports_mapping='{"22": 20022}')]))
     pod = lium.find(token)
     assert Address.parse(pod.address) == Address(
@@ -315,13 +315,13 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, lium, token, keys):
 @pytest.mark.parametrize(
     "words", ["ssh -oProxyCommand=x root@h", "ssh root@h -p 22; rm", "ssh root@h -p 99999", "ssh ro$t@h", "root@h"]
 )
-def test_an_ssh_command_of_any_other_form_is_no_address(stand, lium, token, words):
+def test_an_ssh_command_of_unknown_form_is_no_address(stand, lium, token, words):
     stand.on("GET /pods", Answer(200, [row(token, **{**RUNNING, "ssh_connect_cmd": words})]))
     (pod,) = lium.list()
     assert pod.address == "" and "valid" in pod.odd
 
 
-def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_none(stand, lium, token):
+def test_the_oldest_pod_with_a_token_is_found_and_foreign_pods_have_no_token(stand, lium, token):
     late = row(token, id="late", created_at="2026-11-20T13:00:00")
     stand.on("GET /pods", Answer(200, [late, row(token), row("notebook", id="theirs", **RUNNING)]))
     assert lium.find(token).pod_id == "5c2f"
@@ -332,7 +332,7 @@ def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_non
         lium.list()
 
 
-def test_only_the_vendor_s_own_word_is_an_absence(stand, lium, token):
+def test_only_the_vendors_own_error_proves_absence(stand, lium, token):
     stand.on("GET /pods/{id}", error(404, "not_found", "pod not found"))
     assert lium.find("5c2f") is None
     stand.on("GET /pods/{id}", Answer(200, row(token, status="DELETED")))
@@ -343,7 +343,7 @@ def test_only_the_vendor_s_own_word_is_an_absence(stand, lium, token):
             lium.find("5c2f")
 
 
-def test_a_pod_that_is_gone_counts_as_ended_and_a_delete_that_failed_says_so(stand, lium):
+def test_a_gone_pod_counts_as_ended_and_a_failed_delete_is_reported(stand, lium):
     for answer in (Answer(200, {"success": True}), Answer(204), error(404, "not_found", "pod not found")):
         stand.on("DELETE /pods/{id}", answer)
         lium.delete("5c2f")
@@ -363,7 +363,7 @@ def test_the_account_has_an_owner_and_a_balance(stand, lium):
         lium.account()
 
 
-def test_a_bill_is_told_of_pods_that_are_gone_too_and_is_none_for_strangers(stand, lium):
+def test_a_bill_includes_gone_pods_and_excludes_foreign_pods(stand, lium):
     stand.on(
         "GET /pods/{id}/record",
         Answer(200, {"pod_id": "5c2f", "billed_seconds": 3600, "total": 14.5, "removed_at": "2026-11-20"}),

@@ -1,4 +1,4 @@
-"""One odd row hides no other machine of an account and saves none from its end: each vendor's client, then commands."""
+"""A malformed row hides no machine of an account and prevents no end: each vendor's client, then commands."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ QUICK = settings(max_examples=40, deadline=None,
 
 @pytest.fixture(params=VENDORS)
 def at(request, tmp_path):
-    """A vendor whose answers are set, and its client."""
+    """Return a vendor with set answers, and its client."""
     with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys", "/graphql"]) as stand:
         api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.of_minute(10**6))
         kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
@@ -57,7 +57,7 @@ def at(request, tmp_path):
         yield request.param, stand, kind(api, PodKeys(tmp_path / "keys"))
 
 
-def say(stand, vendor, rows):
+def set_rows(stand, vendor, rows):
     page = {"shadeform": {"instances": rows}, "lium": rows, "runpod": {"pods": rows, "nextCursor": None}}
     stand.on(LIST[vendor], Answer(200, page[vendor]))
 
@@ -66,12 +66,12 @@ def row(vendor, name=OURS, pod_id="id-1", **changes):
     return {**ROWS[vendor](name), "id": pod_id, **changes}
 
 
-def test_whatever_a_row_says_it_is_listed_is_ours_by_its_mark_and_is_ended_by_its_id(at):
+def test_any_row_is_listed_owned_by_its_mark_and_ended_by_its_id(at):
     vendor, stand, client = at
     odd = poison.oddities(vendor)
     tokens = {f"id-{number}": new_token("0a1b2c3d") for number in range(len(odd))}
     rows = [row(vendor, tokens[f"id-{number}"], f"id-{number}", **one) for number, one in enumerate(odd)]
-    say(stand, vendor, rows)
+    set_rows(stand, vendor, rows)
     assert {pod.pod_id: pod.token for pod in client.list()} == tokens
     for one in rows[::7]:
         stand.on(FIND[vendor], Answer(200, one))
@@ -81,7 +81,7 @@ def test_whatever_a_row_says_it_is_listed_is_ours_by_its_mark_and_is_ended_by_it
         assert stand.times(END[vendor]) == before + 1, one
 
 
-def test_an_end_is_asked_for_though_nothing_of_the_machine_can_be_read(at):
+def test_an_unreadable_machine_can_be_ended(at):
     vendor, stand, client = at
     for answer in (
         Answer(200, b"{"),
@@ -97,7 +97,7 @@ def test_an_end_is_asked_for_though_nothing_of_the_machine_can_be_read(at):
 
 
 @pytest.mark.parametrize("pod_id", ["", ".", ".."])
-def test_what_has_no_id_is_not_ended_by_the_path_of_all_others(at, pod_id):
+def test_a_machine_without_an_id_is_not_ended_by_the_collection_path(at, pod_id):
     vendor, stand, client = at
     with pytest.raises(SlipwayError, match="is not the id of a machine"):
         client.delete(pod_id)
@@ -108,28 +108,30 @@ def test_what_has_no_id_is_not_ended_by_the_path_of_all_others(at, pod_id):
     "odd", [{"user": "Ubuntu"}, {"user": "cloud.user"}, {"host": "gpu_7.example.net"}, {"host": "10.0.0.7%ens3"},
             {"host": "::1"}, {"port": 70000}], ids=str
 )  # fmt: skip
-def test_an_address_that_cannot_be_trusted_is_none_and_that_is_told(at, odd):
+def test_an_untrusted_address_is_dropped_and_reported(at, odd):
     vendor, stand, client = at
-    say(stand, vendor, [row(vendor, **poison.way(vendor)), row(vendor, pod_id="id-2", **poison.way(vendor, **odd))])
+    set_rows(
+        stand, vendor, [row(vendor, **poison.way(vendor)), row(vendor, pod_id="id-2", **poison.way(vendor, **odd))]
+    )
     good, bad = client.list()
     assert good.address.startswith("ssh://root@203.0.113.9:22/") and good.odd == ""
     assert bad.address == "" and "valid" in bad.odd and len(bad.odd) < 400
 
 
-def test_a_price_that_is_none_is_not_known_and_half_cents_count(at):
+def test_an_invalid_price_is_unknown_and_half_cents_count(at):
     vendor, stand, client = at
     for price in poison.PRICES:
-        say(stand, vendor, [row(vendor, **{poison.PRICE[vendor]: price})])
+        set_rows(stand, vendor, [row(vendor, **{poison.PRICE[vendor]: price})])
         (pod,) = client.list()
         known = {"57.5": 575_000 if vendor == "shadeform" else 57_500_000}
         assert pod.micro_usd_per_hour == known.get(str(price)[:9], 0), price
         assert bool(pod.odd) == (str(price)[:9] not in known), (price, pod.odd)
 
 
-def test_a_row_without_a_mark_that_can_be_read_is_neither_ours_nor_a_stranger_s(at):
+def test_a_row_with_an_unreadable_mark_is_neither_ours_nor_foreign(at):
     vendor, stand, client = at
     named = poison.NAME[vendor]
-    say(
+    set_rows(
         stand,
         vendor,
         [
@@ -156,7 +158,7 @@ VALUES = st.recursive(
 
 @QUICK
 @given(data=st.data())
-def test_no_row_keeps_a_listing_from_being_read_and_our_mark_from_being_seen(at, data):
+def test_any_row_leaves_the_listing_and_our_mark_readable(at, data):
     vendor, stand, client = at
     fields = sorted(ROWS[vendor](OURS).keys() - {"id", "status"})
     odd = st.dictionaries(st.sampled_from(fields), VALUES)
@@ -168,11 +170,11 @@ def test_no_row_keeps_a_listing_from_being_read_and_our_mark_from_being_seen(at,
             for number, one in enumerate(data.draw(st.lists(odd, max_size=2)))
         ),
     ]
-    say(stand, vendor, data.draw(st.permutations([ours, *others])))
+    set_rows(stand, vendor, data.draw(st.permutations([ours, *others])))
     assert ("id-1", OURS) in [(pod.pod_id, pod.token) for pod in client.list()]
 
 
-def test_what_is_not_even_json_in_one_row_hides_no_other(at):
+def test_invalid_json_in_a_row_hides_no_other_row(at):
     vendor, stand, client = at
     for odd in (
         b"NaN",
@@ -191,11 +193,11 @@ def test_what_is_not_even_json_in_one_row_hides_no_other(at):
         assert ("id-1", OURS) in [(pod.pod_id, pod.token) for pod in client.list()], odd[:20]
 
 
-# Whole commands, in a rehearsal whose listings are odd.
+# Whole commands, in a rehearsal with malformed listings.
 
 
 def spoil(rehearsal, odd_ids, odd, lacks=()):
-    """Make the vendors' listings odd from now on: those of these machines, and with rows of strangers."""
+    """Make the vendors' listings malformed from now on: the rows of these machines, and rows of foreign machines."""
     rows = []
     for vendor in VENDORS:
         way = poison.way(vendor, "cloud.user", "gpu_7.example.net", 70000)
@@ -215,7 +217,7 @@ def rented(rehearsal, journal, vendor, run):
 @pytest.mark.parametrize(
     ("odd", "lacks"), [({}, ()), ({"status": None}, ("id",))], ids=["address and price", "no id, no status"]
 )
-def test_down_ends_every_pod_though_rows_are_odd(rehearsal, odd, lacks):
+def test_down_ends_every_pod_despite_malformed_rows(rehearsal, odd, lacks):
     number = len(rehearsal.truth())
     with rehearsal.journal() as journal:
         ops = {
@@ -228,7 +230,7 @@ def test_down_ends_every_pod_though_rows_are_odd(rehearsal, odd, lacks):
         assert not rehearsal.running() and journal.ops(live=True) == []
 
 
-def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
+def test_reap_ends_overdue_pods_despite_malformed_rows(rehearsal):
     with rehearsal.journal() as journal:
         ops = {
             (vendor, kind): rented(rehearsal, journal, vendor, f"late-{kind}-{vendor}")
@@ -244,7 +246,7 @@ def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
     ), err
 
 
-def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell(rehearsal):
+def test_an_audit_ends_orphans_despite_malformed_rows_and_shows_unreadable_rows(rehearsal):
     with rehearsal.journal() as journal:
         orphans = {
             (vendor, kind): rehearsal.order(vendor, new_token(journal.installation))
@@ -261,7 +263,7 @@ def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell
     assert not rehearsal.running() and not {one["whose"] for one in killed["machines"]} & {"orphaned", "ending"}
 
 
-def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
+def test_a_failing_delete_prevents_no_other_end(rehearsal):
     with rehearsal.journal() as journal:
         orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
     deep = json.loads("[" * 80 + "]" * 80)
@@ -279,11 +281,11 @@ def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
     assert not rehearsal.running() & set(orphans.values())
 
 
-# A mistake of ours about one pod.
+# A bug in our code about one pod.
 
 
 class Stumbles(RunPod):
-    """A vendor whose deletion of one pod fails in an unexpected way."""
+    """A vendor with an unexpected failure in the deletion of one pod."""
 
     over: ClassVar[str] = ""
 
@@ -295,7 +297,7 @@ class Stumbles(RunPod):
 
 @pytest.fixture
 def stumbling(rehearsal, monkeypatch):
-    """A client that stumbles, a journal, and two pods, over the first of which it stumbles."""
+    """Return a failing client, a journal, and two pods; the deletion of the first pod fails."""
     usual = open_market("runpod", rehearsal.settings)
     client = Stumbles(usual.api, usual.keys, usual.cuda)
     monkeypatch.setattr(context, "settings", lambda **_: rehearsal.settings)
@@ -307,7 +309,7 @@ def stumbling(rehearsal, monkeypatch):
         yield client, journal, ops
 
 
-def test_a_sweep_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+def test_a_sweep_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling):
     client, journal, ops = stumbling
     for op in ops:
         journal.advance(op, "end")
@@ -317,7 +319,7 @@ def test_a_sweep_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, st
     assert "ZeroDivisionError: somebody's mistake" in problem and ops[0].run in problem and "USD/h" in problem
 
 
-def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling, monkeypatch):
+def test_reap_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling, monkeypatch):
     client, journal, ops = stumbling
     for op in ops:
         journal.note(op, ttl_s=1.0)
@@ -328,7 +330,7 @@ def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumb
     assert [one.pod_id for one in reaped.findings if one.is_wrong] == [ops[0].remote_id]
 
 
-def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+def test_down_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling):
     _, journal, ops = stumbling
     with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
         down.down.work(DownFlags(all=True))
@@ -336,7 +338,7 @@ def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumb
     assert [op.run for op in journal.ops(live=True)] == [ops[0].run]
 
 
-def test_an_account_whose_reaping_fails_keeps_no_other_from_being_reaped(rehearsal, monkeypatch):
+def test_a_failed_reap_of_an_account_stops_no_other_reap(rehearsal, monkeypatch):
     with rehearsal.journal() as journal:
         orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
         monkeypatch.setattr(Lium, "now", lambda _: 1 / 0)

@@ -1,4 +1,4 @@
-"""`inv offers`: one table over vendors and own machines, in a process of its own against real servers."""
+"""`inv offers`: one table of vendors and own machines, in a separate process with real servers."""
 
 import json
 import sys
@@ -79,7 +79,7 @@ def lines(text):
 
 
 @pytest.mark.process
-def test_the_three_rows_stand_in_order_of_price(world):
+def test_the_three_rows_are_in_order_of_price(world):
     out = world.inv("offers", "--gpu", "B200")
     assert out.startswith("=== Available B200 Instances (sorted by price) ===\n#  Provider")
     rows = [line[:9] for line in lines(out)]
@@ -92,7 +92,7 @@ def test_the_three_rows_stand_in_order_of_price(world):
 
 
 @pytest.mark.process
-def test_vendors_and_own_machines_stand_in_one_table_as_json_too(world, sshd, tmp_path):
+def test_vendors_and_own_machines_share_a_table_and_json(world, sshd, tmp_path):
     machine = {"ip": sshd.address.host, "port": sshd.address.port, "python": sys.executable}
     pool = {"user": sshd.address.user, "identity_file": sshd.address.key, "hosts": [machine]}
     (tmp_path / "pools.yaml").write_text(json.dumps({"box": pool}))
@@ -119,14 +119,14 @@ def test_filters_and_sets_reach_every_vendor(world, vendors):
 
 
 @pytest.mark.process
-def test_nothing_that_matches_is_exit_3_with_the_reasons(world):
+def test_no_match_gives_exit_code_3_with_the_reasons(world):
     failed = world.json("offers", "--gpu", "B200", "--num-gpus", "8", "--max-price", "20", code=3)
     assert "fail --max-price 20.00" in failed["error"]
     assert "hyperstack canada-1" in failed["error"] and "try: --max-price 33.60" in failed["error"]
 
 
 @pytest.mark.process
-def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
+def test_an_unavailable_vendor_is_a_line_below_the_table(world, vendors):
     vendors["LIUM"].on("GET /executors", Answer(403, {"error": {"code": "forbidden", "message": "no scope 'read'"}}))
     process = world.begin("offers", "--gpu", "H100")
     out, err = process.communicate(timeout=60)
@@ -136,7 +136,7 @@ def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
     assert drills.startswith("never drilled: runpod, lium, shadeform; ")
 
 
-def test_a_vendor_that_is_late_holds_up_nobody():
+def test_a_slow_vendor_delays_no_other_vendor():
     offer, ended = Offer(provider="quick", offer_id="x", micro_usd_per_hour=1), threading.Event()
     asked = [OfferSource("late", lambda _: ended.wait(60) and []), OfferSource("quick", lambda _: [offer])]
     found = survey(asked, Request(run="x"), deadline_s=0.5)
@@ -146,13 +146,13 @@ def test_a_vendor_that_is_late_holds_up_nobody():
 
 
 @pytest.mark.process
-def test_when_every_key_is_refused_the_exit_code_says_so(world):
+def test_the_exit_code_shows_that_every_key_is_refused(world):
     world.extra.update(RUNPOD_API_KEY="x", LIUM_API_KEY="x", SHADEFORM_API_KEY="x")
     assert "Invalid API key" in world.json("offers", code=4)["error"]
 
 
 @pytest.mark.process
-def test_prices_of_today_are_kept_and_without_a_key_they_are_shown_with_their_date(world, tmp_path):
+def test_todays_prices_are_saved_and_shown_with_their_date_without_a_key(world, tmp_path):
     assert "Leave out --gpu" in world.json("offers", "--save", "--gpu", "H100", code=2)["error"]
     world.inv("offers", "--save", "--provider", "shadeform")
     for name in VENDORS:
@@ -182,13 +182,13 @@ def test_prices_of_today_are_kept_and_without_a_key_they_are_shown_with_their_da
     [{"cpus": "many"}, {"max_price": "cheap"}, {"gpu": "H100:"}, {"num_gpus": -1}],
     ids=str,
 )
-def test_flags_that_mean_nothing_are_refused(flags):
+def test_meaningless_flags_are_refused(flags):
     (flag,) = flags
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}"):
         request_for(MachineSpec(**flags))
 
 
-def test_floors_are_read_with_and_without_a_plus():
+def test_minimum_values_are_read_with_and_without_a_plus():
     assert (at_least("cpus", "16+"), at_least("cpus", "16"), at_least("cpus", "")) == (16, 16, 0)
 
 
@@ -197,18 +197,18 @@ def test_floors_are_read_with_and_without_a_plus():
     [("", 0), ("64", 64 * 10**9), ("64+", 64 * 10**9), ("64GB", 64 * 10**9), ("64Gi", 64 << 30), ("64Gi+", 64 << 30),
      ("65536Mi", 64 << 30), ("1Ti", 1 << 40), ("2TB", 2 * 10**12)],
 )  # fmt: skip
-def test_sizes_are_read_with_units_of_kubernetes_or_without(text, size):
+def test_sizes_are_read_with_and_without_kubernetes_units(text, size):
     assert at_least_bytes("memory", text) == size
     assert request_for(MachineSpec(memory=text, disk_size=text)).memory_bytes == size
 
 
 @pytest.mark.parametrize("text", ["64gi", "6.5", "Gi", "64 Gi", "-1", "64m"])
-def test_a_size_that_is_none_is_refused_with_the_units(text):
+def test_an_invalid_size_is_refused_with_the_list_of_units(text):
     with pytest.raises(UsageError, match=f"--memory {text}: expected a whole number of GB.*Gi"):
         at_least_bytes("memory", text)
 
 
-def test_money_is_exact_and_errs_upwards():
+def test_money_is_exact_and_rounded_up():
     assert [micro_usd(one) for one in ("33.60", 5, "0.0000001", "1.1950001")] == [33_600_000, 5_000_000, 1, 1_195_001]
     assert [dollars(one) for one in (33_600_000, 1_195_000, 1, 0)] == ["33.60", "1.195", "0.000001", "0.00"]
     for wrong in ("-1", "NaN", "Infinity", "1e12", "many"):
@@ -218,7 +218,7 @@ def test_money_is_exact_and_errs_upwards():
 
 
 @pytest.mark.process
-def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
+def test_a_short_key_is_masked_in_refusals_but_not_in_listings(tmp_path, token):
     for short in ("sw1-", token[4:12], "a"):
         with Stand(("Authorization", f"Bearer {short}"), paths=["/graphql"], document=runpod_stand.DOCUMENT) as stand:
             environ = {
@@ -236,7 +236,7 @@ def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_
             assert f"{short}!" not in str(refused.value) and "***" in str(refused.value)
 
 
-def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_first():
+def test_very_many_offers_are_compared_once_per_kind_and_sorted_by_price():
     many = [
         Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
         for number in range(20_000, 0, -1)
@@ -250,7 +250,7 @@ def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_firs
 
 
 @pytest.mark.process
-def test_a_vendor_that_tells_of_a_million_offers_at_once_keeps_no_other_from_being_asked(tmp_path):
+def test_a_vendor_with_a_million_offers_blocks_no_other_vendor(tmp_path):
     there = b",".join([b'{"region":"r","available":true}'] * 10**6)
     body = (
         json.dumps({"instance_types": [{**test_shadeform.TYPE, "availability": []}]})

@@ -1,4 +1,4 @@
-"""Filters of machines as the user's own code: they see what the vendor tells, and whatever they do is told."""
+"""Filters of machines as the user's own code: input from the vendor, and reports of any failure."""
 
 import copy
 import json
@@ -53,9 +53,9 @@ def wanted(name, settings):
     return Request(run="r", machine_filter=name)
 
 
-def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusals_are_counted(tmp_path):
+def test_the_example_filters_by_vendor_facts_and_counts_refusals(tmp_path):
     request = wanted("steady", settings_of(tmp_path))
-    kind = Offer(provider="runpod", offer_id="kind", gpu="H100", num_gpus=1)  # nothing is told of one machine
+    kind = Offer(provider="runpod", offer_id="kind", gpu="H100", num_gpus=1)  # one machine without facts
     old, bad, good = offer("old", 99, driver="550.1"), offer("bad", 80), offer("good", 97.2)
     assert satisfying(request, [old, bad, good, kind]) == [good]
     said = explain(request, [old, bad, kind])
@@ -73,9 +73,9 @@ def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusal
     ],
     ids=["a key that is not there", "an exit", "a word", "for ever", "at import"],
 )
-def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monkeypatch):
+def test_any_failure_of_a_filter_is_reported_with_its_line(text, told, tmp_path, monkeypatch):
     monkeypatch.setattr(filters, "LONGEST_S", 0.2)
-    if "while" in text:  # the thread goes on: it must not keep this process busy
+    if "while" in text:  # the thread continues, and must not keep this process busy
         text = text.replace("while True: pass", "import time; time.sleep(5)")
     request = wanted("odd", settings_of(tmp_path, odd=text))
     with pytest.raises(UsageError) as raised:
@@ -83,7 +83,7 @@ def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monk
     assert told in str(raised.value)
 
 
-def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
+def test_a_missing_or_unusable_filter_is_refused(tmp_path):
     settings = settings_of(tmp_path, bare="def filter(machine): ...\n", other="def source(): ...\n")
     with pytest.raises(
         UsageError, match="--machine-filter stedy: no extension has this name; SLIPWAY_EXTENSIONS has steady"
@@ -101,15 +101,15 @@ def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
         request_on([Here()], MachineSpec(machine_filter="steady"), "r")
 
 
-def test_the_filter_of_a_run_is_in_its_receipt_by_its_hash(tmp_path):
+def test_the_receipt_of_a_run_has_the_hash_of_its_filter(tmp_path):
     settings = settings_of(tmp_path)
     (code,) = recorded.of_job({}, "lium", settings, "steady")
     assert (code["name"], code["kind"], code["word"]) == ("steady", "filter", str(STEADY))
 
 
 @pytest.mark.process
-def test_only_machines_that_the_filter_takes_are_offered_and_planned_and_a_keeper_asks_it_again(shared, tmp_path):
-    """Told by a rehearsed market, whose cheapest machine is elsewhere."""
+def test_offers_plans_and_keepers_use_only_machines_accepted_by_the_filter(shared, tmp_path):
+    """The cheapest machine of the rehearsed market is in a different city."""
     far = tmp_path / "far.py"
     far.write_text("def filter(offer, facts):\n    return (facts.get('location') or {}).get('city') == 'Sydney'\n")
     environ = {**shared.user.extra, "SLIPWAY_EXTENSIONS": str(far)}

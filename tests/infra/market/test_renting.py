@@ -1,4 +1,4 @@
-"""The vendors' clients under the journal: what is rented, lost and ended, with real servers and a real journal."""
+"""The vendors' clients with the journal: rented, lost and ended pods, with real servers and a real journal."""
 
 import subprocess
 
@@ -38,7 +38,7 @@ def stand():
 
 
 def machines(stand):
-    """One for each create that was asked for."""
+    """Return a machine per create request."""
     return [shadeform_facts.instance(body["name"]) for body in stand.bodies("POST /instances/create")]
 
 
@@ -47,32 +47,32 @@ def rent(vendor, journal):
 
 
 @pytest.mark.parametrize("answer", [Answer(how="drop"), Answer(500), Answer(200, b"{"), Answer(504)], ids=str)
-def test_a_pod_whose_creation_was_never_confirmed_is_found_by_its_token(stand, keys, journal, answer):
+def test_a_pod_without_confirmed_creation_is_found_by_its_token(stand, keys, journal, answer):
     stand.on("POST /instances/create", answer)
     op = rent(client(stand, keys), journal)
     assert (op.state, op.remote_id, op.rate) == ("BOOTING", "1dc915dd-8899-4b4f-862a-f63fb2b3dc3d", 570_000)
     assert stand.times("POST /instances/create") == 1
 
 
-def test_a_pod_that_cannot_be_seen_yet_is_unknown_and_not_asked_for_again(stand, keys, journal):
+def test_an_invisible_pod_is_unknown_and_not_requested_again(stand, keys, journal):
     stand.on("POST /instances/create", Answer(how="drop"))
     stand.on("GET /instances", Answer(200, {"instances": []}))
     with pytest.raises(Ambiguous):
-        rent(client(stand, keys, clock_scale=100), journal)  # it is looked for during a minute of the vendor's
+        rent(client(stand, keys, clock_scale=100), journal)  # the search takes a minute of the vendor's clock
     (op,) = journal.ops()
     assert op.state == "UNKNOWN" and stand.times("POST /instances/create") == 1
     with pytest.raises(SlipwayError, match="may still appear in the listing"):
         pods.end(client(stand, keys), op, journal)
 
 
-def test_a_refusal_is_a_row_that_failed(stand, keys, journal):
+def test_a_refusal_leaves_a_failed_row(stand, keys, journal):
     stand.on("POST /instances/create", Answer(409, {"error_code": "OUT_OF_STOCK", "error": "none left"}))
     with pytest.raises(NoOffer, match="none left"):
         rent(client(stand, keys), journal)
     assert [op.state for op in journal.ops()] == ["FAILED"]
 
 
-def test_a_pod_is_ended_when_the_vendor_says_that_it_is_gone(stand, keys, journal):
+def test_a_pod_has_ended_once_the_vendor_denies_it(stand, keys, journal):
     vendor = client(stand, keys)
     stand.on("POST /instances/create", Answer(200, {"id": "1dc915dd"}))
     op = rent(vendor, journal)
@@ -82,14 +82,14 @@ def test_a_pod_is_ended_when_the_vendor_says_that_it_is_gone(stand, keys, journa
     with pytest.raises(SlipwayError, match="still has the pod.*0.57 USD/h"):
         pods.end(vendor, op, journal, patience_s=0)
     stand.on("GET /instances/{id}/info", Answer(404))
-    with pytest.raises(pods.StillBills, match="still has the pod"):  # the listing has it
+    with pytest.raises(pods.StillBills, match="still has the pod"):  # the listing contains the pod
         pods.end(vendor, journal.op(op.token), journal, patience_s=0)
     stand.on("GET /instances", Answer(200, {"instances": []}))
     assert pods.end(vendor, journal.op(op.token), journal).state == "TERMINATED"
 
 
 @pytest.mark.needs("ssh-keygen")
-def test_a_pod_s_key_is_one_that_openssh_reads_and_goes_with_its_pod(tmp_path):
+def test_a_pods_key_is_readable_by_openssh_and_removed_with_the_pod(tmp_path):
     keys, token = PodKeys(tmp_path / "keys"), new_token("0a1b2c3d")
     public = keys.public(token)
     assert keys.public(token) == public and public.endswith(token)

@@ -1,4 +1,4 @@
-"""RunPod's client against its documented answers; REST requests are held against the vendor's OpenAPI document."""
+"""RunPod's client against documented answers; REST requests are checked against the vendor's OpenAPI document."""
 
 import json
 import re
@@ -37,7 +37,7 @@ from tests.infra.market.stand import Answer, Stand
 pytestmark = pytest.mark.process
 
 
-def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_that_has_it(stand, runpod):
+def test_gpu_prices_become_pod_prices_in_each_data_center_with_stock(stand, runpod):
     offers = runpod.offers(REQUEST)
     assert [(one.region, one.country) for one in offers] == [("EU-RO-1", "RO"), ("US-KS-2", "US")]
     assert {(one.micro_usd_per_hour, one.num_gpus, one.gpu, one.cloud) for one in offers} == {
@@ -65,7 +65,7 @@ def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_
     ],
 )
 @pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
-def test_the_disk_that_is_rented_is_part_of_the_price(stand, runpod, token, asked, gb, rate, spot):
+def test_the_price_includes_the_rented_disk(stand, runpod, token, asked, gb, rate, spot):
     wish = replace(REQUEST, spot=spot, **asked)
     lowest = {"minimumBidPrice": 2.69, "stockStatus": "Low"}
     stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
@@ -84,7 +84,7 @@ def test_the_disk_that_is_rented_is_part_of_the_price(stand, runpod, token, aske
         assert stand.bodies("POST /v2/pods")[-1]["disk"] == gb
 
 
-def test_a_slice_is_an_offer_of_its_own_name_and_memory_and_never_stands_for_the_whole(stand, runpod):
+def test_a_slice_is_a_separate_offer_with_its_own_name_and_memory(stand, runpod):
     server = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     whole, part = {**GPU, "id": server, "memory": 96}, {**GPU, "id": f"{server} MIG 1g.24gb", "memory": 24}
     part["price"] = {"secure": 0.59, "community": 0}
@@ -95,24 +95,24 @@ def test_a_slice_is_an_offer_of_its_own_name_and_memory_and_never_stands_for_the
     assert {(one.gpu, one.gpu_memory_bytes) for one in found} == {("RTXPRO6000-MIG-1G.24GB", 24 * 10**9)}
 
 
-def test_a_community_offer_names_no_data_center_and_a_machine_holds_only_so_many(runpod):
+def test_a_community_offer_has_no_data_center_and_at_most_the_gpus_of_a_machine(runpod):
     one, two = runpod.offers(Request(run="x", gpu="H100:1,A100:1", cloud="COMMUNITY")), REQUEST
     assert [(offer.region, offer.micro_usd_per_hour) for offer in one] == [("", 1_990_000 + DISK_RATE)]
     assert all(offer.cloud == "SECURE" for offer in runpod.offers(two))
 
 
-def test_without_a_count_all_usual_counts_are_asked_for(stand, runpod):
+def test_a_request_without_count_asks_for_all_usual_counts(stand, runpod):
     counts = {offer.num_gpus for offer in runpod.offers(Request(run="x", gpu="H100"))}
     assert counts == {1, 2, 4, 8}
     assert stand.times("GET /v2/catalog/gpus") == 8
 
 
-def test_what_is_out_of_stock_is_no_offer(stand, runpod):
+def test_a_gpu_out_of_stock_is_no_offer(stand, runpod):
     stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [{**GPU, "availability": "NONE"}]}))
     assert runpod.offers(REQUEST) == []
 
 
-def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
+def test_a_pod_without_a_limit_is_created_by_rest(stand, runpod, offer, token):
     stand.on("POST /v2/pods", Answer(201, row(token)))
     pod = runpod.create(REQUEST, offer, token, Limits())
     assert (pod.pod_id, pod.token, pod.micro_usd_per_hour, pod.address) == ("7h9k2m4n6p", token, 21_520_000, "")
@@ -125,7 +125,7 @@ def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
 
 
 @pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
-def test_cpus_and_memory_go_with_the_request_by_rest_for_each_gpu(stand, runpod, token, spot):
+def test_a_rest_request_has_cpus_and_memory_per_gpu(stand, runpod, token, spot):
     wish = replace(REQUEST, cpus=100, memory_bytes=1001 * 10**9, spot=spot)
     lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
     stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
@@ -156,9 +156,7 @@ def test_cpus_and_memory_go_with_the_request_by_rest_for_each_gpu(stand, runpod,
         (Limits(time_s=600.0, spend_micro_usd=150_000_000, micro_usd_per_hour=21_520_000), 600),
     ],
 )
-def test_with_a_limit_a_pod_is_created_by_rest_and_starts_with_a_dead_man_timer(
-    stand, runpod, offer, token, limits, limit_s
-):
+def test_a_pod_with_a_limit_is_created_by_rest_with_a_dead_man_timer(stand, runpod, offer, token, limits, limit_s):
     stand.on("POST /v2/pods", Answer(201, row(token)))
     before = time.time()
     runpod.create(REQUEST, offer, token, limits)
@@ -166,9 +164,9 @@ def test_with_a_limit_a_pod_is_created_by_rest_and_starts_with_a_dead_man_timer(
     (body,) = stand.bodies("POST /v2/pods")
     assert stand.times("POST /graphql") == 0
     timer = started(body["args"])
-    assert timer.endswith("exec /start.sh\n")  # which starts sshd
+    assert timer.endswith("exec /start.sh\n")  # starts sshd
     ends_at = int(re.search(r"at=([0-9]+)", timer)[1])
-    # A vendor tells its time in whole seconds.
+    # A vendor reports time in whole seconds.
     assert before - 2 <= ends_at - limit_s - MARGIN_S <= after + 2
     for words in ("${RUNPOD_POD_ID}", "${RUNPOD_API_KEY}", "/v2/pods/", "podTerminate"):
         assert words in timer
@@ -191,7 +189,7 @@ def test_with_a_limit_a_pod_is_created_by_rest_and_starts_with_a_dead_man_timer(
     ],
 )
 @pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
-def test_a_definite_no_is_told_from_the_rest(stand, runpod, offer, token, answer, error, spot):
+def test_a_definite_refusal_differs_from_other_answers(stand, runpod, offer, token, answer, error, spot):
     stand.on("POST /v2/pods", answer)
     stand.on("POST /graphql", answer)
     with pytest.raises(error) as caught:
@@ -206,7 +204,7 @@ MESSAGES = [CAPACITY, "not enough free GPUs on the host machine",
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_200_with_the_sentence_of_no_capacity_is_no_offer(stand, runpod, offer, token, message):
+def test_a_200_with_the_no_capacity_message_is_no_offer(stand, runpod, offer, token, message):
     stand.on(
         "POST /graphql", Answer(200, {"errors": [{"message": message, "extensions": {"code": "X"}}], "data": None})
     )
@@ -228,7 +226,7 @@ def test_a_200_with_the_sentence_of_no_capacity_is_no_offer(stand, runpod, offer
     ids=lambda answer: f"{answer.status}-{answer.how}-{len(answer.content)}",
 )
 @pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
-def test_an_answer_that_proves_nothing_is_ambiguous_and_asked_for_once(stand, runpod, offer, token, answer, spot):
+def test_an_inconclusive_answer_is_ambiguous_and_sent_once(stand, runpod, offer, token, answer, spot):
     stand.on("POST /v2/pods", answer)
     stand.on("POST /graphql", answer)
     with pytest.raises(Ambiguous):
@@ -253,7 +251,7 @@ def test_a_pod_is_read_in_each_of_its_states(stand, runpod, token, changes, stat
     assert (pod.state, bool(pod.address)) == (state, reachable)
 
 
-def test_the_direct_address_is_the_one_that_counts(stand, runpod, token, keys):
+def test_the_direct_address_takes_precedence(stand, runpod, token, keys):
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token, status="RUNNING", ssh=DIRECT)]}))
     pod = runpod.find(token)
     assert Address.parse(pod.address) == Address(
@@ -264,7 +262,7 @@ def test_the_direct_address_is_the_one_that_counts(stand, runpod, token, keys):
     assert stand.asked[0].params == {"includeClusterPods": "true"}
 
 
-def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_none(stand, runpod, token):
+def test_the_oldest_pod_with_a_token_is_found_and_foreign_pods_have_no_token(stand, runpod, token):
     late = row(token, id="late", createdAt="2026-11-20T13:00:00Z")
     theirs = row("jupyter", id="theirs", env={}, status="RUNNING", ssh=DIRECT)
     stand.on("GET /v2/pods", Answer(200, {"pods": [late, row(token), theirs, row(token, id="x", status="TERMINATED")]}))
@@ -274,7 +272,7 @@ def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_non
     assert len(runpod.list()) == 3
 
 
-def test_only_the_vendor_s_own_word_is_an_absence(stand, runpod, token):
+def test_only_the_vendors_own_error_proves_absence(stand, runpod, token):
     stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
     assert runpod.find("7h9k2m4n6p") is None
     stand.on("GET /v2/pods/{id}", Answer(200, row(token, status="TERMINATED")))
@@ -285,7 +283,7 @@ def test_only_the_vendor_s_own_word_is_an_absence(stand, runpod, token):
             runpod.find("7h9k2m4n6p")
 
 
-def test_a_listing_is_whole_or_an_error(stand, runpod, token):
+def test_a_listing_is_complete_or_an_error(stand, runpod, token):
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token), row(token)]}))
     with pytest.raises(SlipwayError, match="twice"):
         runpod.list()
@@ -294,8 +292,8 @@ def test_a_listing_is_whole_or_an_error(stand, runpod, token):
         runpod.list()
 
 
-def test_pages_are_followed_and_one_that_comes_twice_is_an_error(keys, token):
-    with Stand(KEY, paths=["/v2/pods", "/graphql"]) as stand:  # the document knows of no pages
+def test_pages_are_followed_and_a_repeated_page_is_an_error(keys, token):
+    with Stand(KEY, paths=["/v2/pods", "/graphql"]) as stand:  # the document has no pages
         stand.on("POST /graphql", graph(myself={"id": "u"}))
         runpod = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
         first = Answer(200, {"pods": [row(token)], "nextCursor": "c2"})
@@ -307,7 +305,7 @@ def test_pages_are_followed_and_one_that_comes_twice_is_an_error(keys, token):
             runpod.list()
 
 
-def test_an_empty_204_ends_a_pod_and_one_that_is_gone_counts_as_ended(stand, runpod):
+def test_an_empty_204_ends_a_pod_and_a_gone_pod_counts_as_ended(stand, runpod):
     for answer in (Answer(204), problem(404, "pod not found")):
         stand.on("DELETE /v2/pods/{id}", answer)
         runpod.delete("7h9k2m4n6p")
@@ -318,7 +316,7 @@ def test_an_empty_204_ends_a_pod_and_one_that_is_gone_counts_as_ended(stand, run
     assert stand.times("DELETE /v2/pods/{id}") == 6
 
 
-def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
+def test_a_bill_is_the_sum_of_the_vendors_records_of_the_pod(stand, keys):
     amounts = [{"podId": "7h9k", "totalAmount": 1.25}, {"podId": "7h9k", "totalAmount": 0.000001}]
     stand.on("GET /v2/billing/pods", Answer(200, {"records": amounts, "metadata": {}}))
     vendor = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
@@ -340,8 +338,8 @@ def test_a_pod_can_end_itself_with_the_key_of_its_first_process(stand, runpod):
     assert KEY[1].removeprefix("Bearer ") not in repr(runpod.farewell)
 
 
-def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runpod, offer, token):
-    """All of a container inherits what it was created with: ending a job's processes must not end its sshd."""
+def test_a_pod_and_the_processes_of_its_job_have_different_marks(stand, runpod, offer, token):
+    """A container's processes inherit the variables of its creation: ending a job's processes must not end sshd."""
     stand.on("POST /v2/pods", Answer(201, row(token)))
     stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k2m4n6p", "costPerHr": 21.52}))
     runpod.create(REQUEST, offer, token, LIMITS)
@@ -352,7 +350,7 @@ def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runp
 
 
 @pytest.mark.parametrize("spot", [True, False], ids=["by GraphQL", "by REST"])
-def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines(stand, runpod, token, spot):
+def test_a_volume_works_only_in_its_data_center_on_the_vendors_own_machines(stand, runpod, token, spot):
     volume = {"id": "2q9m7x4c", "name": "ds", "size": 200, "dataCenter": "US-KS-2", "type": "STANDARD"}
     stand.on("GET /v2/network-volumes/{id}", Answer(200, volume))
     wish = replace(REQUEST, volume="2q9m7x4c")

@@ -1,4 +1,4 @@
-"""RunPod's client against its GraphQL: the balance, the owner, and pods that are rented as spot."""
+"""RunPod's client against GraphQL: the balance, the owner, and spot pods."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from tests.infra.market.stand import Answer
 pytestmark = pytest.mark.process
 
 
-def test_a_spot_price_is_the_lowest_bid_and_costs_a_question_per_kind(stand, runpod):
+def test_a_spot_price_is_the_lowest_bid_and_needs_a_query_per_kind(stand, runpod):
     other = {**GPU, "id": "NVIDIA A40"}
     stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU, other]}))
     lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
@@ -46,7 +46,7 @@ def test_a_spot_pod_bids_the_price_of_its_offer_per_gpu(stand, runpod, token):
     )
 
 
-def test_a_query_that_graphql_does_not_take_is_no_lack_of_machines(stand, runpod, offer, token):
+def test_a_rejected_graphql_query_is_not_a_lack_of_machines(stand, runpod, offer, token):
     unknown = {"errors": [{"message": 'Field "ports" is not defined by type "PodRentInterruptableInput".'}]}
     for answer in (Answer(400, unknown), Answer(200, {**unknown, "data": None}), problem(400, "Bad Request")):
         stand.on("POST /graphql", answer)
@@ -64,7 +64,7 @@ def test_null_without_a_reason_is_no_offer(stand, runpod, offer, token, data):
 @pytest.mark.parametrize(
     "how", [Answer(410, {"message": "gone"}), Answer(500), Answer(200, {"errors": [{"message": "?"}]})]
 )
-def test_without_graphql_balance_and_spot_are_unavailable_and_renting_works(stand, runpod, offer, token, how):
+def test_renting_works_without_graphql_but_balance_and_spot_do_not(stand, runpod, offer, token, how):
     stand.on("POST /graphql", how)
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("POST /v2/pods", Answer(201, row(token)))
@@ -98,7 +98,7 @@ def spot_row(token, **changes):
     return {"id": "spot1", "name": token, "env": [f"SLIPWAY_POD={token}", "SLIPWAY_RUN=otter"], **SPOT, **changes}
 
 
-def test_a_spot_pod_that_v2_hides_is_listed_found_and_ended_by_graphql(stand, runpod, token):
+def test_a_spot_pod_hidden_from_v2_is_listed_found_and_ended_by_graphql(stand, runpod, token):
     others = {**spot_row("theirs"), "id": "theirs", "podType": "RESERVED"}
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
@@ -114,7 +114,7 @@ def test_a_spot_pod_that_v2_hides_is_listed_found_and_ended_by_graphql(stand, ru
     assert runpod.find("spot1") is None and runpod.list() == []
 
 
-def test_without_graphql_no_spot_pod_is_denied_and_every_other_is(stand, runpod, token):
+def test_spot_pods_are_not_denied_without_graphql_but_other_pods_are(stand, runpod, token):
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
     stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
@@ -126,25 +126,23 @@ def test_without_graphql_no_spot_pod_is_denied_and_every_other_is(stand, runpod,
             ask()
 
 
-def test_the_owner_that_graphql_has_told_for_a_key_counts_while_it_is_silent(stand, runpod, tmp_path):
+def test_the_owner_of_a_key_is_remembered_while_graphql_is_silent(stand, runpod, tmp_path):
     path = tmp_path / "journal-owners.json"
     runpod = replace(runpod, owners=KeyOwners(path))
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     first = runpod.account()
-    assert first.owner == "" and first.whose.startswith("key ")  # nothing was told yet: rows are marked by the key
+    assert first.owner == "" and first.whose.startswith("key ")  # no owner known yet: rows are marked by the key
     stand.on("POST /graphql", graph(myself={"id": "u", "email": "me@example.com"}))
     assert runpod.account().owner == "me@example.com"
     assert path.stat().st_mode & 0o777 == 0o600 and KEY[1] not in path.read_text()
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     assert (runpod.account().owner, runpod.account().key) == ("me@example.com", first.key)
-    path.write_text("[")  # a damaged file tells nothing
+    path.write_text("[")  # a damaged file has no information
     assert runpod.account().owner == ""
 
 
-def test_spot_pods_are_denied_without_graphql_once_drills_saw_them_in_the_listing_of_each_cloud(
-    stand, runpod, tmp_path
-):
+def test_spot_pods_are_denied_without_graphql_after_drills_saw_them_in_each_cloud(stand, runpod, tmp_path):
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
@@ -159,7 +157,7 @@ def test_spot_pods_are_denied_without_graphql_once_drills_saw_them_in_the_listin
     assert runpod.list() == [] and runpod.find("spot1") is None
 
 
-def test_what_a_drill_asks_about_spot_is_the_listing_of_v2_alone(stand, runpod, token):
+def test_a_drill_about_spot_uses_only_the_v2_listing(stand, runpod, token):
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
     stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token)]}))
     assert runpod.shows_spot("7h9k2m4n6p") and not runpod.shows_spot("spot1")

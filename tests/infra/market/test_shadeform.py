@@ -1,4 +1,4 @@
-"""Shadeform's client against its documented answers; every request is held against the vendor's OpenAPI document."""
+"""Shadeform's client against documented answers; every request is checked against the vendor's OpenAPI document."""
 
 import re
 import stat
@@ -90,7 +90,7 @@ def client(stand, keys, key=KEY, attempt_s=20.0, **more):
     return Shadeform(api, keys)
 
 
-def test_a_volume_is_had_in_its_cloud_and_region_only(stand, shadeform, token):
+def test_a_volume_works_only_in_its_cloud_and_region(stand, shadeform, token):
     volume = {"id": "vol-1", "cloud": "massedcompute", "region": "kansascity-usa-1", "name": "mine", "size_in_gb": 300}
     stand.on("GET /volumes/{id}/info", Answer(200, volume))
     wish = replace(REQUEST, volume="vol-1")
@@ -106,7 +106,7 @@ def test_a_volume_is_had_in_its_cloud_and_region_only(stand, shadeform, token):
         shadeform.offers(wish)
 
 
-def test_an_offer_is_a_type_in_a_region_that_has_it_and_its_cents_become_micro_dollars(shadeform):
+def test_an_offer_is_a_type_in_an_available_region_with_a_price_in_micro_usd(shadeform):
     (offer,) = shadeform.offers(REQUEST)
     assert (offer.micro_usd_per_hour, offer.num_gpus, offer.gpu, offer.spot) == (570_000, 1, "A6000", False)
     assert (offer.cloud, offer.region, offer.instance_type) == ("massedcompute", "kansascity-usa-1", "A6000")
@@ -115,7 +115,7 @@ def test_an_offer_is_a_type_in_a_region_that_has_it_and_its_cents_become_micro_d
     assert offer.nvlink is False and offer.upload_mbps is None and offer.seen_at
 
 
-def test_a_part_of_an_sxm_board_is_told_by_the_name_of_its_type(stand, shadeform):
+def test_part_of_an_sxm_board_is_recognised_by_the_type_name(stand, shadeform):
     sxm = {
         **TYPE,
         "shade_instance_type": "A100_sxm4_80G",
@@ -127,13 +127,13 @@ def test_a_part_of_an_sxm_board_is_told_by_the_name_of_its_type(stand, shadeform
     assert sorted(names) == ["A100-80GB-PCIe", "A100-80GB-SXM"]
 
 
-def test_a_request_that_nothing_satisfies_gets_no_offers(shadeform):
+def test_an_unsatisfiable_request_gets_no_offers(shadeform):
     assert shadeform.offers(Request(run="x", gpu="H100")) == []
     assert shadeform.offers(Request(run="x", gpu="A6000", spot=True)) == []
     assert len(shadeform.catalog(Request(run="x", gpu="H100"))) == 1
 
 
-def test_a_pod_is_created_with_its_token_its_own_key_and_both_of_its_ends(stand, shadeform, token, keys):
+def test_a_pod_is_created_with_token_key_and_both_limits(stand, shadeform, token, keys):
     (offer,) = shadeform.offers(REQUEST)
     before = datetime.now(timezone.utc).timestamp()
     pod = shadeform.create(REQUEST, offer, token, LIMITS)
@@ -151,12 +151,12 @@ def test_a_pod_is_created_with_its_token_its_own_key_and_both_of_its_ends(stand,
     assert "sf-secret" not in str(stand.bodies("POST /instances/create"))
 
 
-def test_without_limits_none_is_sent(stand, shadeform, token):
+def test_a_request_without_limits_sends_no_limits(stand, shadeform, token):
     shadeform.create(REQUEST, shadeform.offers(REQUEST)[0], token, Limits())
     assert "auto_delete" not in stand.bodies("POST /instances/create")[0]
 
 
-def test_a_key_that_is_in_the_account_already_is_used(stand, shadeform, token):
+def test_an_existing_key_of_the_account_is_reused(stand, shadeform, token):
     stand.on("POST /sshkeys/add", Answer(400, {"error": "ssh key name must be unique"}))
     mine = {"id": "key-7", "name": token, "public_key": "x", "is_default": False}
     stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [*SSH_KEYS["ssh_keys"], mine]}))
@@ -164,7 +164,7 @@ def test_a_key_that_is_in_the_account_already_is_used(stand, shadeform, token):
     assert stand.bodies("POST /instances/create")[0]["ssh_key_id"] == "key-7"
 
 
-def test_a_key_whose_fate_is_unknown_is_no_ambiguous_pod(stand, shadeform, token):
+def test_an_unconfirmed_key_does_not_make_a_pod_ambiguous(stand, shadeform, token):
     stand.on("POST /sshkeys/add", Answer(500, {"error": "?"}))
     with pytest.raises(SlipwayError, match="no machine was asked for") as caught:
         shadeform.create(REQUEST, shadeform.offers(REQUEST)[0], token, LIMITS)
@@ -187,7 +187,7 @@ def test_a_key_whose_fate_is_unknown_is_no_ambiguous_pod(stand, shadeform, token
         (Answer(429, {"error": "slow down"}, {"Retry-After": "7"}), RateLimited),
     ],
 )
-def test_a_definite_no_is_told_from_the_rest_and_takes_its_key_away(stand, shadeform, token, answer, error):
+def test_a_definite_refusal_differs_from_other_answers_and_removes_the_key(stand, shadeform, token, answer, error):
     stand.on("POST /instances/create", answer)
     offer = shadeform.offers(REQUEST)[0]
     mine = {"id": "key-1", "name": token, "public_key": "x", "is_default": False}
@@ -217,7 +217,7 @@ def test_a_definite_no_is_told_from_the_rest_and_takes_its_key_away(stand, shade
     ],
     ids=lambda answer: f"{answer.status}-{answer.how}",
 )
-def test_an_answer_that_proves_nothing_is_ambiguous_and_asked_for_once(stand, keys, token, answer):
+def test_an_inconclusive_answer_is_ambiguous_and_sent_once(stand, keys, token, answer):
     stand.on("POST /instances/create", answer)
     offer = client(stand, keys).offers(REQUEST)[0]
     vendor = client(stand, keys, attempt_s=1.5 if answer.how in ("drip", "silent") else 20.0)
@@ -244,7 +244,7 @@ def test_a_pod_is_read_in_each_of_its_states(stand, shadeform, token, changes, s
     assert (pod.state, bool(pod.address)) == (state, reachable)
 
 
-def test_what_the_vendor_says_of_a_pod_is_read_back(stand, shadeform, token, keys):
+def test_the_vendors_facts_about_a_pod_are_read(stand, shadeform, token, keys):
     stand.on(
         "GET /instances",
         Answer(
@@ -266,7 +266,7 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, shadeform, token, key
     assert shadeform.reach(pod).address.host == "node-7.example.net"
 
 
-def test_odd_words_beside_the_point_do_not_spoil_a_listing(stand, shadeform, token):
+def test_malformed_irrelevant_fields_do_not_break_a_listing(stand, shadeform, token):
     odd = {
         "cost_estimate": "",
         "created_at": "yesterday",
@@ -277,7 +277,7 @@ def test_odd_words_beside_the_point_do_not_spoil_a_listing(stand, shadeform, tok
     assert (pod.created_at, pod.ends_at, pod.spend_limit_micro_usd, pod.spent_micro_usd) == (0, None, None, None)
 
 
-def test_a_foreign_machine_is_listed_and_never_reached(stand, shadeform, token):
+def test_a_foreign_machine_is_listed_without_an_address(stand, shadeform, token):
     foreign = instance("their-box", id="2", status="active", ip="203.0.113.9", tags=None)
     stand.on("GET /instances", Answer(200, {"instances": [foreign, instance(token)]}))
     by_name = {pod.name: pod for pod in shadeform.list()}
@@ -287,13 +287,13 @@ def test_a_foreign_machine_is_listed_and_never_reached(stand, shadeform, token):
         shadeform.reach(by_name["their-box"])
 
 
-def test_of_several_with_one_token_the_oldest_is_found(stand, shadeform, token):
+def test_the_oldest_machine_with_a_token_is_found(stand, shadeform, token):
     late = instance(token, id="late", created_at="2026-01-28T21:00:00Z")
     stand.on("GET /instances", Answer(200, {"instances": [late, instance(token)]}))
     assert shadeform.find(token).pod_id == "1dc915dd-8899-4b4f-862a-f63fb2b3dc3d"
 
 
-def test_only_the_vendor_s_own_word_is_an_absence(stand, shadeform, token):
+def test_only_the_vendors_own_error_proves_absence(stand, shadeform, token):
     stand.on("GET /instances/{id}/info", Answer(404, {"error": "not found"}))
     assert shadeform.find("1dc915dd") is None
     stand.on("GET /instances/{id}/info", Answer(200, instance(token, status="deleted")))
@@ -304,20 +304,20 @@ def test_only_the_vendor_s_own_word_is_an_absence(stand, shadeform, token):
             shadeform.find("1dc915dd")
 
 
-def test_a_listing_that_names_one_twice_is_no_listing(stand, shadeform, token):
+def test_a_listing_with_a_duplicate_is_refused(stand, shadeform, token):
     stand.on("GET /instances", Answer(200, {"instances": [instance(token), instance(token)]}))
     with pytest.raises(SlipwayError, match="twice"):
         shadeform.list()
 
 
-def test_an_address_that_could_be_an_option_is_none(stand, shadeform, token):
+def test_an_address_that_looks_like_an_option_is_dropped(stand, shadeform, token):
     for changes in ({"ip": "-oProxyCommand=x"}, {"ip": "a b"}, {"ip": "203.0.113.9", "ssh_user": "-l"}):
         stand.on("GET /instances", Answer(200, {"instances": [instance(token, status="active", **changes)]}))
         (pod,) = shadeform.list()
         assert pod.address == "" and "valid" in pod.odd
 
 
-def test_an_empty_200_ends_a_pod_and_its_key_goes_with_it(stand, shadeform, token):
+def test_an_empty_200_ends_a_pod_and_removes_its_key(stand, shadeform, token):
     stand.on("GET /instances/{id}/info", Answer(200, instance(token)))
     mine = {"id": "key-1", "name": token, "public_key": "x", "is_default": False}
     stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [*SSH_KEYS["ssh_keys"], mine]}))
@@ -326,7 +326,7 @@ def test_an_empty_200_ends_a_pod_and_its_key_goes_with_it(stand, shadeform, toke
     assert deleted == ["/sshkeys/key-1/delete"]
 
 
-def test_a_pod_that_is_gone_counts_as_ended(stand, shadeform, token):
+def test_a_gone_pod_counts_as_ended(stand, shadeform, token):
     stand.on("GET /instances/{id}/info", Answer(404, {"error": "not found"}))
     shadeform.delete("1dc915dd")
     assert stand.times("POST /instances/{id}/delete") == 0
@@ -336,7 +336,7 @@ def test_a_pod_that_is_gone_counts_as_ended(stand, shadeform, token):
 
 
 @pytest.mark.parametrize("answer", [Answer(500), Answer(409, {"error": "not yet"}), Answer(how="drop"), Answer(403)])
-def test_a_delete_that_failed_says_so(stand, shadeform, token, answer):
+def test_a_failed_delete_is_reported(stand, shadeform, token, answer):
     stand.on("GET /instances/{id}/info", Answer(200, instance(token)))
     stand.on("POST /instances/{id}/delete", answer)
     with pytest.raises(SlipwayError):
@@ -351,7 +351,7 @@ def test_the_account_is_a_fingerprint_of_the_key_and_a_bad_key_is_refused(stand,
         client(stand, keys, ("X-API-KEY", "other")).account()
 
 
-def test_a_bill_is_told_as_long_as_the_machine_is_shown(stand, shadeform, token):
+def test_a_bill_is_available_while_the_machine_is_listed(stand, shadeform, token):
     stand.on("GET /instances/{id}/info", Answer(200, instance(token, cost_estimate="1.25")))
     assert shadeform.billed("1dc915dd") == 1_250_000
     stand.on("GET /instances/{id}/info", Answer(404))

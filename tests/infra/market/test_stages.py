@@ -1,4 +1,4 @@
-"""Pods without a launch on a rehearsed market: they are rented once, cost what was said, and end."""
+"""Pods without a launch on a rehearsed market: rented once, at the offered price, and ended."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def ended_by(rehearsal):
     return {pod["id"]: pod["ended_by"] for pod in rehearsal.world.truth()["pods"]}
 
 
-def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal):
+def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(rehearsal):
     create = ("pod.create", "--rehearse", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1")
     process = rehearsal.user.begin(
         *create,
@@ -58,7 +58,7 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
     assert not rehearsal.running() and rehearsal.json("pod.list") == []
 
 
-def test_a_rented_pod_that_everybody_forgets_is_ended_by_its_vendor(rehearsal):
+def test_the_vendor_ends_a_forgotten_pod(rehearsal):
     made = rehearsal.json(
         "pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h", "--yes"
     )
@@ -69,7 +69,7 @@ def test_a_rented_pod_that_everybody_forgets_is_ended_by_its_vendor(rehearsal):
 
 
 @pytest.mark.nightly
-def test_the_pods_of_a_file_show_their_prices_and_are_not_rented_twice(rehearsal):
+def test_the_pods_of_a_file_show_prices_and_are_rented_once(rehearsal):
     path = rehearsal.user.folder / "fleet.yaml"
     path.write_text(json.dumps({"pods": [{"name": "a", "provider": "lium", "gpu": "RTX4090", "num_gpus": 1}]}))
     planned = rehearsal.json("apply", str(path), "--dry-run")
@@ -88,7 +88,7 @@ def test_the_pods_of_a_file_show_their_prices_and_are_not_rented_twice(rehearsal
 
 
 @pytest.mark.nightly
-def test_a_pod_that_is_taken_away_at_work_goes_on_elsewhere_and_stays_there_too(rehearsal):
+def test_a_preempted_pod_continues_on_a_new_machine_and_stays_there(rehearsal):
     rehearsal.inv(
         "pod.create",
         "--provider",
@@ -116,7 +116,7 @@ def test_a_pod_that_is_taken_away_at_work_goes_on_elsewhere_and_stays_there_too(
 
 
 @pytest.mark.nightly
-def test_an_apply_and_reaps_at_once_leave_the_pods_of_the_file_and_no_other(rehearsal):
+def test_concurrent_apply_and_reaps_leave_exactly_the_pods_of_the_file(rehearsal):
     path, before = rehearsal.user.folder / "both.yaml", rehearsal.running()
     with rehearsal.journal() as journal:
         orphan = rehearsal.order("runpod", new_token(journal.installation))
@@ -128,7 +128,7 @@ def test_an_apply_and_reaps_at_once_leave_the_pods_of_the_file_and_no_other(rehe
         while apply.poll() is None or not reaps:
             process = rehearsal.user.begin("reap", "--provider", "runpod", "--rehearse")
             _, err = process.communicate(timeout=120)
-            assert process.returncode in (0, 5) and "Traceback" not in err, err  # 5: it cannot be proven just now
+            assert process.returncode in (0, 5) and "Traceback" not in err, err  # 5: not provable at the moment
             reaps += 1
         out, err = apply.communicate()
         assert apply.returncode == 0, (out, err)

@@ -1,4 +1,4 @@
-"""Notices are sent once, by the hook that was named; a hook that fails harms nothing and is tried again."""
+"""The configured hook sends each notice once; a failing hook has no side effects and is retried."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def hook(kind, target):
     return hooks.Hook("team", kind, target)
 
 
-def test_a_command_is_told_by_its_environment_and_on_stdin_and_stands_in_no_argument(tmp_path):
+def test_a_command_gets_a_notice_by_environment_and_stdin_but_not_by_argument(tmp_path):
     said = tmp_path / "said"
     command = f'echo "$SLIPWAY_RUN $SLIPWAY_STATE $SLIPWAY_COST_USD $SLIPWAY_NOTE" > {said}; cat >> {said}'
     assert send(hook("command", f"{command}; tr '\\0' ' ' < /proc/$$/cmdline > {said}.line; : s3cr3t"), SAID) == ""
@@ -49,18 +49,18 @@ def test_a_command_is_told_by_its_environment_and_on_stdin_and_stands_in_no_argu
     assert "s3cr3t" not in (tmp_path / "said.line").read_text()
 
 
-def test_a_command_that_fails_is_told():
+def test_a_failing_command_is_reported():
     assert "exit code 3: no mail today" in send(hook("command", "echo no mail today >&2; exit 3"), SAID)
 
 
-def test_a_command_may_leave_something_in_the_background(monkeypatch, tmp_path):
+def test_a_command_may_leave_a_background_process(monkeypatch, tmp_path):
     monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 60.0)
     pid = tmp_path / "pid"
     assert send(hook("command", f"sleep 300 & echo $! > {pid}"), SAID) == ""
-    os.kill(int(pid.read_text()), signal.SIGKILL)  # it lives on, and nobody has waited for it
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # the process lives on, and nothing has waited for the process
 
 
-def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeypatch, tmp_path):
+def test_an_endless_command_is_ended_with_all_its_processes(monkeypatch, tmp_path):
     monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 1.0)
     pid = tmp_path / "pid"
     said = send(hook("command", f"sleep 300 & echo $! > {pid}; wait"), SAID)
@@ -68,7 +68,7 @@ def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeyp
     until(lambda: identify(int(pid.read_text())) is None, "its child is gone")
 
 
-def test_a_command_ends_with_the_process_that_has_begun_it(tmp_path):
+def test_a_command_ends_with_its_parent_process(tmp_path):
     pid = tmp_path / "pid"
     program = f"""from infra.notices.hooks import Hook
 from infra.notices.hooks import send
@@ -80,14 +80,14 @@ send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"
     until(lambda: identify(int(pid.read_text())) is None, "its child is gone")
 
 
-def test_a_command_that_writes_without_end_takes_no_memory(monkeypatch):
+def test_an_endlessly_writing_command_uses_no_memory(monkeypatch):
     monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 2.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "has not ended after" in send(hook("command", "yes >&2"), SAID)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 
 
-def test_megabytes_that_a_service_answers_are_not_read(monkeypatch):
+def test_a_huge_answer_of_a_service_is_not_read(monkeypatch):
     monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 5.0)
     sent = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -120,7 +120,7 @@ def address():
             self.end_headers()
 
         def log_message(self, *words):
-            """Nothing on stderr."""
+            """Log nothing to stderr."""
 
     server = HTTPServer(("127.0.0.1", 0), Hook)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -131,7 +131,7 @@ def address():
     server.server_close()
 
 
-def test_each_service_gets_what_it_reads_and_no_message_repeats_an_address(address):
+def test_each_service_gets_its_format_and_no_message_repeats_an_address(address):
     url, heard = address
     for kind in ("post", "slack", "discord", "ntfy"):
         assert send(hook(kind, f"{url}/{kind}"), SAID) == ""
@@ -145,7 +145,7 @@ def test_each_service_gets_what_it_reads_and_no_message_repeats_an_address(addre
     assert "s3cr3t" not in repr(hook("slack", "http://127.0.0.1:9/s3cr3t"))
 
 
-def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, address, monkeypatch):
+def test_a_notice_is_sent_once_and_retried_after_failures(tmp_path, address, monkeypatch):
     url, heard = address
     ours = settings(tmp_path, SLIPWAY_HOOK_TEAM=f"post {url}/once", SLIPWAY_HOOK_LOG=f"post {url}/log")
     monkeypatch.setattr(outbox, "BACKOFF", Backoff(first_s=0.0, longest_s=0.0))
@@ -162,7 +162,7 @@ def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, ad
         assert path.stat().st_mode & 0o077 == 0 and url not in path.read_text()
 
 
-def test_a_hook_that_hangs_keeps_no_other_waiting(tmp_path):
+def test_a_hanging_hook_delays_no_other_hook(tmp_path):
     meet = "command touch {0}/{1}; until [ -e {0}/{2} ]; do sleep 0.02; done"
     ours = settings(
         tmp_path, SLIPWAY_HOOK_A=meet.format(tmp_path, "a", "b"), SLIPWAY_HOOK_B=meet.format(tmp_path, "b", "a")
@@ -171,7 +171,7 @@ def test_a_hook_that_hangs_keeps_no_other_waiting(tmp_path):
     assert outbox.deliver(ours) == [] and not outbox.waits(ours)
 
 
-def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
+def test_a_recovered_run_does_not_wait_for_hooks(tmp_path):
     ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/back ]; do sleep 0.02; done")
     said = []
     tell(NOTICE, ("a",), ours, said.append, aside=True)
@@ -181,7 +181,7 @@ def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
     assert said == []
 
 
-def test_a_hook_that_hangs_keeps_no_later_notice_waiting_and_does_not_outlive_the_process(tmp_path):
+def test_a_hanging_hook_delays_no_later_notice_and_ends_with_the_process(tmp_path):
     ours = settings(
         tmp_path,
         SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/later ]; do sleep 0.02; done",
@@ -192,14 +192,14 @@ def test_a_hook_that_hangs_keeps_no_later_notice_waiting_and_does_not_outlive_th
     assert not outbox.waits(ours)
 
 
-def test_what_many_threads_put_at_once_is_there_once(tmp_path):
+def test_notices_of_many_threads_are_recorded_once(tmp_path):
     ours = settings(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         new = list(pool.map(lambda _: outbox.put(NOTICE, ["team"], ours), range(64)))
     assert sum(new) == 1 and len(list(outbox.records(ours))) == 1
 
 
-def test_a_name_that_stands_for_nothing_is_refused_and_the_line_to_write_is_shown(tmp_path):
+def test_an_unknown_hook_name_is_refused_with_the_line_to_write(tmp_path):
     ours = settings(tmp_path, SLIPWAY_HOOK_TEAM="slack https://hooks.slack.com/s3cr3t", SLIPWAY_HOOK_ODD="pigeon coop")
     hooks.check(["team", "desktop"], ours)
     with pytest.raises(UsageError, match="did you mean team"):

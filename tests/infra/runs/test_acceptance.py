@@ -1,4 +1,6 @@
-"""Acceptance: measured by real processes where this machine has the part; GPUs from what nvidia-smi is known to say."""
+"""Acceptance checks of machines: real processes measure the parts of this machine; GPUs come from known nvidia-smi
+output.
+"""
 
 import http.server
 import os
@@ -50,7 +52,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
             self.wfile.write(bytes(int(self.path[1:])))
 
     def log_message(self, *words):
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def site():
 
 @pytest.fixture
 def measure(tmp_path):
-    """The states and details of an examination of this machine, by check."""
+    """Return the states and the details of an examination of this machine, by check."""
 
     def measured(request=PLAIN, thresholds=LEAST, machine=None, **more):
         folder = tmp_path / "pods"
@@ -80,8 +82,8 @@ def measure(tmp_path):
     return measured
 
 
-class Beside(ThisMachine):
-    """This machine with one more folder in front of PATH."""
+class WithPath(ThisMachine):
+    """This machine with an extra folder in front of PATH."""
 
     def __init__(self, folder):
         self.path = f"{folder}:{os.environ['PATH']}"
@@ -95,7 +97,7 @@ TABLE = "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0
 
 @pytest.fixture
 def smi(tmp_path):
-    """A machine whose nvidia-smi answers as written: to --query-gpu, to -L, and without words."""
+    """Return a machine with a fake nvidia-smi: answers to --query-gpu, to -L, and without arguments."""
 
     def make(query, table=TABLE, code=0, listed=""):
         folder = tmp_path / "bin"
@@ -106,13 +108,13 @@ def smi(tmp_path):
         answer = f'file=query; [ "$1" ] || file=table; [ "$1" != -L ] || file=listed; cat {folder}/$file; exit {code}\n'
         (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}")
         (folder / "nvidia-smi").chmod(0o755)
-        return Beside(folder)
+        return WithPath(folder)
 
     return make
 
 
 @pytest.mark.process
-def test_this_machine_is_measured_in_disk_clock_and_network(measure, site):
+def test_disk_clock_and_network_of_this_machine_are_measured(measure, site):
     report, checks = measure(thresholds=replace(LEAST, url=f"{site}/{4 << 20}"))
     assert report.is_accepted and report.failure == ""
     assert {name: state for name, (state, _) in checks.items()} == dict.fromkeys(checks, "ok")
@@ -138,7 +140,7 @@ def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site)
         ("/100", "unknown", "has only 100 bytes; set SLIPWAY_ACCEPT_URL to a larger file"),
     ],
 )
-def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, site, page, state, said):
+def test_an_inconclusive_download_is_unknown_and_blocks_nothing(measure, site, page, state, said):
     began = time.monotonic()
     report, checks = measure(thresholds=replace(LEAST, url=site + page, download_s=1))
     assert time.monotonic() - began < 15
@@ -147,13 +149,13 @@ def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, s
 
 
 @pytest.mark.process
-def test_without_an_address_nothing_is_downloaded_and_that_is_said(measure):
+def test_no_address_means_no_download_and_a_note(measure):
     assert measure()[1]["download"] == ("later", "no download URL is set (SLIPWAY_ACCEPT_URL)")
 
 
 @pytest.mark.process
 @pytest.mark.needs("root")
-def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
+def test_an_unwritable_disk_is_unknown_with_a_reason(tmp_path):
     (tmp_path / "full").mkdir()
     folder = str(tmp_path / "full")
     config = replace(LEAST, url="")
@@ -170,13 +172,13 @@ def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
 
 
 @pytest.mark.process
-def test_a_machine_that_cannot_be_asked_raises(tmp_path):
+def test_an_unreachable_machine_raises(tmp_path):
     with pytest.raises(SlipwayError, match="no-such-python"):
         examine(ThisMachine(), PLAIN, LEAST, python="no-such-python", folder=str(tmp_path))
 
 
 @pytest.mark.process
-def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(measure, smi):
+def test_gpus_of_nvidia_smi_are_counted_and_tried_with_torch_later(measure, smi):
     machine = smi("NVIDIA H100 80GB HBM3, 81559, 580.95.05\n" * 2)
     report, checks = measure(replace(WANTED, num_gpus=2), machine=machine, pythons=(sys.executable,))
     assert checks["GPUs"] == ("ok", "2 x NVIDIA H100 80GB HBM3, 86 GB each")
@@ -202,14 +204,14 @@ SLICED = WHOLE + "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n  MIG 1g.10gb     
     ],
     ids=["a slice for the whole", "not the list of these GPUs", "slices"],
 )  # fmt: skip
-def test_a_slice_is_told_from_the_whole_gpu_although_nvidia_smi_gives_both_one_name(measure, smi, wanted, listed, said):
+def test_a_slice_differs_from_a_whole_gpu_of_the_same_nvidia_smi_name(measure, smi, wanted, listed, said):
     machine = smi("NVIDIA H100 80GB HBM3, [N/A], 580.95.05\n" * 2, listed=listed)
     _, checks = measure(replace(WANTED, gpu=wanted, num_gpus=2, gpu_memory_bytes=10**10), machine=machine)
     assert checks["GPUs"] == said
 
 
 @pytest.mark.process
-def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
+def test_a_driver_without_an_answer_counts_as_no_gpu(measure, smi):
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     report, checks = measure(WANTED, machine=smi(said, said, code=9))
     assert checks["GPUs"] == ("bad", f"nvidia-smi: exit code 9: {said}")
@@ -218,7 +220,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
 
 @pytest.mark.process
 @pytest.mark.needs("bwrap")
-def test_a_machine_that_holds_no_code_is_refused_where_code_of_answers_runs(measure, tmp_path):
+def test_a_machine_without_isolation_is_refused_for_code_rewards(measure, tmp_path):
     strict = tmp_path / "python"
     strict.write_text(
         f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.programs.without_sandbox {sys.executable} "$@"\n'
@@ -236,11 +238,11 @@ def test_a_machine_that_holds_no_code_is_refused_where_code_of_answers_runs(meas
 
 @pytest.mark.process
 @pytest.mark.skipif(not kernel.abi(), reason="this machine has no Landlock")
-def test_landlock_alone_holds_code(measure, tmp_path):
+def test_landlock_alone_isolates_code(measure, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "bwrap").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "bwrap").chmod(0o755)
-    _, checks = measure(replace(PLAIN, sandbox=True), machine=Beside(tmp_path / "bin"))
+    _, checks = measure(replace(PLAIN, sandbox=True), machine=WithPath(tmp_path / "bin"))
     assert checks["sandbox"] == ("ok", "landlock")
 
 
@@ -263,7 +265,7 @@ def test_a_machine_as_promised_is_accepted():
         ({"gpus": [*[H100] * 7, {**H100, "memory_bytes": 40 << 30}]}, "GPUs: 80 GB promised, 43 GB each found"),
     ],
 )
-def test_gpus_that_are_not_as_promised_refuse_the_machine(facts, said):
+def test_a_machine_with_other_gpus_than_promised_is_refused(facts, said):
     states, failure = verdicts({**FACTS, **facts})
     assert states["GPUs"] == "bad" and said in failure
 
@@ -277,11 +279,11 @@ def test_gpus_that_are_not_as_promised_refuse_the_machine(facts, said):
         ({"matmul": {"value": [*SEEN["matmul"]["value"][:7], {"tflops": 600, "exact": False}]}}, "GPU 7 gave a wrong"),
     ],
 )
-def test_gpus_that_do_not_work_refuse_the_machine(seen, said):
+def test_a_machine_with_broken_gpus_is_refused(seen, said):
     assert said in verdicts(**seen)[1]
 
 
-def test_what_is_not_known_is_said_and_refuses_nothing():
+def test_an_unknown_measurement_is_reported_and_refuses_no_machine():
     silent = {"error": "the check exited without a result"}
     unsized = {**FACTS, "gpus": [{**H100, "memory_bytes": None}] * 8}
     states, failure = verdicts(unsized, cuda=silent, disk_write=silent, free=silent, download=silent)
@@ -297,15 +299,15 @@ def test_what_is_not_known_is_said_and_refuses_nothing():
         (1000.2, (1000.0, 1005.3), "ok"),
         (1100.0, (1000.0, 1005.3), "bad"),
         (900.0, (1000.0, 1005.3), "bad"),
-        (1040.0, (1000.0, 1065.0), "unknown"),  # the way there may have taken as long
+        (1040.0, (1000.0, 1065.0), "unknown"),  # the request may have taken as long
     ],
 )
-def test_a_clock_is_judged_by_what_it_must_at_least_be_off(began_at, asked, state):
+def test_a_clock_is_judged_by_its_minimum_error(began_at, asked, state):
     states, failure = verdicts(began_at=began_at, ended_at=began_at + 5, asked=asked)
     assert states["clock"] == state and bool(failure) == (state == "bad")
 
 
-def test_the_settings_are_the_thresholds_and_a_cuda_that_is_no_version_is_refused(tmp_path):
+def test_settings_set_the_thresholds_and_an_invalid_cuda_version_is_refused(tmp_path):
     environ = {"SLIPWAY_ACCEPT_FREE_GB": "20", "SLIPWAY_ACCEPT_CUDA": "12.8"}
     least = Thresholds.of(Settings.load(tmp_path, environ=environ))
     assert (least.free_bytes, least.cuda, least.disk_write_bytes_per_s) == (20e9, "12.8", 50e6)
@@ -314,7 +316,7 @@ def test_the_settings_are_the_thresholds_and_a_cuda_that_is_no_version_is_refuse
 
 
 @pytest.mark.gpu
-def test_a_gpu_of_this_machine_multiplies_rightly(measure):
+def test_a_gpu_of_this_machine_multiplies_correctly(measure):
     report, checks = measure(replace(PLAIN, num_gpus=1), replace(LEAST, matmul_s=120), pythons=(sys.executable,))
     assert report.is_accepted, report.failure
     assert checks["GPUs"][0] == checks["driver"][0] == checks["matmul"][0] == "ok" and "TFLOP/s" in checks["matmul"][1]

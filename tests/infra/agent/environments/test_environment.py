@@ -1,4 +1,4 @@
-"""Environments, built for real by uv and by pip from small wheels in a folder, with no network."""
+"""Environments, built by real uv and pip from small wheels in a folder, without network."""
 
 import base64
 import functools
@@ -26,7 +26,7 @@ BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this 
 
 
 def make_wheel(folder: Path, name: str, version: str, text: str = "", needs: str = "") -> None:
-    """A wheel of one module, with the hashes that installers check."""
+    """Make a wheel of one module, with the hashes that installers check."""
     about = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": text,
@@ -52,7 +52,7 @@ def describe(code: Path, requirement: str, pin: str, name: str = "tiny") -> None
 
 
 class Rig:
-    """A checkout with one small group, a folder of wheels that is all there is, and an empty cache."""
+    """A checkout with one small group, a folder with the only wheels, and an empty cache."""
 
     def __init__(self, folder: Path) -> None:
         self.code, self.cache, self.wheels = folder / "code", folder / "cache", folder / "wheels"
@@ -64,7 +64,7 @@ class Rig:
             "PIP_CONFIG_FILE": str(folder / "pip.conf"),
             "PYTHONPATH": str(REPOSITORY),
         }
-        absent = folder / "absent"  # a folder that is configured and not there is no error for pip
+        absent = folder / "absent"  # pip accepts a configured folder that does not exist
         text = f"[global]\nno-index = true\nfind-links =\n    {absent}\n    {self.wheels}\n"
         (folder / "pip.conf").write_text(text)
         make_wheel(self.wheels, "whale", "1.0", "size = 'big'\n")
@@ -89,7 +89,7 @@ def rig(tmp_path) -> Rig:
 
 
 @pytest.mark.process
-def test_an_environment_holds_what_is_pinned_and_is_made_once(rig):
+def test_an_environment_contains_the_pinned_packages_and_is_made_once(rig):
     first = rig.ensure()
     assert rig.ask(first, "import whale; print(whale.size)") == "big"
     assert "making the tiny environment with uv" in first.stderr
@@ -100,12 +100,12 @@ def test_an_environment_holds_what_is_pinned_and_is_made_once(rig):
     assert marker.stat().st_mtime_ns == made
 
 
-def test_what_an_environment_holds_decides_its_key_and_nothing_else_does(tmp_path):
+def test_only_the_contents_of_an_environment_change_its_key(tmp_path):
     describe(tmp_path, "whale", "whale==1.0")
     key = environment.read_spec("tiny", tmp_path, "cpu").key
     with (tmp_path / "pyproject.toml").open("a") as file:
         file.write("\n[tool.other]\nx = 1\n")
-    assert environment.read_spec("tiny", tmp_path, "cuda").key == key  # there is no torch in it
+    assert environment.read_spec("tiny", tmp_path, "cuda").key == key  # no torch in the environment
     describe(tmp_path, "whale>=1", "whale==1.0")
     other = environment.read_spec("tiny", tmp_path, "cpu").key
     describe(tmp_path, "whale", "whale==2.0")
@@ -115,7 +115,7 @@ def test_what_an_environment_holds_decides_its_key_and_nothing_else_does(tmp_pat
 
 
 @pytest.mark.process
-def test_what_was_left_unfinished_is_made_anew(rig):
+def test_an_unfinished_environment_is_made_again(rig):
     done = rig.ensure()
     folder = Path(done.stdout.strip()).parent.parent
     (folder / environment.MARKER).unlink()
@@ -125,7 +125,7 @@ def test_what_was_left_unfinished_is_made_anew(rig):
 
 
 @pytest.mark.process
-def test_an_environment_that_was_moved_does_not_count_as_whole(rig):
+def test_a_moved_environment_counts_as_incomplete(rig):
     folder = Path(rig.ensure().stdout.strip()).parent.parent
     rig.cache.rename(rig.cache.with_name("moved"))
     rig.cache.with_name("moved").joinpath(folder.name).rename(folder.parent.with_name("elsewhere"))
@@ -137,7 +137,7 @@ def test_an_environment_that_was_moved_does_not_count_as_whole(rig):
 
 
 @pytest.mark.process
-def test_two_at_once_make_it_once(rig):
+def test_two_concurrent_processes_make_an_environment_once(rig):
     words = [sys.executable, "-c", ENSURE, "tiny", str(rig.code), str(rig.cache), ""]
     both = [subprocess.Popen(words, env=rig.environ, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [one.communicate(timeout=60)[1] for one in both]
@@ -146,7 +146,7 @@ def test_two_at_once_make_it_once(rig):
 
 
 @pytest.mark.process
-def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
+def test_pip_replaces_a_broken_uv(rig, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "uv").write_text(BROKEN)
     (tmp_path / "bin" / "uv").chmod(0o755)
@@ -156,8 +156,8 @@ def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
 
 
 @pytest.mark.process
-def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
-    """The index was carried from another machine, which is how uv knows its cache again."""
+def test_uv_uses_its_cache_when_no_index_answers(rig, tmp_path):
+    """A different machine sent the index; uv recognises its cache by the index."""
     (tmp_path / "whale").mkdir()
     make_wheel(tmp_path / "whale", "whale", "1.0", "size = 'served'\n")
     (tmp_path / "pip.conf").write_text("")
@@ -177,7 +177,7 @@ def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
 
 
 @pytest.mark.process
-def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_path):
+def test_the_uploaded_uv_replaces_an_unusable_uv(rig, tmp_path):
     (tmp_path / "bin").mkdir()
     for old in ("echo uv 0.1.2", "exit 126"):
         (tmp_path / "bin" / "uv").write_text(f"#!/bin/sh\n{old}\n")
@@ -190,8 +190,8 @@ def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_
 
 
 @pytest.mark.process
-def test_where_every_python_is_too_old_uv_brings_one(rig):
-    """Here it is our own again, since a test downloads none."""
+def test_uv_installs_a_python_if_every_python_is_too_old(rig):
+    """Use our own Python again as the new Python, because a test downloads nothing."""
     too_old = ENSURE.replace(
         "name, code", f"environment.OLDEST, environment.MANAGED = (99, 0), {BASE!r}\nname, code", 1
     )
@@ -210,7 +210,7 @@ def test_where_every_python_is_too_old_uv_brings_one(rig):
 
 
 @pytest.mark.process
-def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(rig):
+def test_a_missing_package_is_reported_in_one_line_and_leaves_no_environment(rig):
     describe(rig.code, "whale", "whale==3.0")
     done = rig.ensure(SLIPWAY_INSTALLER="uv")
     last = done.stderr.splitlines()[-1]
@@ -238,7 +238,7 @@ def test_a_machine_without_a_gpu_never_gets_the_cuda_build(rig, installer):
 
 
 @pytest.mark.process
-def test_a_wheel_that_lies_about_its_build_is_refused(rig):
+def test_a_wheel_with_a_false_build_is_refused(rig):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0")
     make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = '13.0'\n")
     done = rig.ensure("cpu", SLIPWAY_INSTALLER="uv")
@@ -248,7 +248,7 @@ def test_a_wheel_that_lies_about_its_build_is_refused(rig):
 
 @pytest.mark.process
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
-def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
+def test_a_complete_list_of_pins_installs_no_other_package(rig, installer):
     make_wheel(rig.wheels, "boat", "1.0", needs="whale")
     make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
     make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = None\n", needs="triton")
@@ -260,19 +260,19 @@ def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
 
 
 @pytest.mark.process
-def test_an_environment_for_gpus_is_not_made_where_there_is_none(rig):
+def test_a_gpu_environment_is_not_made_without_a_gpu(rig):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0", "tiny-cuda")
     done = rig.ensure("cpu", name="tiny-cuda")
     assert "the tiny-cuda environment needs an NVIDIA GPU, but nvidia-smi is not installed here" in done.stderr
     assert not rig.cache.exists()
 
 
-def test_the_cache_lies_where_it_is_told_to():
+def test_the_cache_is_in_the_configured_folder():
     assert cache_folder.default_cache({"SLIPWAY_ENVIRONMENTS": "/e"}) == Path("/e")
     assert cache_folder.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
 
 
-def test_every_requirement_is_pinned_by_name_and_version_only():
+def test_requirements_are_pinned_by_name_and_version_only():
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     for name in (
         "control",
@@ -297,7 +297,7 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
         assert wanted <= pinned
 
 
-def test_a_group_is_read_with_the_groups_that_it_includes():
+def test_a_group_is_read_with_its_included_groups():
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     control, dev = environment.read_group(pyproject, "control"), environment.read_group(pyproject, "dev")
     assert set(control) < set(dev) and "torch==2.13.0" in dev and "pytest" in dev

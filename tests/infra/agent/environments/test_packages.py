@@ -1,4 +1,4 @@
-"""The sources of packages: pip's configuration read as pip reads it, and what of it another machine can use."""
+"""The sources of packages: the configuration as pip reads it, and the part that other machines can use."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from infra.agent.environments import packages
 BASE = getattr(sys, "_base_executable", sys.executable)
 
 
-def test_uv_is_told_everything_that_pip_is_configured_with(tmp_path):
+def test_uv_gets_the_whole_configuration_of_pip(tmp_path):
     (tmp_path / "pip.conf").write_text(
         "[global]\nindex-url = https://one.invalid/simple\ncert = /global.pem\ntimeout = 7.5\n"
         f"extra-index-url =\n    https://two.invalid/simple\n    file:///three\nfind-links = /absent {tmp_path}\n"
@@ -35,7 +35,7 @@ def test_uv_is_told_everything_that_pip_is_configured_with(tmp_path):
 
 
 @pytest.mark.process
-def test_files_are_read_as_pip_reads_them(tmp_path):
+def test_configuration_files_are_read_in_pips_order(tmp_path):
     for number, place in enumerate(("xdg/pip", ".pip", ".config/pip", "named")):
         (tmp_path / place).mkdir(parents=True)
         text = (
@@ -58,7 +58,7 @@ def test_files_are_read_as_pip_reads_them(tmp_path):
             assert ("retries" in read) == ("retries" in said)
 
 
-def test_places_are_carried_without_their_passwords(tmp_path):
+def test_package_sources_are_sent_without_passwords(tmp_path):
     environ = {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://me:secret@one.invalid:8443/simple",
@@ -73,13 +73,13 @@ def test_places_are_carried_without_their_passwords(tmp_path):
 
 
 @pytest.mark.process
-def test_what_was_carried_counts_where_it_exists(tmp_path, monkeypatch):
+def test_a_sent_package_source_is_used_where_it_exists(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with socket.create_server(("127.0.0.1", 0)) as answering, socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        silent.bind(("127.0.0.1", 0))  # a taken port without a listener
         good, bad = (f"http://127.0.0.1:{one.getsockname()[1]}/simple" for one in (answering, silent))
         places = {"index-url": [bad], "extra-index-url": [good, f"file://{tmp_path}", "file:///absent"]}
         carried = packages.CarriedSources(settings={**places, "find-links": [str(tmp_path), "/absent"]})

@@ -1,4 +1,4 @@
-"""Processes beside the steps: kept alive through all of them, given their time at the end, and never doubled."""
+"""Sidecars of the steps: kept alive through all steps, with time to finish, and never started twice."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 BESIDE = source("beside")
 
 
-def beside(world: World, *steps: Step, environment: str = "", **more: object) -> None:
+def start_with_sidecar(world: World, *steps: Step, environment: str = "", **more: object) -> None:
     world.program("courier", BESIDE)
     world.program("wait", WAIT)
     world.program("count", COUNT)
@@ -28,16 +28,16 @@ def beside(world: World, *steps: Step, environment: str = "", **more: object) ->
     world.job(*steps, beside=carry, **more)
 
 
-def lives(world: World) -> list[int]:
+def sidecar_pids(world: World) -> list[int]:
     return [int(pid) for pid in world.lines("besides.txt")]
 
 
-def ready(world: World) -> None:
+def await_sidecar(world: World) -> None:
     until((world.pod.work / "ready").exists, "it runs beside")
 
 
-def time_passes(world: World, elapsed_s: float) -> Identity:
-    """The agent, stopped, while the guard to come believes that so much has elapsed."""
+def stop_agent_at(world: World, elapsed_s: float) -> Identity:
+    """Stop the agent, and let the next guard believe that `elapsed_s` have passed."""
     agent = world.living("agent")
     send(agent, signal.SIGSTOP)
     world.kill("guard")
@@ -45,75 +45,77 @@ def time_passes(world: World, elapsed_s: float) -> Identity:
     return agent
 
 
-def test_one_process_runs_beside_all_steps_and_is_none_of_them(world: World) -> None:
+def test_one_sidecar_runs_through_all_steps_and_is_not_a_step(world: World) -> None:
     leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"  # ended with its step
     world.program("leave", leaves)
     steps = (module("wait"), module("leave"), Step("again", ("-m", "wait")), module("count", config={"total": 2}))
     world.pod.secrets.write_text(json.dumps({"HF_TOKEN": "canary-8b1d"}))
-    beside(world, *steps, secrets=("HF_TOKEN",))
+    start_with_sidecar(world, *steps, secrets=("HF_TOKEN",))
     world.start()
-    ready(world)
+    await_sidecar(world)
     until(lambda: world.lines("ran.txt"))
     (world.pod.work / "go").touch()
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("succeeded", "")
-    assert len(lives(world)) == 1 and world.lines("asked.txt") == ["succeeded"]
+    assert len(sidecar_pids(world)) == 1 and world.lines("asked.txt") == ["succeeded"]
     assert names(world.progress()["steps"]) == dict.fromkeys(("wait", "leave", "again", "count"), "done")
     assert "beside with canary-8b1d {'some': 'thing'}" in world.pod.log("carry").read_text()
     assert not world.pod.mark("carry").exists()
 
 
-def test_it_begins_when_its_environment_is_there(world: World) -> None:
+def test_a_sidecar_starts_once_its_environment_exists(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
-    beside(world, module("count", config={"total": 1}), environment="train", environments=str(world.pod.root / "cache"))
+    start_with_sidecar(
+        world, module("count", config={"total": 1}), environment="train", environments=str(world.pod.root / "cache")
+    )
     world.start()
     assert world.verdict()["reason"] == ""
     assert names(world.progress()["steps"]) == {"environment": "done", "count": "done"}
-    assert len(lives(world)) == 1  # a short run has it for its last rites at least
+    assert len(sidecar_pids(world)) == 1  # a short run gives the sidecar at least the time of its last uploads
 
 
-def test_without_its_environment_the_verdict_says_what_is_not_in_the_store(world: World) -> None:
+def test_the_verdict_of_a_sidecar_without_environment_lists_the_missing_uploads(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
-    beside(world, module("count"), environment="train", environments=str(world.pod.root), torch="none")
+    start_with_sidecar(world, module("count"), environment="train", environments=str(world.pod.root), torch="none")
     world.start()
     verdict = world.verdict()
     assert verdict["state"] == "failed" and verdict["step"] == "environment"
     assert verdict["reason"].endswith("the logs are not in the store: the pod has no environment to upload the logs")
 
 
-def test_one_that_dies_comes_back(world: World) -> None:
-    beside(world, module("wait"))
+def test_a_dead_sidecar_is_restarted(world: World) -> None:
+    start_with_sidecar(world, module("wait"))
     world.start()
-    ready(world)
+    await_sidecar(world)
     (world.pod.work / "die").touch()
-    until(lambda: len(lives(world)) == 2, "it is there again")
+    until(lambda: len(sidecar_pids(world)) == 2, "it is there again")
     (world.pod.work / "go").touch()
     assert world.verdict()["state"] == "succeeded"
-    assert len(lives(world)) == 2 and world.lines("ran.txt") == ["ran"]
+    assert len(sidecar_pids(world)) == 2 and world.lines("ran.txt") == ["ran"]
     assert "carry: the process ended; retry in 1 s" in world.pod.log("agent").read_text()
 
 
-def test_a_stop_gives_the_step_its_time_and_then_the_one_beside(world: World) -> None:
-    beside(world, module("wait"))
+def test_a_stop_gives_time_to_the_step_and_then_to_the_sidecar(world: World) -> None:
+    start_with_sidecar(world, module("wait"))
     world.start()
-    ready(world)
+    await_sidecar(world)
     until(lambda: world.lines("ran.txt"))
     stopped = world.call("stop")
     assert stopped["stopped"] and stopped["verdict"]["state"] == "stopped"
     assert (world.lines("left.txt"), world.lines("asked.txt")) == (["left"], ["stopped"])
     assert not world.members()
-    world.start()  # the ending of before is not that of now
+    world.start()  # an earlier ending does not apply to this start
     until(lambda: len(world.lines("ran.txt")) == 2)
     assert not world.pod.ending.exists()
     (world.pod.work / "go").touch()
     assert world.verdict()["state"] == "succeeded"
 
 
-def test_what_it_leaves_undone_is_said(world: World) -> None:
-    beside(world, module("wait"))
+def test_the_verdict_lists_pending_uploads_of_the_sidecar(world: World) -> None:
+    start_with_sidecar(world, module("wait"))
     (world.pod.work / "code").write_text("1")
     world.start()
-    ready(world)
+    await_sidecar(world)
     write_json(world.pod.waiting, {"names": ["work/checkpoints/base/step-000000010", "logs/base.log"]})
     write_json(
         world.pod.acknowledged,
@@ -131,72 +133,72 @@ def test_what_it_leaves_undone_is_said(world: World) -> None:
     assert world.progress()["uploads"]["pending"] == ["work/checkpoints/base/step-000000010", "logs/base.log"]
 
 
-def test_one_that_does_not_finish_is_ended_when_its_time_is_over(world: World) -> None:
-    # Nobody asked for the end: 12 % of an hour are 432 s, in which the clock passes 144 times a second.
-    beside(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=144.0)
+def test_a_sidecar_that_does_not_finish_is_ended_after_its_time(world: World) -> None:
+    # No process requested the end: 12 % of an hour are 432 s, at 144 clock seconds per second.
+    start_with_sidecar(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=144.0)
     (world.pod.work / "deaf").touch()
     world.start()
-    ready(world)
+    await_sidecar(world)
     (world.pod.work / "go").touch()
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("succeeded", "not in the store yet: see logs/carry.log")
     assert world.lines("asked.txt") == ["succeeded"] and not world.members()
 
 
-def test_a_stop_cuts_short_what_time_there_was(world: World) -> None:
-    beside(world, module("wait"))  # no limit: 15 minutes
+def test_a_stop_shortens_the_remaining_time_of_a_sidecar(world: World) -> None:
+    start_with_sidecar(world, module("wait"))  # no limit: 15 minutes
     (world.pod.work / "deaf").touch()
     world.start(SLIPWAY_GRACE_S="1")
-    ready(world)
+    await_sidecar(world)
     (world.pod.work / "go").touch()
     until(lambda: world.lines("asked.txt"))
     assert world.call("stop", {"SLIPWAY_GRACE_S": "1"})["verdict"]["state"] == "succeeded"
 
 
-def test_before_the_limit_there_is_time_for_the_step_and_for_the_one_beside(world: World) -> None:
-    beside(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=50.0)
+def test_step_and_sidecar_get_time_before_the_limit(world: World) -> None:
+    start_with_sidecar(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=50.0)
     world.start()
-    ready(world)
+    await_sidecar(world)
     until(lambda: world.lines("ran.txt"))
-    send(time_passes(world, 3160.0), signal.SIGCONT)  # it brings the guard back
+    send(stop_agent_at(world, 3160.0), signal.SIGCONT)  # the agent restarts the guard
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 1 h 00 min is near")
     assert (world.lines("left.txt"), world.lines("asked.txt")) == (["left"], ["limit"])
 
 
-def test_at_the_limit_the_guard_ends_it_with_everything_else(world: World) -> None:
-    beside(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=20.0)
+def test_the_guard_ends_the_sidecar_at_the_limit(world: World) -> None:
+    start_with_sidecar(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=20.0)
     (world.pod.work / "deaf").touch()
     world.start()
-    ready(world)
+    await_sidecar(world)
     until(lambda: world.lines("ran.txt"))
-    time_passes(world, 3590.0)
-    world.start()  # of a guard; the agent stays as it is
+    stop_agent_at(world, 3590.0)
+    world.start()  # starts a guard; the agent stays stopped
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 1 h 00 min is reached")
     assert not world.members()
 
 
-def test_a_new_agent_has_one_and_not_two(world: World) -> None:
-    beside(world, module("wait"))
+def test_a_new_agent_runs_a_single_sidecar(world: World) -> None:
+    start_with_sidecar(world, module("wait"))
     world.start()
-    ready(world)
+    await_sidecar(world)
     until(lambda: world.lines("ran.txt"))
-    (first,) = lives(world)
+    (first,) = sidecar_pids(world)
     old = identify(first)
     world.kill("agent")
-    until(lambda: len(lives(world)) == 2, "one of the new agent")
+    until(lambda: len(sidecar_pids(world)) == 2, "one of the new agent")
     assert old not in world.members()
     world.kill("guard", "agent")
     world.start()
-    until(lambda: len(lives(world)) == 3 and len(world.lines("ran.txt")) == 3, "one of the third")
+    until(lambda: len(sidecar_pids(world)) == 3 and len(world.lines("ran.txt")) == 3, "one of the third")
     members = {one.pid for one in world.members()}
-    assert [pid for pid in lives(world) if pid in members] == lives(world)[-1:]
+    assert [pid for pid in sidecar_pids(world) if pid in members] == sidecar_pids(world)[-1:]
     (world.pod.work / "go").touch()
     assert world.verdict()["state"] == "succeeded"
 
 
-def test_only_node_0_has_one(tmp_path) -> None:
+def test_only_node_0_runs_a_sidecar(tmp_path) -> None:
     pair = Pair(tmp_path, together())
     try:
         for node in pair.nodes:
@@ -206,22 +208,22 @@ def test_only_node_0_has_one(tmp_path) -> None:
             node.job(*job.steps, group=job.group, beside=carry)
         pair.start()
         pair.until_both_run()
-        ready(pair.nodes[0])
+        await_sidecar(pair.nodes[0])
         pair.go(0, 0)
         assert [verdict["state"] for verdict in pair.verdicts()] == ["succeeded", "succeeded"]
-        assert [len(lives(node)) for node in pair.nodes] == [1, 0]
+        assert [len(sidecar_pids(node)) for node in pair.nodes] == [1, 0]
     finally:
         for node in pair.nodes:
             node.end()
 
 
-def test_a_job_with_one_is_read_as_it_was_written() -> None:
+def test_a_job_with_a_sidecar_is_read_unchanged() -> None:
     job = Job("brave-otter-1", "t", (module("wait"),), beside=Step("carry", ("-m", "courier"), config={"a": 1}))
     assert Job.from_json(job.to_json()) == job
     assert Job.from_json(Job("r", "t", ()).to_json()).beside is None
 
 
-def test_the_last_uploads_have_what_a_save_has_and_never_more_than_the_limit_leaves() -> None:
+def test_the_last_uploads_get_the_time_of_a_save_within_the_limit() -> None:
     job = Job("r", "t", (), Limits(time_s=7200.0), clock_scale=2.0)
     assert ends.carry_s(Job("r", "t", ()), {}) == 900.0
     assert ends.carry_s(job, {}) == 0.9 * 900 / 2

@@ -21,7 +21,7 @@ def on_path(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_disk_and_gpus_are_told_with_their_times(on_path):
+def test_disk_and_gpus_are_reported_with_times(on_path):
     smi(on_path, "echo 'NVIDIA H100, 80GB, 93, 31200, 81559'; echo 'NVIDIA H100, 80GB, [N/A], 0, 81559'")
     figures = Figures(on_path)
     began = time.time()
@@ -39,7 +39,7 @@ def test_disk_and_gpus_are_told_with_their_times(on_path):
 
 
 @pytest.mark.parametrize("script", ["exec sleep 60", "echo 'no devices'; exit 9", "echo what"])
-def test_a_driver_that_is_broken_is_not_waited_for(on_path, script):
+def test_a_broken_driver_does_not_block(on_path, script):
     smi(on_path, script)
     figures = Figures(on_path)
     try:
@@ -57,7 +57,7 @@ def gpu(used, percent=50):
     return {"name": "H100", "percent": percent, "used_bytes": used, "memory_bytes": 100}
 
 
-def test_the_memory_of_gpus_is_kept_minute_by_minute_and_its_peak_outlives_the_agent(tmp_path, monkeypatch):
+def test_gpu_memory_is_recorded_every_minute_and_the_peak_survives_the_agent(tmp_path, monkeypatch):
     file, now = tmp_path / "gpus.log", [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     history = GpuHistory(file)
@@ -66,9 +66,9 @@ def test_the_memory_of_gpus_is_kept_minute_by_minute_and_its_peak_outlives_the_a
             history.add([gpu(used, percent=used), gpu(None, percent=None)])
             now[0] += 20
     history.keep()
-    history.keep()  # nothing new
+    history.keep()  # no new record
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(lines) == 181  # three hours: the first answer, one a minute, and the rest
+    assert len(lines) == 181  # three hours: the first answer, one per minute, and the rest
     assert set(lines[0]) == {"at", "used_bytes", "memory_bytes", "percent"} and lines[0]["memory_bytes"] == [100, 100]
     assert lines[90]["used_bytes"] == [30 + 89, None] and lines[90]["percent"][1] is None
     assert max(line["used_bytes"][0] for line in lines) == 209
@@ -79,7 +79,7 @@ def test_the_memory_of_gpus_is_kept_minute_by_minute_and_its_peak_outlives_the_a
     assert [one["peak_bytes"] for one in seen] == [209, 7]
 
 
-def test_another_number_of_gpus_begins_a_line_of_its_own(tmp_path):
+def test_a_changed_number_of_gpus_begins_a_new_line(tmp_path):
     history = GpuHistory(tmp_path / "gpus.log")
     history.add([gpu(1), gpu(2)])
     history.add([gpu(3), gpu(4)])

@@ -1,4 +1,4 @@
-"""Nodes that run a step together: they begin together, fail together, go on together, and name who is missing."""
+"""Nodes that run a step together: common start, common failure, common resume, and reports of missing nodes."""
 
 import signal
 import socket
@@ -75,7 +75,7 @@ def states(verdicts: list[dict[str, Any]]) -> list[str]:
     return [verdict["state"] for verdict in verdicts]
 
 
-def test_both_begin_together_and_both_succeed(pair: Pair) -> None:
+def test_both_nodes_begin_and_succeed_together(pair: Pair) -> None:
     pair.nodes[1].start(**QUICK)
     until(pair.nodes[1].pod.progress.exists, "progress")
     until(lambda: "waiting for node 0" in str(pair.nodes[1].progress()), "it waits")
@@ -93,7 +93,7 @@ NIGHTLY = [("step", 0), ("agent", 1), ("all", 0), ("all", 1)]
 @pytest.mark.parametrize(
     ("what", "rank"), [("step", 1), ("agent", 0), *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY)]
 )
-def test_a_kill_on_one_node_begins_another_round_on_both(pair: Pair, what: str, rank: int) -> None:
+def test_a_kill_on_one_node_restarts_the_round_on_both_nodes(pair: Pair, what: str, rank: int) -> None:
     pair.start()
     pair.until_both_run()
     began = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_kill_on_one_node_begins_another_round_on_both(pair: Pair, what: str, 
     assert states(pair.verdicts()) == ["succeeded", "succeeded"]
 
 
-def test_a_step_that_fails_for_good_on_one_node_fails_on_both_and_says_where(pair: Pair) -> None:
+def test_a_final_failure_on_one_node_fails_both_and_names_the_node(pair: Pair) -> None:
     pair.start()
     pair.until_both_run()
     (pair.nodes[1].pod.work / "go").write_text("2")
@@ -128,7 +128,7 @@ def test_a_step_that_fails_for_good_on_one_node_fails_on_both_and_says_where(pai
 
 
 @pytest.mark.parametrize("pair", [{"max_restarts": 1}], indirect=True)
-def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(pair: Pair) -> None:
+def test_a_step_that_requests_a_restart_is_restarted_up_to_a_limit(pair: Pair) -> None:
     pair.start()
     pair.until_both_run()
     pair.go(75, 75)
@@ -139,7 +139,7 @@ def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(pair: Pair) -> No
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(pair: Pair, rank: int) -> None:
+def test_a_silent_node_ends_the_round_and_the_run_and_is_named(pair: Pair, rank: int) -> None:
     pair.start()
     pair.until_both_run()
     gone, left = pair.nodes[rank], pair.nodes[1 - rank]
@@ -157,8 +157,8 @@ def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(p
 
 
 @pytest.mark.nightly
-def test_a_node_that_falls_silent_when_it_is_ready_is_lost_and_not_begun_with(tmp_path: Path) -> None:
-    """Node 0 is still at work by itself then; what it heard last is that the other one is ready."""
+def test_a_node_that_falls_silent_after_ready_is_lost_before_the_round(tmp_path: Path) -> None:
+    """Node 0 still works alone; its last information is that node 1 is ready."""
     pair = Pair(tmp_path, together())
     alone = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"
     for node in pair.nodes:
@@ -185,7 +185,7 @@ def test_a_node_that_falls_silent_when_it_is_ready_is_lost_and_not_begun_with(tm
     assert len(first.lines("ran.txt")) <= 1
 
 
-def test_who_is_called_lost_has_had_the_time_to_end_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_had_time_to_end_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for silent, back in (("10", "60"), ("5", "1"), ("300", "60")):
         monkeypatch.setenv("SLIPWAY_NODE_SILENT_S", silent)
         monkeypatch.setenv("SLIPWAY_NODE_RETURN_S", back)
@@ -193,7 +193,7 @@ def test_who_is_called_lost_has_had_the_time_to_end_its_own_work(monkeypatch: py
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_node_that_is_stopped_stops_the_others(pair: Pair, rank: int) -> None:
+def test_a_stopped_node_stops_the_other_nodes(pair: Pair, rank: int) -> None:
     pair.start()
     pair.until_both_run()
     assert pair.nodes[rank].call("stop")["stopped"]
@@ -206,7 +206,7 @@ def test_a_node_that_is_stopped_stops_the_others(pair: Pair, rank: int) -> None:
     assert states(pair.verdicts()) == ["succeeded", "succeeded"]
 
 
-def test_who_does_not_know_the_key_hears_nothing(pair: Pair) -> None:
+def test_a_client_without_the_key_gets_no_answer(pair: Pair) -> None:
     pair.start()
     pair.until_both_run()
     port = int(pair.nodes[0].pod.job.read_text().split('"words_port": ')[1].split("\n")[0].strip(","))

@@ -1,4 +1,4 @@
-"""A job's own root: folders of a pod at paths that this machine does not have, and nothing of this machine changed."""
+"""A job's own root: folders at paths that this machine does not have, without any change to this machine."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ from tests.world import ROOT
 pytestmark = [pytest.mark.process]
 
 
-def test_this_machine_gives_a_process_a_root_of_its_own():
+def test_this_machine_supports_a_private_root():
     assert own_root.problem() == ""
 
 
-def test_a_process_sees_folders_at_paths_that_this_machine_does_not_have_and_this_machine_does_not(tmp_path):
+def test_only_the_process_sees_the_folders_of_its_private_root(tmp_path):
     at, data, file = tmp_path / "root", tmp_path / "data", tmp_path / "words.txt"
     at.mkdir()
     data.mkdir()
@@ -39,7 +39,7 @@ def test_a_process_sees_folders_at_paths_that_this_machine_does_not_have_and_thi
     assert not list(at.iterdir())
 
 
-def test_a_process_that_cannot_have_it_says_so_and_leaves(tmp_path):
+def test_a_process_without_a_private_root_reports_it_and_exits(tmp_path):
     words = (
         "import os\nfrom infra.agent.execution import own_root\n"
         f"own_root.enter_or_exit([({str(tmp_path)!r}, '/checkpoint')], '/', {str(tmp_path / 'gone')!r})"

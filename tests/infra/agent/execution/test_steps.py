@@ -1,4 +1,4 @@
-"""Steps run, end, fail, are stopped and are resumed."""
+"""Steps run, end, fail, stop and resume."""
 
 import json
 import resource
@@ -32,7 +32,7 @@ def test_steps_run_in_order_and_leave_records_results_and_marks(world: World) ->
     assert world.step("again")["attempts"] == 1
 
 
-def test_a_second_start_reuses_every_marked_step_and_runs_only_what_changed(world: World) -> None:
+def test_a_second_start_skips_marked_steps_and_runs_changed_steps(world: World) -> None:
     world.program("count", COUNT)
     same = module("count", config={"total": 3})
     world.job(same, Step("again", ("-m", "count"), config={"total": 2}))
@@ -49,7 +49,7 @@ def test_a_second_start_reuses_every_marked_step_and_runs_only_what_changed(worl
     assert len(list(world.pod.state.glob("verdict-*.json"))) == 2
 
 
-def test_a_failing_step_ends_the_run_with_its_exit_code_and_last_words(world: World) -> None:
+def test_a_failing_step_ends_the_run_with_its_exit_code_and_last_output(world: World) -> None:
     world.program("fail", "import sys; print('first'); print('the reason', file=sys.stderr); sys.exit(7)")
     world.program("count", COUNT)
     world.job(module("fail"), module("count", config={"total": 1}))
@@ -62,7 +62,7 @@ def test_a_failing_step_ends_the_run_with_its_exit_code_and_last_words(world: Wo
     assert "failed with exit code 7" in error.read_text() and "the reason" in error.read_text()
 
 
-def test_a_step_killed_from_outside_fails_and_the_next_start_takes_it_up(world: World) -> None:
+def test_a_step_killed_from_outside_fails_and_the_next_start_resumes_it(world: World) -> None:
     world.program("die", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     world.job(module("die"))
     world.start()
@@ -74,7 +74,7 @@ def test_a_step_killed_from_outside_fails_and_the_next_start_takes_it_up(world: 
     assert world.verdict()["state"] == "succeeded"
 
 
-def test_a_step_that_asks_to_be_resumed_is_run_again_but_not_for_ever(world: World) -> None:
+def test_a_step_that_requests_a_restart_is_restarted_up_to_a_limit(world: World) -> None:
     world.program(
         "twice", "import os, sys; sys.exit(75 if not os.path.exists('x') and not open('x', 'w').close() else 0)"
     )
@@ -86,13 +86,13 @@ def test_a_step_that_asks_to_be_resumed_is_run_again_but_not_for_ever(world: Wor
     assert (world.step("twice")["attempts"], world.step("never")["attempts"]) == (2, 3)
 
 
-def test_a_silent_step_shows_its_stacks_and_is_restarted_until_it_has_no_restarts_left(world: World) -> None:
+def test_a_silent_step_prints_its_stacks_and_is_restarted_up_to_a_limit(world: World) -> None:
     world.program(
         "hang",
         "import faulthandler, os, signal, time\n"
         "if not os.path.exists('deaf'):\n"
         "    faulthandler.register(signal.SIGUSR1)\n"
-        "open('deaf', 'w').close()\n"  # the second time the signal ends it
+        "open('deaf', 'w').close()\n"  # at the second stall the signal ends the step
         "def stuck_here():\n    time.sleep(600)\n"
         "stuck_here()\n",
     )
@@ -103,7 +103,7 @@ def test_a_silent_step_shows_its_stacks_and_is_restarted_until_it_has_no_restart
     assert "in stuck_here" in world.pod.log("hang").read_text()
 
 
-def test_a_step_that_keeps_reporting_is_not_silent(world: World) -> None:
+def test_a_reporting_step_is_not_silent(world: World) -> None:
     world.program(
         "talk",
         "import os, time\n"
@@ -117,14 +117,14 @@ def test_a_step_that_keeps_reporting_is_not_silent(world: World) -> None:
     assert world.step("talk")["attempts"] == 1
 
 
-def test_a_step_that_takes_longer_than_its_limit_fails(world: World) -> None:
+def test_a_step_beyond_its_time_limit_fails(world: World) -> None:
     world.program("slow", "import time; time.sleep(600)")
     world.job(module("slow", timeout_s=0.5))
     world.start()
     assert world.verdict()["reason"] == "step slow reached the time limit of 0.5 s"
 
 
-def test_a_stop_lets_the_step_leave_in_good_order_and_a_start_resumes_it(world: World) -> None:
+def test_a_stop_lets_the_step_finish_cleanly_and_a_start_resumes_it(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
@@ -141,7 +141,7 @@ def test_a_stop_lets_the_step_leave_in_good_order_and_a_start_resumes_it(world: 
     assert world.call("stop")["verdict"]["state"] == "succeeded"  # a stop after the end changes nothing
 
 
-def test_secrets_reach_the_step_and_nothing_that_is_written(world: World) -> None:
+def test_secrets_reach_the_step_and_no_written_file(world: World) -> None:
     canary = "canary-8b1d"
     world.program(
         "tell",
@@ -161,16 +161,16 @@ def test_secrets_reach_the_step_and_nothing_that_is_written(world: World) -> Non
     told = {
         path.name for path in world.pod.root.rglob("*") if path.is_file() and canary in path.read_text(errors="replace")
     }
-    assert told == {"secrets.json", "tell.log", "tell.jsonl"}  # what the step itself wrote stays as it is
+    assert told == {"secrets.json", "tell.log", "tell.jsonl"}  # files written by the step stay unchanged
 
 
-def test_a_step_that_crashes_leaves_nothing_of_its_memory_on_disk(world: World) -> None:
+def test_a_crashing_step_leaves_no_memory_on_disk(world: World) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     before, canary = resource.getrlimit(resource.RLIMIT_CORE)[0], "canary-5f02"
     world.program("crash", "import os; print(open('/proc/self/coredump_filter').read()); os.abort()")
     world.pod.secrets.write_text(json.dumps({"HF_TOKEN": canary}))
     world.job(module("crash", max_restarts=0), secrets=("HF_TOKEN",))
-    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))  # as whoever debugs something has it
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))  # as during debugging
     try:
         world.start()
     finally:
@@ -182,7 +182,7 @@ def test_a_step_that_crashes_leaves_nothing_of_its_memory_on_disk(world: World) 
     assert not [path for path in world.pod.root.rglob("core*") if path.is_file()]
 
 
-def test_a_secret_that_was_not_handed_over_is_named(world: World) -> None:
+def test_a_missing_secret_is_named(world: World) -> None:
     world.job(module("never"), secrets=("HF_TOKEN",))
     world.start()
     assert world.verdict()["reason"] == "not in secrets.json: HF_TOKEN"
@@ -204,7 +204,7 @@ def ensure(name, code, cache, torch, say, carried):
 """
 
 
-def test_step_zero_makes_the_environment_that_the_steps_then_run_in(world: World) -> None:
+def test_step_zero_makes_the_environment_of_the_steps(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     world.program(
         "where",
@@ -219,7 +219,7 @@ def test_step_zero_makes_the_environment_that_the_steps_then_run_in(world: World
     assert "linking train" in world.pod.log("environment").read_text()
 
 
-def test_an_environment_that_cannot_be_made_ends_the_run_with_its_line(world: World) -> None:
+def test_a_failed_environment_ends_the_run_with_its_error_line(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     world.job(module("never", environment="train"), environments=str(world.pod.root), torch="none")
     world.start()
@@ -227,7 +227,7 @@ def test_an_environment_that_cannot_be_made_ends_the_run_with_its_line(world: Wo
     assert (verdict["step"], verdict["tail"]) == ("environment", "train: no torch of that kind")
 
 
-def test_an_environment_that_vanishes_between_two_steps_fails_the_next_and_a_start_makes_it_again(world: World) -> None:
+def test_an_environment_removed_between_steps_fails_the_next_step_and_a_start_makes_it_again(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     cache = world.pod.root / "cache"
     world.program("vanish", f"import shutil; shutil.rmtree({str(cache)!r})")

@@ -1,4 +1,4 @@
-"""The end of a pod by itself when its work is over: a real guard below a first process that has the key; a vendor."""
+"""A pod ends itself when its work is over: a real guard below a first process with the key; a vendor."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from tests.infra.market.stand import Answer, Asked, Stand
 KEY = "rpa_canary0123456789"
 DELETE, ASK = "DELETE /v2/pods/{id}", "POST /graphql"
 SCALE = 60.0
-# What a container's first process is to those below it: their ancestor, and the one that has the variables. It starts
-# what its stdin names, as somebody who has come in over SSH would: without them.
+# A container's first process: the ancestor of all others, and the only process with the variables. It starts the
+# commands on its stdin without the variables, like a user over SSH.
 FIRST = """
 import os, subprocess, sys
 from infra.agent.process import become_subreaper
@@ -38,7 +38,7 @@ for verb in sys.stdin:
 
 
 class Pod(World):
-    """One that a vendor has rented out."""
+    """A pod rented from a vendor."""
 
     def __init__(self, root: Path, vendor: str) -> None:
         super().__init__(root)
@@ -55,7 +55,7 @@ class Pod(World):
 
     @contextmanager
     def first(self, key: str = KEY) -> Iterator[Callable[[str], None]]:
-        """A first process; it is told what to start."""
+        """Start a first process, which starts the commands it receives."""
         environ = {
             **os.environ,
             "RUNPOD_POD_ID": self.pod.root.name,
@@ -82,8 +82,8 @@ class Pod(World):
                 process.stdin.close()
 
     @property
-    def said(self) -> str:
-        """Return the log of its guards."""
+    def guard_log(self) -> str:
+        """Return the log of the guards of the pod."""
         path = self.pod.log("guard")
         return path.read_text() if path.exists() else ""
 
@@ -96,7 +96,7 @@ def vendor() -> Iterator[Stand]:
 
 
 def deletes(pods: dict[str, Pod]) -> Callable[[Asked], Answer]:
-    """Return the answer of a vendor with GraphQL, which ends all processes of a pod, perhaps before it answers."""
+    """Return an answer of a vendor with GraphQL that ends all processes of a pod, perhaps before the answer."""
 
     def answer(asked: Asked) -> Answer:
         end_all(pods[asked.body["variables"]["id"]].token, 0.0)
@@ -106,7 +106,7 @@ def deletes(pods: dict[str, Pod]) -> Callable[[Asked], Answer]:
 
 
 @pytest.mark.process
-def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_else(vendor, tmp_path):
+def test_a_pod_ends_itself_after_its_verdict_unless_kept_or_with_missing_uploads(vendor, tmp_path):
     pods = {
         name: Pod(tmp_path / name, vendor.url) for name in ("done", "failed", "kept", "limit", "alone", "full", "plain")
     }
@@ -130,15 +130,15 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         until(lambda: full.lines("ran.txt") and alone.lines("ran.txt"), "work")
         ask_to_stop(alone.pod, "stopped", "somebody asks, and from now on nobody is revived", 60.0)
         alone.kill("guard")
-        until(lambda: alone.lines("left.txt"), "a step that was told")  # else it may be told while it is leaving
-        (alone.pod.work / "go").touch()  # the agent that ends now leaves another one behind, which has the pod to end
+        until(lambda: alone.lines("left.txt"), "a step that was told")  # not while it leaves
+        (alone.pod.work / "go").touch()  # the ending agent leaves a new agent behind, which ends the pod
         ask_to_stop(full.pod, "failed", f"{UNCARRIED}: step-000000010", 3.0)
         for name in ("done", "failed", "limit", "alone"):
             until(lambda name=name: not pods[name].members() and name in gone(), f"the end of {name}")
         for name in ("kept", "plain"):
             assert pods[name].verdict()["state"] == {"kept": "failed", "plain": "succeeded"}[name]
-        # What is only there stays until the limit, and neither a start nor a stop is the end of who waits for it.
-        until(lambda: "waiting for the limit of 27 h 46 min" in full.said, "a guard that waits")
+        # Files with no other copy stay until the limit, and neither a start nor a stop ends the waiting guard.
+        until(lambda: "waiting for the limit of 27 h 46 min" in full.guard_log, "a guard that waits")
         guard = full.living("guard")
         assert "the pod is deleting itself" in full.call("start", code=1)
         assert full.call("stop") | {"verdict": ""} == {"stopped": True, "survivors": [], "verdict": ""}
@@ -148,7 +148,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         has_lived(full, 1e5)
         begin["full"]("guard")
         until(lambda: not full.members() and "full" in gone(), "the end at the limit")
-    assert [pods[name].said.count("the guard deletes the pod") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
+    assert [pods[name].guard_log.count("the guard deletes the pod") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
     verdicts = {name: json.loads(pod.pod.verdict.read_text())["state"] for name, pod in pods.items()}
     assert verdicts == {
         "done": "succeeded",
@@ -162,7 +162,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
 
 
 @pytest.mark.process
-def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_its_vendor(vendor, tmp_path):
+def test_a_pod_requests_its_end_until_it_is_gone_and_shows_its_key_only_to_the_vendor(vendor, tmp_path):
     pods = {name: Pod(tmp_path / name, vendor.url) for name in ("patient", "wrong", "strange")}
     wrong, strange = "rpa_wrong9876543210", 'rpa_"quoted"\\'
     troubles = (
@@ -180,16 +180,16 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
         for name, pod in pods.items():
             stack.enter_context(pod.first({"wrong": wrong, "strange": strange}.get(name, KEY)))
         until(lambda: not patient.members() and patient.pod.verdict.exists(), "the end that came late")
-        until(lambda: pods["wrong"].said.count("graphql: 401") > 2, "more tries with a key that is refused")
+        until(lambda: pods["wrong"].guard_log.count("graphql: 401") > 2, "more tries with a key that is refused")
         until(
-            lambda: pods["strange"].said.count("are not set in any parent process") > 2,
+            lambda: pods["strange"].guard_log.count("are not set in any parent process") > 2,
             "more looks for a key that can be sent",
         )
         assert all(len(pods[name].members()) == 1 for name in ("wrong", "strange"))
     tried = [one for one in vendor.asked if one.headers["authorization"] == f"Bearer {KEY}"]
     assert {one.operation for one in tried} == {DELETE, ASK} and len(tried) >= 2 * len(troubles)
     for said in ("503", "RemoteDisconnected", "200 with errors", "307"):
-        assert f"graphql: {said}\n" in patient.said
+        assert f"graphql: {said}\n" in patient.guard_log
     for pod in pods.values():
         for path in pod.pod.root.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
@@ -197,12 +197,12 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
 
 
 @pytest.mark.process
-def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
+def test_the_nearest_ancestor_with_all_variables_provides_the_key():
     probe = "import os, infra.agent.lifecycle.farewell as f; print(sorted(f.variables('AB', os.getpid()).items()))"
     path = {"PYTHONPATH": str(Path(__file__).parents[4])}
 
     def beneath(*environs: dict[str, str]) -> str:
-        """Return what is found in a nest of processes that were started with these variables, outermost first."""
+        """Return the variables found by nested processes that were started with `variables`, outermost first."""
         words = [sys.executable, "-c", probe]
         for environ in ({}, *reversed(environs[1:])):
             nest = f"import subprocess, sys; subprocess.run(sys.argv[1:], env={ {**path, **environ}!r})"
@@ -215,7 +215,7 @@ def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
 
 
 @pytest.mark.process
-def test_a_key_goes_to_this_machine_or_through_tls_whose_certificate_is_known():
+def test_a_key_is_sent_only_to_this_machine_or_over_verified_tls():
     values = {"KEY": KEY}
     header = {"Authorization": "{KEY}"}
     assert farewell.ask(Call("GET", "http://api.example.org/", header), values) == "not sent: the URL is not https"
@@ -235,19 +235,19 @@ def test_a_key_goes_to_this_machine_or_through_tls_whose_certificate_is_known():
 
 
 @pytest.mark.process
-def test_an_answer_that_drips_for_ever_is_given_up(vendor, monkeypatch):
+def test_an_endless_slow_answer_is_given_up(vendor, monkeypatch):
     monkeypatch.setattr(farewell, "CALL_S", 0.5)
     vendor.on(ASK, Answer(200, b"x" * 10_000, how="drip"))
     call = Call("POST", f"{vendor.url}/graphql", {"Authorization": "Bearer {KEY}"}, "{}")
     assert farewell.ask(call, {"KEY": KEY}) == "no complete answer in 0.5 s"
 
 
-def test_only_names_of_variables_are_filled_in():
+def test_only_variable_names_are_filled_in():
     body = '{"query": "mutation ($id: String!) { end(input: {podId: $id}) }", "variables": {"id": "{POD_ID}"}}'
     assert farewell.fill(body, {"POD_ID": "a1"}) == body.replace("{POD_ID}", "a1")
 
 
-def test_a_job_keeps_its_farewell_on_its_way():
+def test_a_job_keeps_its_farewell_in_json():
     job = Job(run="a", token="b", steps=(), farewell=(Call("DELETE", "https://x/{ID}", {"A": "{KEY}"}, "{}"),))
     assert Job.from_json(job.to_json()) == job
     assert Job.from_json(Job(run="a", token="b", steps=()).to_json()).farewell == ()

@@ -33,11 +33,11 @@ def guard_json(world: World) -> dict[str, Any]:
 
 
 def has_lived(world: World, elapsed_s: float) -> None:
-    """Write the state of earlier guards that have counted this many seconds."""
+    """Write the state of earlier guards that counted `elapsed_s` seconds."""
     write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": elapsed_s, "clocks": None})
 
 
-def test_a_second_start_changes_nothing_and_two_at_once_make_one_guard(world: World) -> None:
+def test_a_second_start_has_no_effect_and_concurrent_starts_make_one_guard(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     both = [world.command("start"), world.command("start")]
@@ -54,13 +54,13 @@ def test_a_second_start_changes_nothing_and_two_at_once_make_one_guard(world: Wo
     assert world.lines("ran.txt") == ["ran"]
 
 
-def test_a_killed_agent_comes_back_and_first_ends_the_old_step(world: World) -> None:
+def test_a_killed_agent_is_restarted_and_ends_the_old_step_first(world: World) -> None:
     world.program("orphans", ORPHANS)
     world.job(module("orphans"))
     world.start(SLIPWAY_GRACE_S="0.5")
     until(lambda: world.lines("ran.txt"))
     old = set(world.members()) - {world.living("guard")}
-    assert len(old) == 4  # the agent, the step, and two orphans of which one cleared its environment
+    assert len(old) == 4  # the agent, the step, and two orphans; one orphan has cleared its environment
     world.kill("agent")
     until(lambda: len(world.lines("ran.txt")) == 2)
     assert not old & set(world.members())
@@ -68,14 +68,14 @@ def test_a_killed_agent_comes_back_and_first_ends_the_old_step(world: World) -> 
     assert not find(world.token)
 
 
-def test_a_step_killed_together_with_its_agent_has_failed_and_is_not_run_again(world: World) -> None:
+def test_a_step_killed_together_with_its_agent_fails_without_a_restart(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
     until(lambda: world.lines("ran.txt"))
     agent = world.living("agent")
     (step,) = set(world.members()) - {agent, world.living("guard")}
-    send(agent, signal.SIGSTOP)  # it shall not see how the step ends
+    send(agent, signal.SIGSTOP)  # the agent must not see the end of the step
     send(step, signal.SIGKILL)
     send(agent, signal.SIGKILL)
     verdict = world.verdict()
@@ -83,11 +83,11 @@ def test_a_step_killed_together_with_its_agent_has_failed_and_is_not_run_again(w
     assert verdict["reason"].startswith("step wait was killed by SIGKILL")
     assert world.lines("ran.txt") == ["ran"]
     (world.pod.work / "go").touch()
-    world.start()  # who asks again gets it run again
+    world.start()  # a new start runs the step again
     assert world.verdict()["state"] == "succeeded" and world.lines("ran.txt") == ["ran", "ran"]
 
 
-def test_an_agent_that_left_its_verdict_an_instant_ago_is_not_missed(world: World) -> None:
+def test_an_agent_with_a_fresh_verdict_is_not_restarted(world: World) -> None:
     world.program("fail", "import sys; sys.exit(7)")
     world.job(module("fail"))
     environ = {**os.environ, "PYTHONPATH": str(world.pod.code), "SLIPWAY_TOKEN": world.token}
@@ -98,7 +98,7 @@ def test_an_agent_that_left_its_verdict_an_instant_ago_is_not_missed(world: Worl
     assert "ended without a verdict" not in said.stdout and world.pod.log("agent").read_text().count("verdict") == 1
 
 
-def test_when_memory_runs_out_the_step_and_all_it_starts_are_taken_before_guard_and_agent(world: World) -> None:
+def test_the_kernel_kills_the_step_before_guard_and_agent_when_memory_runs_out(world: World) -> None:
     score = "/proc/self/oom_score_adj"
     world.program(
         "tell",
@@ -114,7 +114,7 @@ def test_when_memory_runs_out_the_step_and_all_it_starts_are_taken_before_guard_
         assert int(Path(f"/proc/{world.living(role).pid}/oom_score_adj").read_text()) <= 0
 
 
-def test_whatever_a_step_leaves_is_gone_before_the_next_one_starts(world: World) -> None:
+def test_leftover_processes_of_a_step_end_before_the_next_step(world: World) -> None:
     world.program("orphans", ORPHANS)
     world.program(
         "look",
@@ -127,10 +127,10 @@ def test_whatever_a_step_leaves_is_gone_before_the_next_one_starts(world: World)
     world.job(module("orphans"), module("look"))
     world.start(SLIPWAY_GRACE_S="0.2")
     assert world.verdict()["state"] == "succeeded"
-    assert world.lines("found.txt") == ["3"]  # guard, agent and the one that looks
+    assert world.lines("found.txt") == ["3"]  # guard, agent and the step that looks
 
 
-def test_a_killed_guard_is_brought_back_with_the_elapsed_time_kept(world: World) -> None:
+def test_a_killed_guard_is_restarted_with_the_elapsed_time(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"), clock_scale=1000.0, limits=Limits(micro_usd_per_hour=3_600_000))
     began = ends.boottime_s()
@@ -141,14 +141,14 @@ def test_a_killed_guard_is_brought_back_with_the_elapsed_time_kept(world: World)
         world.living("guard")
     world.call("stop")
     truth_s = (ends.boottime_s() - began) * 1000.0
-    assert 0 <= truth_s - guard_json(world)["elapsed_s"] < 2000.0  # the start before it was armed, the end after it
+    assert 0 <= truth_s - guard_json(world)["elapsed_s"] < 2000.0  # the start before arming, the end after arming
     assert guard_json(world)["spent_micro_usd"] == ends.spent_micro_usd(
         guard_json(world)["elapsed_s"], Limits(micro_usd_per_hour=3_600_000)
     )
     assert world.lines("ran.txt") == ["ran"] and world.lines("left.txt") == ["left"]
 
 
-def test_after_both_are_killed_a_start_ends_the_orphan_and_goes_on(world: World) -> None:
+def test_a_start_after_both_kills_ends_the_orphan_and_resumes(world: World) -> None:
     world.program("done", "import os; open(os.environ['SLIPWAY_WORK'] + '/done.txt', 'a').write('done\\n')")
     world.program("wait", WAIT)
     world.job(module("done"), module("wait"))
@@ -166,7 +166,7 @@ def test_after_both_are_killed_a_start_ends_the_orphan_and_goes_on(world: World)
     assert world.lines("done.txt") == ["done"]
 
 
-def test_after_both_are_killed_a_stop_ends_the_orphan_and_says_stopped(world: World) -> None:
+def test_a_stop_after_both_kills_ends_the_orphan_and_reports_stopped(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
@@ -176,7 +176,7 @@ def test_after_both_are_killed_a_stop_ends_the_orphan_and_says_stopped(world: Wo
     assert not world.members() and world.progress()["state"] == "stopped"
 
 
-def test_an_agent_that_cannot_live_is_given_up(world: World) -> None:
+def test_an_agent_in_a_crash_loop_is_given_up(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.pod.secrets.write_text("not json")
@@ -184,7 +184,7 @@ def test_an_agent_that_cannot_live_is_given_up(world: World) -> None:
     assert world.verdict()["reason"].startswith("the agent ended 5 times in 10 min 00 s without a verdict")
 
 
-def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
+def test_the_guard_asks_the_step_to_save_before_the_time_limit(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"), limits=Limits(time_s=900.0), clock_scale=60.0)
     has_lived(world, 740.0)
@@ -195,7 +195,7 @@ def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
     assert 900 * 0.88 <= guard_json(world)["elapsed_s"] < 900
 
 
-def test_at_the_spend_limit_everything_is_killed_even_when_the_agent_hangs(world: World) -> None:
+def test_the_guard_kills_everything_at_the_spend_limit_even_with_a_hung_agent(world: World) -> None:
     world.program("wait", WAIT)
     # 4 USD at 2 USD an hour are 7200 s.
     money = Limits(time_s=1e6, spend_micro_usd=4_000_000, micro_usd_per_hour=2_000_000)
@@ -234,7 +234,7 @@ def test_a_step_that_fills_the_disk_ends_with_a_verdict(tmp_path: Path, words: t
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_without_its_reserve_stops_the_work_and_names_the_bytes(world: World) -> None:
+def test_a_disk_below_its_reserve_stops_the_work_and_reports_the_bytes(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"), limits=Limits(reserve_bytes=1 << 60))
     world.start()
@@ -242,7 +242,7 @@ def test_a_disk_without_its_reserve_stops_the_work_and_names_the_bytes(world: Wo
     assert verdict["state"] == "failed" and "GB free, 1152921504.61 GB needed" in verdict["reason"]
 
 
-def test_a_gpu_that_idles_ends_the_run(world: World) -> None:
+def test_an_idle_gpu_ends_the_run(world: World) -> None:
     world.program("wait", WAIT)
     smi = world.pod.root / "bin" / "nvidia-smi"
     smi.parent.mkdir()
@@ -255,7 +255,7 @@ def test_a_gpu_that_idles_ends_the_run(world: World) -> None:
     assert read_json(report(world.pod, "guard"))["idle_s"] >= 100.0
 
 
-def test_a_guard_that_is_told_to_end_stops_the_run_in_good_order(world: World) -> None:
+def test_a_guard_asked_to_end_stops_the_run_cleanly(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
@@ -265,13 +265,13 @@ def test_a_guard_that_is_told_to_end_stops_the_run_in_good_order(world: World) -
     assert world.lines("left.txt") == ["left"]
 
 
-def test_a_folder_without_a_job_gets_one_line(world: World) -> None:
+def test_a_folder_without_a_job_gets_a_one_line_error(world: World) -> None:
     assert "job.json" in world.call("start", code=1)
     assert world.call("status")["verdict"] is None
     assert "usage" in world.call("dance", code=2)
 
 
-def test_a_gap_counts_the_larger_clock_and_never_backwards() -> None:
+def test_a_gap_counts_the_larger_of_both_clocks_and_never_backwards() -> None:
     before = ends.Clocks("boot", 100.0, 1000.0)
     assert ends.gap_s(before, ends.Clocks("boot", 130.0, 1010.0)) == 30.0
     assert ends.gap_s(before, ends.Clocks("boot", 130.0, 1050.0)) == 50.0
@@ -287,7 +287,7 @@ def test_the_hard_limit_is_the_earlier_of_time_and_money() -> None:
     assert ends.leads_s(7200.0) == (900.0, 300.0)
 
 
-def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> None:
+def test_a_report_overwritten_by_the_job_gets_a_clear_error(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
@@ -306,7 +306,7 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
 
 
 @pytest.mark.nightly
-def test_a_job_that_has_overwritten_the_report_of_its_guard_is_ended_all_the_same(world: World) -> None:
+def test_a_job_that_overwrote_its_guards_report_can_be_stopped(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"))
     world.start()
@@ -320,7 +320,7 @@ def test_a_job_that_has_overwritten_the_report_of_its_guard_is_ended_all_the_sam
     assert json.loads(said)["survivors"] == [] and not world.members()
 
 
-def test_at_four_fifths_of_a_limit_a_checkpoint_is_asked_for_once_and_the_work_goes_on(world: World) -> None:
+def test_one_checkpoint_is_requested_at_80_percent_of_a_limit_and_work_continues(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"), limits=Limits(time_s=1e6))
     has_lived(world, 0.79e6)

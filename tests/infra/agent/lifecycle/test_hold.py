@@ -1,4 +1,4 @@
-"""A pod that stays: held without work, at work, held again, and its limits count through all of it."""
+"""A held pod: held without work, at work, held again; its limits count throughout."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def guard_json(world: World) -> dict[str, Any]:
 
 
 def held(world: World, **more: Any) -> dict[str, Any]:
-    """A pod that is held, and what its guard said first."""
+    """Yield a held pod, and the first report of its guard."""
     world.job(kind="hold", stays=True, **more)
     return world.start()
 
@@ -40,7 +40,7 @@ def verdict(world: World) -> dict[str, Any]:
     return json.loads(world.pod.verdict.read_text())
 
 
-def test_a_held_pod_has_a_guard_and_nothing_else(world: World) -> None:
+def test_a_held_pod_runs_only_a_guard(world: World) -> None:
     first = held(world)
     assert first["holds"] and first["armed"]
     assert world.start()["identity"] == first["identity"]
@@ -50,7 +50,7 @@ def test_a_held_pod_has_a_guard_and_nothing_else(world: World) -> None:
     assert stopped["verdict"]["state"] == "stopped" and world.members() == []
 
 
-def test_work_follows_work_under_one_guard_whose_clock_goes_on(world: World) -> None:
+def test_jobs_run_in_turn_under_one_guard_with_a_running_clock(world: World) -> None:
     first = held(world, limits=Limits(time_s=600.0))
     work(world, "pass", limits=Limits(time_s=600.0))
     assert verdict(world)["state"] == "succeeded"
@@ -66,8 +66,8 @@ def test_work_follows_work_under_one_guard_whose_clock_goes_on(world: World) -> 
     assert [one.pid for one in world.members()] == [last["identity"]["pid"]]
 
 
-def test_a_guard_begins_no_job_before_it_is_started(world: World) -> None:
-    """The order of an upload is not known to the guard: job.json may lie there before the code."""
+def test_a_guard_begins_no_job_before_its_start(world: World) -> None:
+    """The guard does not know the order of an upload: job.json may arrive before the code."""
     first = held(world)
     world.program("work", "pass")
     world.job(module("work"), stays=True)
@@ -78,7 +78,7 @@ def test_a_guard_begins_no_job_before_it_is_started(world: World) -> None:
     assert not list(world.pod.state.glob("verdict-*.json"))
 
 
-def test_the_same_job_again_is_done_again_where_it_had_failed(world: World) -> None:
+def test_repeating_a_failed_job_runs_the_failed_part_again(world: World) -> None:
     held(world)
     work(world, FAIL)
     assert verdict(world)["state"] == "failed"
@@ -104,7 +104,7 @@ def test_a_limit_ends_work_and_pod(world: World) -> None:
     assert world.verdict()["state"] == "limit" and world.members() == []
 
 
-def test_stop_ends_a_pod_that_is_held_after_its_work_which_has_the_last_word(world: World) -> None:
+def test_stop_ends_a_held_pod_and_keeps_the_verdict_of_its_work(world: World) -> None:
     held(world)
     work(world, "pass")
     assert verdict(world)["state"] == "succeeded"
@@ -112,13 +112,13 @@ def test_stop_ends_a_pod_that_is_held_after_its_work_which_has_the_last_word(wor
     assert world.members() == []
 
 
-def test_a_guard_told_to_end_ends_the_pod_that_it_holds(world: World) -> None:
+def test_a_guard_asked_to_end_ends_its_held_pod(world: World) -> None:
     held(world)
     os.kill(world.living("guard").pid, signal.SIGTERM)
     assert world.verdict()["state"] == "stopped"
 
 
-def test_a_killed_guard_is_replaced_by_the_next_start_and_has_not_forgotten_the_time(world: World) -> None:
+def test_the_next_start_replaces_a_killed_guard_and_keeps_the_elapsed_time(world: World) -> None:
     limits = Limits(time_s=600.0, micro_usd_per_hour=1_000_000)
     held(world, limits=limits)
     world.kill("guard")
@@ -131,7 +131,7 @@ def test_a_killed_guard_is_replaced_by_the_next_start_and_has_not_forgotten_the_
     assert verdict(world)["state"] == "succeeded" and guard_json(world)["elapsed_s"] >= 100.0
 
 
-def test_a_guard_killed_during_work_comes_back_and_holds_the_pod_afterwards(world: World) -> None:
+def test_a_guard_killed_during_work_is_restarted_and_holds_the_pod_afterwards(world: World) -> None:
     held(world)
     work(world, WAIT)
     until(lambda: world.lines("ran.txt"))
@@ -141,7 +141,7 @@ def test_a_guard_killed_during_work_comes_back_and_holds_the_pod_afterwards(worl
     assert verdict(world)["state"] == "succeeded"
 
 
-def test_an_environment_may_be_all_that_a_job_makes(world: World) -> None:
+def test_a_job_may_make_only_an_environment(world: World) -> None:
     held(world)
     world.job(stays=True, setup=("nowhere",), environments=str(world.pod.root / "cache"))
     world.start()

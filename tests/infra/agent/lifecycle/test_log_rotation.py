@@ -1,4 +1,4 @@
-"""A log that grows without end is rotated on its pod, while its step goes on writing."""
+"""A log that grows without limit is rotated on its pod, while the step continues to write."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def pod(tmp_path) -> PodFolder:
     return found
 
 
-def test_a_step_that_prints_without_end_goes_on_in_a_log_begun_anew(world: World) -> None:
+def test_an_endlessly_printing_step_continues_in_a_new_log(world: World) -> None:
     world.program("print_much", source("print_much"))
     world.job(module("print_much"))
     world.start()
@@ -45,7 +45,7 @@ def test_a_step_that_prints_without_end_goes_on_in_a_log_begun_anew(world: World
     assert part.stat().st_mode & 0o077 == 0
 
 
-def test_while_it_is_written_to_every_line_stays_whole_and_in_its_place(pod: PodFolder) -> None:
+def test_rotation_during_writes_keeps_every_line_whole_and_in_order(pod: PodFolder) -> None:
     log, seen = pod.log("train"), list[int]()
     with open(log, "ab") as file:
         writer = subprocess.Popen([sys.executable, "-c", COUNT], stdout=file)
@@ -61,7 +61,7 @@ def test_while_it_is_written_to_every_line_stays_whole_and_in_its_place(pod: Pod
     assert not rest or rest[0] > seen[-1]
 
 
-def test_times_and_the_part_of_earlier_pods_go_along(pod: PodFolder) -> None:
+def test_rotation_keeps_times_and_the_lines_of_earlier_pods(pod: PodFolder) -> None:
     earlier = pod.state / "earlier"
     earlier.mkdir(parents=True)
     (earlier / "train.log").write_text("zero\n")
@@ -80,7 +80,7 @@ def test_times_and_the_part_of_earlier_pods_go_along(pod: PodFolder) -> None:
     assert tail(pod, "train").splitlines() == ["one"] * 10
 
 
-def test_of_a_log_that_grew_too_fast_whole_lines_of_its_end_stay(pod: PodFolder) -> None:
+def test_rotation_keeps_whole_last_lines_of_a_fast_growing_log(pod: PodFolder) -> None:
     pod.log("train").write_text("".join(f"{number:04d}\n" for number in range(1000)))
     pod.log("train").with_suffix(".times").write_text("1.0 5000\n")
     log_rotation.rotate(pod, 501)
@@ -90,7 +90,7 @@ def test_of_a_log_that_grew_too_fast_whole_lines_of_its_end_stay(pod: PodFolder)
 
 
 @pytest.mark.pack("skypilot")
-def test_copies_and_readers_follow_a_log_over_its_rotation(pod: PodFolder, tmp_path, capsys) -> None:
+def test_copies_and_readers_follow_a_log_through_rotation(pod: PodFolder, tmp_path, capsys) -> None:
     from packs.skypilot.agent.managed import LogRelay
 
     op, home = Op(token="sw1-test", run="a-1", vendor="ssh", address=str(pod.root)), RunHome(tmp_path / "home")
@@ -111,5 +111,5 @@ def test_copies_and_readers_follow_a_log_over_its_rotation(pod: PodFolder, tmp_p
     assert capsys.readouterr().out == "two\nthree\ntrain | two\ntrain | three\n"
     assert first.count("one 99") == 2
     assert [one.name for one in choose(home.pod.logs, op, "train", False)] == ["train.1.log", "train.log"]
-    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # what `why` shows
+    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # the lines that `why` shows
     assert here.read_text() == "three\n" and home.pod.log("train.1").read_text().endswith("one 99\ntwo\n")
