@@ -1,4 +1,4 @@
-"""An answer over HTTP or from SkyPilot's process that never ends costs this process no more than a limit."""
+"""An endless answer over HTTP or from SkyPilot's process costs this process only a limited amount of memory."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ class Endless(BaseHTTPRequestHandler):
         try:
             while True:
                 self.wfile.write(b"[" + b" " * 65536)
-        except OSError:  # the other side has had enough
+        except OSError:  # the other side closed the connection
             self.close_connection = True
 
     do_POST = do_GET

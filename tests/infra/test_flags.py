@@ -1,11 +1,11 @@
-"""Flags as fields of a record: the shown ones, and those that another process gets."""
+"""Flags as fields of a record: shown flags, and flags passed to another process."""
 
 from dataclasses import dataclass
 
 from infra.flags import SECRET, Typed, as_typed, flag, shown
 
 
-def test_values_of_secrets_are_shown_masked_and_handed_on_whole():
+def test_secret_values_are_shown_masked_and_passed_on_unmasked():
     @dataclass(frozen=True, kw_only=True)
     class Added:
         secret: tuple[str, ...] = flag((), "secrets", unit=SECRET)

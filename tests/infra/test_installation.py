@@ -1,4 +1,4 @@
-"""One installation is one journal on one machine: a configuration that was carried elsewhere begins another one."""
+"""One installation is one journal on one machine: a configuration copied to a second machine is a new installation."""
 
 import shutil
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.infra.rehearsal.worlds import world
 
 
 class Machines:
-    """Homes on machines of their own, in turn this one."""
+    """Homes on separate machines; tests switch between the machines."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch = folder, monkeypatch
 
     def sit_at(self, name, key=None, host=""):
-        """`key`: the id of its system, which machines made from one image may share."""
+        """Switch to a machine. `key`: the id of its system, which machines from one image may share."""
         self.monkeypatch.setattr(installation.socket, "gethostname", lambda: host or name)
         file = self.folder / f"{name}-machine-id"
         file.write_text(f"{name if key is None else key}\n")
@@ -47,21 +47,21 @@ def machines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("key", [None, "the same image"])
-def test_a_configuration_that_was_carried_to_another_machine_is_another_installation_there(machines, key):
+def test_a_configuration_copied_to_a_second_machine_is_a_new_installation(machines, key):
     with machines.open("laptop", key=key) as laptop:
         pass
     machines.carry("config", "laptop", "desk")
     with machines.open("desk", key=key) as desk:
         assert desk.installation != laptop.installation and not desk.is_replacement and desk.replaced is None
         assert [(one.id, one.machine.host) for one in desk.others] == [(laptop.installation, "laptop")]
-    machines.carry("config", "desk", "laptop")  # and back: each goes on as itself
+    machines.carry("config", "desk", "laptop")  # and back: each machine keeps its installation
     for name, was in (("laptop", laptop), ("desk", desk)):
         with machines.open(name, key=key) as again:
             assert again.installation == was.installation and len(again.others) == 1
 
 
-def test_copies_and_strange_things_beside_it_change_nothing(machines):
-    """Add files as programs leave them that synchronise folders between machines."""
+def test_copies_and_foreign_files_beside_the_configuration_have_no_effect(machines):
+    """Add files as left by programs that synchronise folders between machines."""
     with machines.open("laptop") as laptop:
         pass
     own = journal_file.installation_file(laptop.path, machines.sit_at("laptop"))
@@ -74,7 +74,7 @@ def test_copies_and_strange_things_beside_it_change_nothing(machines):
         own.unlink()
 
 
-def test_a_journal_lost_on_its_machine_is_replaced_as_before_though_others_have_the_configuration(machines):
+def test_a_lost_journal_is_replaced_even_if_other_machines_have_the_configuration(machines):
     with machines.open("laptop") as laptop:
         pass
     machines.carry("config", "laptop", "desk")
@@ -86,7 +86,7 @@ def test_a_journal_lost_on_its_machine_is_replaced_as_before_though_others_have_
         assert again.is_replacement and again.installation == laptop.installation
 
 
-def test_a_whole_home_that_was_copied_is_refused_on_one_of_both_until_somebody_decides(machines):
+def test_a_copied_home_is_refused_on_one_machine_until_the_user_decides(machines):
     with machines.open("laptop") as laptop:
         pass
     machines.carry("config", "laptop", "desk")
@@ -102,7 +102,7 @@ def test_a_whole_home_that_was_copied_is_refused_on_one_of_both_until_somebody_d
         assert again.installation == laptop.installation
 
 
-def test_a_home_that_has_moved_to_another_machine_goes_on_there_when_the_first_one_is_given_up(machines):
+def test_a_moved_home_continues_on_the_new_machine_after_the_old_is_given_up(machines):
     with machines.open("laptop") as laptop:
         pass
     machines.carry("config", "laptop", "desk")
@@ -114,7 +114,7 @@ def test_a_home_that_has_moved_to_another_machine_goes_on_there_when_the_first_o
         assert desk.installation == laptop.installation and not desk.is_replacement
 
 
-def test_a_machine_that_is_renamed_or_has_no_id_of_its_own_stays_the_same(machines):
+def test_a_renamed_machine_or_a_machine_without_id_stays_the_same(machines):
     for key in ("one", ""):
         name = f"box-{key}"
         with machines.open(name, key=key) as before:
@@ -124,7 +124,7 @@ def test_a_machine_that_is_renamed_or_has_no_id_of_its_own_stays_the_same(machin
 
 
 @pytest.mark.process
-def test_a_sweep_on_another_machine_lets_the_pods_of_the_first_one_live(machines, tmp_path):
+def test_a_sweep_on_a_second_machine_spares_the_pods_of_the_first(machines, tmp_path):
     with world(tmp_path / "world", speed=SPEED) as running:
         vendor = open_market("runpod", settings_of(running, tmp_path))
         request, job = Request(run="otter", gpu="L40S", num_gpus=1), Job("", "", (), Limits(time_s=86400))
@@ -133,7 +133,7 @@ def test_a_sweep_on_another_machine_lets_the_pods_of_the_first_one_live(machines
         machines.carry("config", "laptop", "desk")
         with machines.open("desk") as desk:
             running.move(7200)
-            with machines.open("laptop") as laptop:  # which rents while the other one has its journal already
+            with machines.open("laptop") as laptop:  # rents after the second machine has opened its journal
                 op = pods.rent(vendor, request, vendor.offers(request)[0], job, laptop)
             running.move(7200)
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""Signals that wait for the end of a block, and those that do not."""
+"""Signals that wait for the end of a block, and signals that do not."""
 
 import contextlib
 import os
@@ -38,20 +38,20 @@ def test_the_second_signal_does_not_wait():
         pytest.fail("it waited")
 
 
-def test_a_failure_of_the_block_is_no_reason_to_go_on():
+def test_a_signal_still_counts_after_a_failure_of_the_block():
     with pytest.raises(KeyboardInterrupt), finishing("asked", lambda _: None):
         strike()
         raise NoOffer("the next one may do")
 
 
-def test_a_second_signal_whose_exception_is_lost_is_heard_at_the_end():
+def test_a_second_signal_with_a_lost_exception_is_raised_at_the_end():
     with pytest.raises(KeyboardInterrupt), finishing("asked", lambda _: None):
         strike()
         with contextlib.suppress(KeyboardInterrupt):  # as a callback of SQLite does
             strike()
 
 
-def test_what_is_ignored_stays_ignored_and_handlers_come_back():
+def test_ignored_signals_stay_ignored_and_handlers_are_restored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with heed(), finishing("asked", lambda _: None):
@@ -62,7 +62,7 @@ def test_what_is_ignored_stays_ignored_and_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_in_another_thread_nothing_changes():
+def test_other_threads_are_unaffected():
     done = []
 
     def work():
@@ -75,7 +75,7 @@ def test_in_another_thread_nothing_changes():
     assert done == [signal.default_int_handler]
 
 
-def test_nobody_to_tell_is_no_reason_to_leave_early():
+def test_a_closed_output_does_not_end_the_block_early():
     done = []
 
     def closed(_):

@@ -1,4 +1,4 @@
-"""Numbers that people write, in files, flags and variables: one that nobody can mean is refused, with its place."""
+"""Numbers in files, flags and variables: an absurd number is refused, with the position."""
 
 from pathlib import Path
 
@@ -40,8 +40,8 @@ def refused(what, *words, **more):
     return str(error.value)
 
 
-def why(path):
-    """Return why the one entry of an inventory cannot be used."""
+def entry_error(path):
+    """Return the reason why the only entry of an inventory is unusable."""
     try:
         (one,) = inventory.load(path, path.parent).unusable
     except UsageError as error:
@@ -53,17 +53,17 @@ def why(path):
 @pytest.mark.parametrize("key", ["port", "num_gpus", "memory", "gpu_memory", "usd_per_hour"])
 def test_a_number_of_thousands_of_digits_in_a_pool_file_is_refused(path, key, number):
     path.write_text(f"a: {{{key}: {number}, hosts: [1.1.1.1]}}")
-    assert str(path) in why(path)
+    assert str(path) in entry_error(path)
 
 
 @pytest.mark.parametrize("size", [LONG, f"{LONG}GB", f"1.{LONG}", "٣GB", "1e9999"])
-def test_nor_is_a_size_in_text_any_number(path, size):
+def test_a_size_in_text_with_an_absurd_number_is_refused(path, size):
     path.write_text(f"a: {{memory: '{size}', hosts: [1.1.1.1]}}", encoding="utf-8")
-    assert "expected GB, such as 64" in why(path)
+    assert "expected GB, such as 64" in entry_error(path)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number[:4]} {len(number)}")
-def test_nor_in_a_file_of_flags_or_of_pods_or_of_settings(path, number):
+def test_an_absurd_number_in_a_file_of_flags_pods_or_settings_is_refused(path, number):
     path.write_text(f"num-gpus: {number}")
     refused(flag_file.read, path, ["num-gpus"])
     path.write_text(f"pods: [{{name: a, gpu_count: {number}}}]")
@@ -73,19 +73,19 @@ def test_nor_in_a_file_of_flags_or_of_pods_or_of_settings(path, number):
 
 
 @pytest.mark.parametrize("scalar", ["!!int ''", "!!float ''", "!!bool x", "!!timestamp x", "!!int 0x", "2026-99-99"])
-def test_a_scalar_that_is_not_what_it_says_is_refused(path, scalar):
+def test_a_tagged_scalar_with_an_invalid_value_is_refused(path, scalar):
     path.write_text(f"a: {scalar}")
     assert str(path) in refused(strict_yaml.read, path)
 
 
 @pytest.mark.parametrize("variable", ["SHARD_LINES", "SLIPWAY_BOOT_S", "SLIPWAY_SPEND_CAP_USD", "SLIPWAY_CLOCK_SCALE"])
-def test_nor_in_a_variable(tmp_path, variable):
+def test_an_absurd_number_in_a_variable_is_refused(tmp_path, variable):
     for number in (LONG, "١٢"):
         assert variable in refused(Settings.load, tmp_path, environ={variable: number})
 
 
 @pytest.mark.process
-def test_nor_in_the_words_of_a_flag(tmp_path):
+def test_an_absurd_number_in_a_flag_is_refused(tmp_path):
     for number in (LONG, f"{LONG}h", "999999999d", "٣h"):
         refused(context.seconds, number)
     refused(gpus.read_set, f"H100:{LONG}")
@@ -102,7 +102,7 @@ def test_nor_in_the_words_of_a_flag(tmp_path):
         assert process.returncode == 2 and "bug in inv" not in err and len(err) < 7000, err[:300]
 
 
-def test_numbers_that_people_do_mean_are_read(path):
+def test_plausible_numbers_are_read(path):
     path.write_text("a: {port: 2222, memory: 1.5, usd_per_hour: 0.35, num_gpus: 0x8, hosts: [1.1.1.1]}")
     (host,) = inventory.load(path, path.parent).hosts
     assert (host.address.port, host.memory_bytes, host.micro_usd_per_hour, host.num_gpus) == (

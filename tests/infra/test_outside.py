@@ -1,4 +1,4 @@
-"""Reports of a pod about itself, and jobs: any content is either read or reported in words."""
+"""Reports of a pod about itself, and jobs: any content is either read or reported as an error of ours."""
 
 import json
 
@@ -83,7 +83,7 @@ def test_a_verdict_and_a_guard_of_any_content_make_a_row_of_the_table(verdict, g
     shown(PROGRESS, heard(verdict), heard(guard))
 
 
-def test_what_is_well_said_is_let_through_as_it_is():
+def test_valid_content_is_passed_unchanged():
     for whole in (PROGRESS, VERDICT, GUARD):
         assert pod_reports.parse(json.dumps(whole), "x") == whole
 
@@ -98,13 +98,13 @@ def test_a_job_of_any_content_is_a_job_or_a_value_error(document):
     assert Job.from_json(job.to_json()) == job
 
 
-def test_our_own_jobs_are_read_as_they_were_written():
+def test_our_own_jobs_are_read_unchanged():
     assert Job.from_json(JOB.to_json()) == JOB
 
 
 @MANY
 @given(document=hostile.documents(RECORD))
-def test_a_record_of_a_step_of_any_content_hides_no_other(tmp_path, document):
+def test_a_step_record_of_any_content_hides_no_other_record(tmp_path, document):
     tail = RecordTail(tmp_path / "records.jsonl")
     with open(tmp_path / "records.jsonl", "ab") as file:
         file.write(document[: 1 << 18].replace(b"\n", b" ") + b"\n" + b'{"kind": "result"}\n')
@@ -115,7 +115,7 @@ def test_a_record_of_a_step_of_any_content_hides_no_other(tmp_path, document):
 
 @MANY
 @given(document=hostile.documents(PROGRESS))
-def test_what_the_pods_reader_reads_can_be_written_again(document):
+def test_documents_read_by_the_pods_reader_can_be_written_again(document):
     try:
         value = agents.parse(document)
     except ValueError:
@@ -124,6 +124,6 @@ def test_what_the_pods_reader_reads_can_be_written_again(document):
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 900 + "1" + "}" * 900, "1e999", "9" * 6000])
-def test_the_pods_reader_refuses_depth_and_numbers_that_are_none(text):
+def test_the_pods_reader_refuses_deep_documents_and_invalid_numbers(text):
     with pytest.raises(ValueError):
         agents.parse(text)

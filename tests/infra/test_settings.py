@@ -1,4 +1,4 @@
-"""Settings: each layer outweighs the next, and every value says where it came from."""
+"""Settings: each layer overrides the next, and every value has a source."""
 
 import re
 import warnings
@@ -14,7 +14,7 @@ from store import packs
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_each_layer_outweighs_the_ones_below_it(tmp_path):
+def test_each_layer_overrides_the_layers_below(tmp_path):
     (tmp_path / "slipway.yaml").write_text("profile: from-yaml\n")
     seen = [Settings.load(tmp_path, environ={})]
     (tmp_path / ".env").write_text("SLIPWAY_PROFILE=from-dotenv\n")
@@ -33,7 +33,7 @@ def test_each_layer_outweighs_the_ones_below_it(tmp_path):
     ]
 
 
-def test_without_anything_the_defaults_hold(tmp_path):
+def test_defaults_apply_without_other_layers(tmp_path):
     read = Settings.load(tmp_path, environ={"XDG_STATE_HOME": "/state", "XDG_CACHE_HOME": "/cache"})
     assert (read.provider, read.sources["provider"]) == ("local", "default: no vendor key is set")
     assert (read.store, read.pods) == (str(tmp_path / "var/artifacts"), tmp_path / "var/pods")
@@ -42,7 +42,7 @@ def test_without_anything_the_defaults_hold(tmp_path):
     assert read.reserve_bytes == 1 << 30
 
 
-def test_a_vendor_key_decides_the_provider_that_nobody_named(tmp_path):
+def test_a_vendor_key_decides_the_default_provider(tmp_path):
     read = Settings.load(tmp_path, environ={"LIUM_API_KEY": "k"})
     assert (read.provider, read.sources["provider"]) == ("market", "default: LIUM_API_KEY is set")
     assert Settings.load(tmp_path, {"provider": "local"}, environ={"LIUM_API_KEY": "k"}).provider == "local"
@@ -52,7 +52,7 @@ def test_an_empty_variable_counts_as_not_set(tmp_path):
     assert Settings.load(tmp_path, environ={"SLIPWAY_PROFILE": ""}).sources["profile"] == "default"
 
 
-def test_a_relative_path_starts_where_it_was_written(tmp_path):
+def test_a_relative_path_starts_at_the_folder_of_its_file(tmp_path):
     (tmp_path / ".env").write_text("SLIPWAY_PODS=here\n")
     assert Settings.load(tmp_path, environ={}).pods == tmp_path / "here"
     assert Settings.load(tmp_path, {"pods": "here"}, environ={}).pods == Path.cwd() / "here"
@@ -72,7 +72,7 @@ def test_secrets_are_never_shown(tmp_path):
     assert "canary" not in repr(read)
 
 
-def test_keys_may_lie_in_a_folder_credentials_and_env_outweighs_them(tmp_path):
+def test_keys_are_read_from_the_credentials_folder_and_overridden_by_env(tmp_path):
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / ".env").write_text("HF_TOKEN=hf_there\nAWS_SESSION_TOKEN=there\n")
     (tmp_path / ".env").write_text("HF_TOKEN=hf_here\n")
@@ -82,12 +82,12 @@ def test_keys_may_lie_in_a_folder_credentials_and_env_outweighs_them(tmp_path):
     assert (read.hf_token, read.aws_session_token, read.sources["aws_session_token"]) == ("hf_here", "there", ".env")
 
 
-def test_a_number_of_tokens_is_no_secret():
+def test_a_number_of_tokens_is_not_a_secret():
     assert not is_secret("TOKENS")  # of SkyPilot's recipes, and a setting of ours
     assert all(is_secret(name) for name in ("HF_TOKEN", "API_TOKENS", "tokens_key"))
 
 
-def test_an_override_without_a_value_takes_the_shells(tmp_path):
+def test_an_override_without_value_takes_the_shells_value(tmp_path):
     environ = {"SLIPWAY_PROFILE": "exported"}
     assert Settings.load(tmp_path, overrides=["SLIPWAY_PROFILE"], environ=environ).sources["profile"] == "-e"
 
@@ -107,7 +107,7 @@ def test_an_override_without_a_value_takes_the_shells(tmp_path):
         ([], "", "a: b: c", "slipway.yaml line 1 column 5: mapping values"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, yaml, said):
+def test_an_invalid_value_is_refused_with_its_position(tmp_path, overrides, dotenv, yaml, said):
     (tmp_path / ".env").write_text(dotenv)
     (tmp_path / "slipway.yaml").write_text(yaml)
     with pytest.raises(UsageError) as refused:
@@ -116,8 +116,8 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, ya
 
 
 @pytest.mark.parametrize("where", ["shell", "-e", ".env"])
-def test_a_variable_of_a_pack_that_is_not_there_is_refused_with_its_name(tmp_path, monkeypatch, where):
-    """It may say where commands run."""
+def test_a_variable_of_a_missing_pack_is_refused_with_its_name(tmp_path, monkeypatch, where):
+    """The variable may decide where commands run."""
     monkeypatch.setattr(packs, "installed", lambda: {})
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
     if where == ".env":
@@ -131,7 +131,7 @@ def test_a_variable_of_a_pack_that_is_not_there_is_refused_with_its_name(tmp_pat
 
 
 @pytest.mark.parametrize("name", [".env", "slipway.yaml"])
-def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path, name):
+def test_a_binary_file_is_refused_with_its_name(tmp_path, name):
     (tmp_path / name).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=f"^{name}: .*codec"):
         Settings.load(tmp_path, environ={})
@@ -141,7 +141,7 @@ def test_the_example_file_lists_every_variable_with_one_comment_each():
     assert (REPOSITORY / ".env.example").read_text(encoding="utf-8") == settings.example()
 
 
-def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
+def test_the_example_file_names_every_variable_read_by_our_programs():
     read = set()
     for folder in ("infra", "data", "trainer", "flows", "scripts", "store"):
         for path in (REPOSITORY / folder).rglob("*.py"):
@@ -154,7 +154,7 @@ def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
     assert {name for name in read - given_to_a_step if name not in settings.example()} == set()
 
 
-def test_a_line_that_is_no_setting_is_left_out_and_told_once_with_its_file(tmp_path, recwarn):
+def test_an_invalid_line_is_skipped_and_reported_once_with_its_file(tmp_path, recwarn):
     text = (
         "\n# c\n\nthis is broken\nHF_TOKEN=abc\nexport A\nexport SLIPWAY_PROFILE=tiny\n\n\nLIUM_API_KEY: x\n\nY='open\n"
     )
@@ -171,7 +171,7 @@ def test_a_line_that_is_no_setting_is_left_out_and_told_once_with_its_file(tmp_p
     (0o644, "HF_TOKEN=abc", True), (0o640, "OTHERS_SECRET=x", True), (0o600, "HF_TOKEN=abc", False),
     (0o644, "SLIPWAY_PROFILE=tiny", False), (0o644, "HF_TOKEN=", False),
 ])  # fmt: skip
-def test_keys_that_others_may_read_are_told_once_with_what_to_type(tmp_path, recwarn, mode, text, is_told):
+def test_keys_readable_by_others_are_reported_once_with_a_command(tmp_path, recwarn, mode, text, is_told):
     (tmp_path / ".env").write_text(text)
     (tmp_path / ".env").chmod(mode)
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_keys_that_others_may_read_are_told_once_with_what_to_type(tmp_path, rec
     assert [str(one.message) for one in recwarn] == [said] * is_told
 
 
-def test_a_vendors_key_that_is_too_short_is_named_as_unlikely_and_none_of_a_rehearsal(tmp_path):
+def test_a_too_short_vendor_key_is_reported_except_in_a_rehearsal(tmp_path):
     def warned(**keys):
         settings._warned.clear()
         with warnings.catch_warnings(record=True) as said:

@@ -1,4 +1,4 @@
-"""YAML from people: what is wrong in it is told with its file and its line."""
+"""YAML from users: errors are reported with file and line."""
 
 import pytest
 

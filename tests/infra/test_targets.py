@@ -1,4 +1,4 @@
-"""Machines named by a run, a set of pods, a service, a pool, or the beginning of names; the first that fits."""
+"""Machines named by a run, a set of pods, a service, a pool, or a prefix of names; the first match counts."""
 
 import json
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ OWNERS = {
 
 @pytest.fixture
 def named(tmp_path):
-    """A function that returns the names of the machines behind some words."""
+    """Return a function that returns the names of the machines for the given words."""
     (tmp_path / "key").touch(mode=0o600)
     hosts = [{"ip": f"10.0.0.{number}", "identity_file": str(tmp_path / "key")} for number in (1, 2)]
     (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"user": "me", "hosts": hosts}}))
@@ -49,11 +49,11 @@ def named(tmp_path):
         (["colours", "red", "red-1", "chat"], ["red-1", "red-2", "chat-a", "chat-b"]),
     ],
 )
-def test_a_word_is_the_first_of_these_that_it_can_be_and_each_machine_comes_once(named, words, names):
+def test_a_word_is_the_first_matching_kind_and_each_machine_appears_once(named, words, names):
     assert named(*words) == names
 
 
-def test_all_are_the_pods_and_what_is_nothing_is_refused_with_what_is_near(named):
+def test_all_means_every_pod_and_an_unknown_word_is_refused_with_close_matches(named):
     assert named(all=True) == list(OWNERS)
     with pytest.raises(UsageError, match="'color' not found; available: colours"):
         named("color")

@@ -1,4 +1,4 @@
-"""A step run on this terminal: its records arrive live, its end is told honestly."""
+"""A step in this terminal: its records arrive live, and its end is reported correctly."""
 
 import json
 import os
@@ -75,13 +75,13 @@ def test_records_arrive_while_the_step_runs(root, capsys):
         ({"signal": 9}, SlipwayError, "step was ended by signal 9: "),
     ],
 )
-def test_a_step_that_fails_is_told_with_its_last_words(root, config, kind, said):
+def test_a_failing_step_is_reported_with_its_last_output(root, config, kind, said):
     with pytest.raises(SlipwayError) as failed:
         list(run(root, **config))
     assert type(failed.value) is kind and str(failed.value).startswith(said)
 
 
-def test_a_step_that_nobody_follows_is_ended(root):
+def test_an_unfollowed_step_is_ended(root):
     step = run(root, until=str(root / "never"))
     pid = next(step)["pid"]
     step.close()
@@ -90,7 +90,7 @@ def test_a_step_that_nobody_follows_is_ended(root):
 
 
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["terminal", "alone"])
-def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root, send):
+def test_ctrl_c_reaches_the_step_once_and_the_command_waits(root, send):
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=root, env=environ, stdout=subprocess.PIPE, text=True, process_group=0
@@ -98,14 +98,14 @@ def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root, send):
     with parent:
         assert int(parent.stdout.readline())
         deadline = time.monotonic() + 30
-        send(parent.pid, signal.SIGINT)  # a terminal tells the whole group
+        send(parent.pid, signal.SIGINT)  # a terminal signals the whole group
         assert parent.wait(deadline - time.monotonic()) == -signal.SIGINT
     assert (root / "interrupted").exists()
 
 
 @pytest.mark.parametrize("busy", ["", "busy"])
-def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root, busy):
-    """Terminate it also where its step is between two records at that moment."""
+def test_a_terminated_command_ends_its_step(root, busy):
+    """Terminate the command, also while its step is between two records."""
     words, environ = [sys.executable, "-c", PARENT, busy], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=root, env=environ, stdout=pipe, stderr=pipe, text=True) as parent:
@@ -117,7 +117,7 @@ def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root, busy):
         os.kill(step, 0)
 
 
-def test_becoming_a_program_keeps_the_terminal_and_the_exit_code(root):
+def test_exec_of_a_program_keeps_the_terminal_and_the_exit_code(root):
     (root / "talk.py").write_text("import os, sys; print(input() + os.getcwd()); sys.exit(5)")
     text = "import sys; from pathlib import Path; from infra import train_env as inside; "
     text += f"inside.exec_interactive(['-m', 'talk'], root=Path({str(root)!r}), python=Path(sys.executable))"
@@ -126,7 +126,7 @@ def test_becoming_a_program_keeps_the_terminal_and_the_exit_code(root):
     assert (done.returncode, done.stdout) == (5, f"hello {root}\n")
 
 
-def test_an_environment_that_cannot_be_had_is_an_error_of_ours(tmp_path):
+def test_a_failed_environment_is_an_error_of_ours(tmp_path):
     with pytest.raises(SlipwayError, match="the definition of the train environment cannot be read"):
         train_env.interpreter(tmp_path, tmp_path / "cache", print)
     assert json.dumps(sorted(path.name for path in tmp_path.iterdir())) == "[]"

@@ -1,4 +1,4 @@
-"""The abilities of an account: as documented, lowered by reports and failed clauses, raised by kept ones."""
+"""The abilities of an account: as documented, lowered by reports and failed clauses, raised by kept clauses."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def of(documented, *verdicts, faults=(), api=SECURE, now=NOW):
     return abilities(documented, faults, verdicts, api, now)
 
 
-def test_without_a_drill_they_are_as_documented_but_for_what_others_report():
+def test_abilities_without_a_drill_are_as_documented_minus_user_reports():
     fault = ReportedFault("time_limit", "a pull request")
     assert of(LIUM) == LIUM
     assert of(RUNPOD, faults=[fault]) == replace(RUNPOD, time_limit=False)
@@ -48,19 +48,19 @@ def test_without_a_drill_they_are_as_documented_but_for_what_others_report():
 
 @pytest.mark.parametrize(("documented", "clause", "lowered"), [
     (LIUM, "timer", {"time_limit": False}),
-    (RUNPOD, "timer", {"start_timer": False}),  # it was the container's that the drill waited for
-    (RUNPOD, "self-end", {"self_terminate": "none", "start_timer": False}),  # both delete by the same key
+    (RUNPOD, "timer", {"start_timer": False}),  # the drill waited for the timer of the container
+    (RUNPOD, "self-end", {"self_terminate": "none", "start_timer": False}),  # both requests delete with the same key
     (LIUM, "spot", {"spot": False}),
     (replace(LIUM, spend_limit=True), "spend limit", {"spend_limit": False}),
     (LIUM, "price", {}),
 ])  # fmt: skip
-def test_a_failed_clause_lowers_at_every_api_and_for_as_long_as_no_drill_keeps_it(documented, clause, lowered):
+def test_a_failed_clause_lowers_every_api_until_a_drill_keeps_it(documented, clause, lowered):
     failed = verdict(clause, False, at=NOW - 400 * DAY_S)
     for api in ("", SECURE, COMMUNITY):
         assert of(documented, failed, api=api) == replace(documented, **lowered)
 
 
-def test_a_kept_clause_raises_for_thirty_days_and_at_its_own_api_only():
+def test_a_kept_clause_raises_its_own_api_for_thirty_days():
     fault = ReportedFault("time_limit", "a pull request")
     kept = verdict("timer", True, at=NOW - 29 * DAY_S)
     assert of(LIUM, kept, faults=[fault]) == replace(LIUM, drilled=frozenset({"timer"}))
@@ -70,20 +70,20 @@ def test_a_kept_clause_raises_for_thirty_days_and_at_its_own_api_only():
     assert not late.time_limit and not late.drilled
 
 
-def test_a_clause_that_failed_at_one_api_and_is_kept_at_another_counts_at_each():
+def test_a_clause_counts_separately_per_api():
     found = verdict("spot", False, api="COMMUNITY spot"), verdict("spot", True, api="SECURE spot")
     assert of(RUNPOD, *found, api="SECURE spot").spot
     assert not of(RUNPOD, *found, api="COMMUNITY spot").spot and not of(RUNPOD, *found, api="").spot
 
 
-def test_that_v2_lists_spot_machines_counts_only_where_a_drill_has_seen_it(tmp_path):
+def test_the_v2_spot_listing_counts_only_after_a_drill_has_seen_it(tmp_path):
     vendor, settings = opened(tmp_path, "runpod")
     assert vendor.documented.lists_spot and not vendor.can_at("SECURE spot").lists_spot
     drilled(settings, "runpod", "kept", "spot in v2", api="SECURE spot")
     assert vendor.can_at("SECURE spot").lists_spot and not vendor.can_at("COMMUNITY spot").lists_spot
 
 
-def test_a_drill_raises_nothing_that_the_vendor_does_not_document():
+def test_a_drill_raises_only_documented_abilities():
     assert not of(Abilities(), verdict("timer", True)).time_limit
 
 
@@ -94,7 +94,7 @@ def report(folder, vendor, account, at, **states):
     (folder / stamp).write_text(json.dumps({"vendor": vendor, "account": account, "at": at, "findings": findings}))
 
 
-def test_the_record_holds_the_last_verdict_on_each_clause_of_one_account(tmp_path):
+def test_the_record_has_the_last_verdict_per_clause_of_an_account(tmp_path):
     folder = tmp_path / "journal-drills"
     record = DrillRecord(folder, "runpod", "mine")
     assert record.verdicts() == () == DrillRecord().verdicts()
@@ -131,7 +131,7 @@ def drilled(settings, name, state, *clauses, api, day=22):
     (folder / f"{name}-202609{day}T000000Z.json").write_text(json.dumps(said))
 
 
-def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_path):
+def test_every_client_reads_the_drills_of_its_own_account_on_request(tmp_path):
     vendor, settings = opened(tmp_path, "runpod")
     before = vendor.can_at(SECURE)
     assert vendor.documented.time_limit and not before.time_limit and before.start_timer
@@ -151,7 +151,7 @@ def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_p
     assert not another.can.time_limit and vendor.can.start_timer
 
 
-def test_spot_machines_that_failed_in_a_drill_are_left_out_until_one_keeps_the_clause(tmp_path):
+def test_spot_machines_that_failed_a_drill_are_left_out_until_a_drill_succeeds(tmp_path):
     vendor, settings = opened(tmp_path, "runpod")
     spot = Offer(provider="runpod", offer_id="1", cloud="SECURE", spot=True)
     ours = replace(spot, spot=False)

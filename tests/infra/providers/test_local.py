@@ -33,7 +33,7 @@ def rent(local, run="a-1", token=None):
 
 
 def start(pod, script=FOREVER):
-    """Hand a job of one step over and start the agent, as a launch does."""
+    """Hand over a job of one step and start the agent, as a launch does."""
     folder = PodFolder(Path(pod.address))
     (folder.code / "work").mkdir(parents=True, exist_ok=True)
     (folder.code / "step.py").write_text(script)
@@ -54,13 +54,13 @@ def await_text(path, text):
     raise AssertionError(f"{path} never said {text!r}")
 
 
-def test_this_machine_is_offered_for_nothing_unless_it_lacks_what_is_asked_for(local):
+def test_this_machine_is_offered_for_free_if_it_meets_the_request(local):
     (offer,) = local.offers(Request(run="a-1"))
     assert (offer.provider, offer.micro_usd_per_hour) == ("local", 0)
     assert 1 <= offer.cpus <= os.cpu_count() and offer.memory_bytes > 1 << 28
     assert local.offers(Request(run="a-1", num_gpus=offer.num_gpus + 1)) == []
     assert local.offers(Request(run="a-1", gpu="Quantum9000")) == []
-    assert local.offers(Request(run="a-1", nodes=2)) == [offer]  # as many pods as one likes
+    assert local.offers(Request(run="a-1", nodes=2)) == [offer]  # any number of pods
     assert local.account().balance_micro_usd is None and local.account().owner
 
 
@@ -82,7 +82,7 @@ def test_a_pod_exists_from_create_to_delete_and_its_work_survives(local):
     assert local.find(again.pod_id) == again
 
 
-def test_of_many_that_want_the_folder_of_one_run_one_gets_it(local):
+def test_one_of_many_competing_pods_gets_the_folder_of_a_run(local):
     outcomes = []
 
     def attempt():
@@ -106,7 +106,7 @@ def test_a_run_name_cannot_lead_out_of_the_folder_of_pods(local):
         rent(local, run="../elsewhere")
 
 
-def test_a_damaged_marker_is_an_error_and_no_absence(local):
+def test_a_damaged_marker_is_an_error_and_does_not_prove_absence(local):
     pod = rent(local)
     (Path(pod.address) / "POD.json").write_text("{")
     with pytest.raises(SlipwayError, match=r"POD.json is damaged"):
@@ -126,7 +126,7 @@ def test_deleting_ends_every_process_of_the_pod(local):
     assert json.loads(folder.verdict.read_text())["state"] == "stopped"
 
 
-def test_processes_that_outlived_their_folder_are_ended_too(local):
+def test_processes_that_outlive_their_folder_are_ended_too(local):
     pod = rent(local)
     folder = start(pod)
     await_text(folder.log("work"), "working")
@@ -135,7 +135,7 @@ def test_processes_that_outlived_their_folder_are_ended_too(local):
     assert find(pod.token) == []
 
 
-def test_a_pod_whose_processes_cannot_be_ended_keeps_its_marker(local):
+def test_a_pod_with_unkillable_processes_keeps_its_marker(local):
     pod = rent(local)
     (Path(pod.address) / "job.json").write_text("not a job")
     with pytest.raises(SlipwayError, match="local: ending a-1 in .*: exit code 1: .*job.json"):

@@ -1,4 +1,4 @@
-"""The provider of an extension: whatever its code does, only records and errors of ours come out of it."""
+"""The provider of an extension: for any behaviour of its code, only our records and errors come out."""
 
 import dataclasses
 import time
@@ -37,7 +37,7 @@ def provider(settings):
 
 @pytest.fixture
 def made(tmp_path):
-    """Return what makes the provider of a file, with other verbs than the good ones."""
+    """Return a factory for the provider of a file; keyword arguments replace the valid verbs."""
 
     def make(more="", name="boxes", head=HEAD, ask_s=5.0):
         (tmp_path / f"{name}.py").write_text(f"{head}\n{more}\n")
@@ -59,7 +59,7 @@ def create(provider):
     return provider.create(Request(run="r"), Offer(provider="boxes", offer_id="o"), TOKEN, Limits())
 
 
-def test_its_records_bear_its_own_name_and_it_counts_as_rented(made):
+def test_its_records_have_its_own_name_and_it_counts_as_rented(made):
     boxes = made()
     assert (boxes.name, boxes.is_rented, boxes.farewell) == ("boxes", True, ())
     found = [create(boxes), boxes.find("m1"), *boxes.list(), *boxes.offers(Request(run="r")), boxes.account()]
@@ -67,7 +67,7 @@ def test_its_records_bear_its_own_name_and_it_counts_as_rented(made):
 
 
 @pytest.mark.parametrize("raised", ["ValueError('no')", "SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()"])
-def test_whatever_it_raises_is_an_error_of_ours_with_its_line_and_leaves_a_create_open(made, raised):
+def test_any_exception_becomes_our_error_with_its_line_and_leaves_a_create_open(made, raised):
     body = f"def bad(self, *words): raise {raised}\nVerbs.create = Verbs.find = Verbs.list = Verbs.delete = bad"
     boxes = made(body)
     with pytest.raises(Ambiguous, match=r"boxes\.py:\d+: .*a machine may have been rented"):
@@ -77,7 +77,7 @@ def test_whatever_it_raises_is_an_error_of_ours_with_its_line_and_leaves_a_creat
             ask()
 
 
-def test_what_it_says_clearly_stays_as_it_is(made):
+def test_its_own_clear_errors_stay_unchanged(made):
     boxes = made("def no(self, *words): raise NoOffer('gone')\nVerbs.create = no")
     with pytest.raises(NoOffer, match="gone"):
         create(boxes)
@@ -97,7 +97,7 @@ def test_what_it_says_clearly_stays_as_it_is(made):
         ("account", "None", "account returned nothing"),
     ],
 )
-def test_an_answer_of_another_kind_is_no_answer(made, verb, value, said):
+def test_an_answer_of_a_wrong_type_is_refused(made, verb, value, said):
     boxes = made(f"Verbs.{verb} = lambda self, *words: {value}")
     asked = {"find": ("m1",), "offers": (Request(run="r"),)}.get(verb, ())
     with pytest.raises(SlipwayError, match=said):
@@ -105,12 +105,12 @@ def test_an_answer_of_another_kind_is_no_answer(made, verb, value, said):
 
 
 @pytest.mark.parametrize("value", ["None", "Pod(provider='x', pod_id='m1', token='', run='', address='')", "7"])
-def test_a_create_that_does_not_return_the_marked_pod_is_open(made, value):
+def test_a_create_without_the_marked_pod_stays_open(made, value):
     with pytest.raises(Ambiguous, match="may have been rented"):
         create(made(f"Verbs.create = lambda self, *words: {value}"))
 
 
-def test_a_verb_that_never_returns_is_left_alone(made):
+def test_a_verb_that_never_returns_is_abandoned(made):
     boxes = made("Verbs.list = lambda self: time.sleep(30)", ask_s=0.05)
     began = time.monotonic()
     with pytest.raises(SlipwayError, match=r"list has not answered in 0.05 s"):
@@ -118,7 +118,7 @@ def test_a_verb_that_never_returns_is_left_alone(made):
     assert time.monotonic() - began < 20
 
 
-def test_a_verb_that_is_missing_or_misspelt_is_named(made):
+def test_a_missing_or_misspelt_verb_is_named(made):
     with pytest.raises(
         UsageError, match=r"the provider has no delete; line \d+ has deleted; is this the intended method"
     ):
@@ -129,7 +129,7 @@ def test_a_verb_that_is_missing_or_misspelt_is_named(made):
         made(head="x = 1\nx / 0\ndef provider(settings): ...", name="third")
 
 
-def test_a_provider_that_is_not_listed_or_gone_is_told_from_one_that_is_misspelt(tmp_path):
+def test_an_unlisted_or_removed_provider_differs_from_a_misspelt_provider(tmp_path):
     (tmp_path / "boxes.py").write_text(HEAD)
     settings = settings_of(tmp_path, f"{tmp_path}/boxes.py")
     with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has boxes"):
@@ -142,7 +142,7 @@ def test_a_provider_that_is_not_listed_or_gone_is_told_from_one_that_is_misspelt
         registry.provider(settings_of(tmp_path, f"{tmp_path}/runpod.py"), "runpod")
 
 
-def test_a_rehearsal_has_none_of_its_machines(tmp_path):
+def test_a_rehearsal_excludes_its_machines(tmp_path):
     (tmp_path / "boxes.py").write_text(HEAD)
     settings = dataclasses.replace(settings_of(tmp_path, f"{tmp_path}/boxes.py"), rehearsal="somewhere")
     assert by_name.own_providers(settings) == ([], [])
@@ -150,7 +150,7 @@ def test_a_rehearsal_has_none_of_its_machines(tmp_path):
         registry.open_provider("boxes", settings)
 
 
-def test_a_dry_run_runs_the_code_of_no_provider_that_it_cannot_reach(tmp_path):
+def test_a_dry_run_runs_only_the_code_of_reachable_providers(tmp_path):
     for name in ("near", "far"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'w').close()\n{HEAD}Verbs.list = list\n")
     settings = settings_of(tmp_path, f"{tmp_path}/near.py,{tmp_path}/far.py")
@@ -168,8 +168,8 @@ def test_a_dry_run_runs_the_code_of_no_provider_that_it_cannot_reach(tmp_path):
         assert has_run() == ["near", "far"] and all("near" in one or "far" in one for one in told), told
 
 
-def test_a_sweep_asks_the_others_whatever_one_of_them_raises(tmp_path):
-    """An orphan in a good account is ended though three other files cannot be used."""
+def test_a_sweep_continues_with_other_providers_after_any_exception(tmp_path):
+    """The sweep ends an orphan in a working account, although three other files are unusable."""
     (tmp_path / "awful.py").write_text(HEAD + "\ndef bad(self): raise SystemExit\nVerbs.list = bad\n")
     (tmp_path / "broken.py").write_text("def provider(:\n")
     (tmp_path / "boxes.py").write_text(

@@ -1,4 +1,4 @@
-"""The rate limit that processes share."""
+"""The rate limit shared by processes."""
 
 import multiprocessing
 
@@ -10,7 +10,7 @@ MINUTE, DAY = RateWindow(60.0, 3, 12), RateWindow(86400.0, 5, 48)
 
 
 def paces(path, now, **more):
-    """Return two limits on one file, as two processes have them."""
+    """Return two limits on one file, as in two processes."""
     return [Pace(path, windows=(MINUTE, DAY), clock=lambda: now[0], **more) for _ in range(2)]
 
 
@@ -24,8 +24,8 @@ def test_two_processes_share_one_limit_and_wait_for_the_oldest_request(tmp_path)
     assert other.wait_s() == 0
 
 
-def test_no_minute_has_more_requests_than_its_limit_wherever_it_begins(tmp_path):
-    now, sent = [1_000_004.9], []  # at the end of a bucket: the next ones begin 0.1 s later
+def test_any_minute_has_at_most_the_allowed_requests(tmp_path):
+    now, sent = [1_000_004.9], []  # at the end of a bucket: the next requests begin 0.1 s later
     one, _ = paces(tmp_path / "pace", now)
     one.windows = (MINUTE,)
     while len(sent) < 9:
@@ -36,7 +36,7 @@ def test_no_minute_has_more_requests_than_its_limit_wherever_it_begins(tmp_path)
     assert all(later - earlier > 60 for earlier, later in zip(sent, sent[MINUTE.most :], strict=False))
 
 
-def test_a_long_window_holds_reading_up_and_never_what_ends_a_machine(tmp_path):
+def test_a_long_window_delays_reads_but_never_the_end_of_a_machine(tmp_path):
     now = [1_000_000.0]
     one, other = paces(tmp_path / "pace", now)
     for _ in range(5):
@@ -45,7 +45,7 @@ def test_a_long_window_holds_reading_up_and_never_what_ends_a_machine(tmp_path):
     assert other.wait_s() > 3600 and other.wait_s(changes=True) == 0
 
 
-def test_a_clock_that_is_set_back_and_a_file_of_other_windows_hold_nothing_up(tmp_path):
+def test_a_clock_set_back_and_a_file_with_other_windows_delay_no_request(tmp_path):
     now = [1_000_000.0]
     one, other = paces(tmp_path / "pace", now)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_a_clock_that_is_set_back_and_a_file_of_other_windows_hold_nothing_up(tm
     assert other.wait_s() == 0
 
 
-def test_a_folder_that_cannot_be_written_leaves_a_limit_of_one_process(tmp_path):
+def test_a_limit_in_an_unwritable_folder_applies_to_one_process(tmp_path):
     (tmp_path / "file").write_text("")
     one, other = paces(tmp_path / "file" / "pace", [1_000_000.0])
     assert [one.wait_s() for _ in range(3)] == [0, 0, 0] and one.wait_s() > 0
@@ -69,7 +69,7 @@ def _ask(path, asked):
 
 
 @pytest.mark.process
-def test_processes_at_once_send_no_more_together_than_is_allowed(tmp_path):
+def test_concurrent_processes_stay_within_the_limit_together(tmp_path):
     context = multiprocessing.get_context("spawn")
     asked = context.Queue()
     processes = [context.Process(target=_ask, args=(tmp_path / "pace", asked)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The version in requests, and the kinds of a refusal."""
+"""The version in requests, and the kinds of refusals."""
 
 import re
 
@@ -18,7 +18,7 @@ def test_requests_carry_the_version_of_this_checkout():
 
 
 @pytest.mark.parametrize("table", [RUNPOD, LIUM, SHADEFORM], ids=lambda table: table.vendor)
-def test_every_sentence_names_its_source_and_money_and_throttling_are_verdicts_by_status(table):
+def test_every_message_names_its_source_and_the_status_decides_money_and_throttling(table):
     assert all(sentence.source and sentence.part == sentence.part.lower() for sentence in table.sentences)
     assert table.meaning(Reply(402, {}, b"out of stock")) is RefusalKind.NO_MONEY
     assert table.meaning(Reply(429, {}, b"your balance")) is RefusalKind.THROTTLED
@@ -27,7 +27,7 @@ def test_every_sentence_names_its_source_and_money_and_throttling_are_verdicts_b
 
 
 @pytest.mark.parametrize("table", [RUNPOD, LIUM, SHADEFORM], ids=lambda table: table.vendor)
-def test_a_web_firewall_is_named_and_is_no_verdict_on_the_key(table):
+def test_a_web_firewall_is_named_and_does_not_count_as_a_refused_key(table):
     blocked = Reply(403, {}, b"error code: 1010")
     assert table.meaning(blocked) is RefusalKind.BAD_REQUEST
     error = table.error_of(blocked, "POST /pods: 403")

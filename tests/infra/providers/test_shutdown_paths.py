@@ -1,4 +1,4 @@
-"""The words of a plan about pods that nobody looks after."""
+"""The text of a plan about pods without a supervisor."""
 
 import pytest
 
@@ -23,21 +23,21 @@ GUARD = "ends when 3.00 USD are spent or 2 h have passed: the pod's guard saves"
      "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 2.5 h"),
     ("lium", Limits(), "bills until inv runs"),
 ])  # fmt: skip
-def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, limits, said, tmp_path):
+def test_the_plan_names_the_end_of_a_pod_per_vendor_while_the_laptop_is_off(name, limits, said, tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), **dict.fromkeys(VENDORS.values(), "x" * 32)}
     environ = {key.upper(): value for key, value in environ.items()}
     vendor = market(registry.provider(Settings.load(ROOT, environ=environ), name))
     assert vendor and when_nobody_looks(name, vendor.can, limits) == f"a pod at {name} {said}"
 
 
-def test_a_plan_says_that_a_volume_which_is_billed_apart_is_not_counted():
+def test_a_plan_states_that_a_separately_billed_volume_is_not_counted():
     apart = Abilities(volumes=("/mnt/*",), volumes_apart=True)
     (said,) = caveats_of("lium", apart, apart, "vol-1")
     assert "bills the volume vol-1 separately" in said and caveats_of("lium", apart, apart) == []
     assert caveats_of("shadeform", Abilities(), Abilities(), "vol-1") == []
 
 
-def test_what_ends_a_machine_that_hangs_is_named_where_its_vendor_keeps_no_timer(monkeypatch):
+def test_the_plan_names_the_end_of_a_hung_machine_without_a_vendor_timer(monkeypatch):
     can = Abilities(start_timer=True, self_terminate="pod_credential")
     monkeypatch.setattr(packs, "installed", lambda: {})
     assert "while the laptop is off. A shorter limit" in caveats_of("runpod", can, can)[-1]

@@ -1,4 +1,4 @@
-"""Own machines as a provider, on real hosts: network namespaces, each with its sshd and its home."""
+"""Own machines as a provider, on real hosts: network namespaces, each with an sshd and a home."""
 
 import functools
 import subprocess
@@ -37,7 +37,7 @@ subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.slee
 print("working", flush=True)
 while True: time.sleep(0.1)
 """
-# It comes before others at a processor: two looks in a row that find nothing, between two of its children, are proof.
+# The process has a higher priority: two scans in a row without a process, between two of its children, are proof.
 RESPAWN = """
 import os, subprocess
 if os.geteuid() == 0:
@@ -60,7 +60,7 @@ def journal(environ):
 
 @pytest.fixture
 def inventory(hosts, tmp_path):  # noqa: F811
-    """`inventory(2, gpu="H100")`: a provider over that many fresh hosts, which are `inventory.hosts`."""
+    """`inventory(2, gpu="H100")`: a provider over as many fresh hosts, available as `inventory.hosts`."""
     opened = []
 
     def make(count, **about):
@@ -92,7 +92,7 @@ def rent(provider, journal, run, what=None, place=""):
 
 
 def take(provider, run, host, token=None):
-    """A pod without a journal, as another installation would make it."""
+    """Make a pod without a journal, as a foreign installation does."""
     request = Request(run=run, host=host)
     return provider.create(request, provider.offers(request)[0], token or new_token("otherone"), Limits())
 
@@ -101,7 +101,7 @@ def on(provider, number):
     return provider.connect(provider.hosts[number])
 
 
-def test_pods_that_name_gpus_of_their_own_share_a_machine_whoever_made_them(inventory):
+def test_pods_with_separate_gpus_share_a_machine_across_installations(inventory):
     provider = inventory(1)
     place = provider.hosts[0].place
     offer = Offer(provider="ssh", offer_id=place, place=place)
@@ -150,7 +150,7 @@ def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(invent
     assert provider.find(again.pod_id) == again
 
 
-def test_what_does_not_fit_is_told_machine_by_machine(inventory):
+def test_the_reason_against_each_machine_is_reported(inventory):
     provider = inventory(2)
     first, second = (host.place for host in provider.hosts)
     pod = take(provider, "a-1", first)
@@ -169,13 +169,13 @@ def test_what_does_not_fit_is_told_machine_by_machine(inventory):
         provider.offers(Request(run="b-2", num_gpus=1))
 
 
-def test_a_machine_that_breaks_its_promise_is_not_offered(inventory):
+def test_a_machine_below_its_inventory_entry_is_not_offered(inventory):
     provider = inventory(1, gpu="H100", num_gpus=8)
     with pytest.raises(NoOffer, match="the inventory promises 8 GPUs, the machine has 0"):
         provider.offers(Request(run="a-1"))
 
 
-def test_of_many_installations_that_want_one_machine_one_gets_it(inventory):
+def test_one_of_many_competing_installations_gets_a_machine(inventory):
     provider = inventory(1)
     (offer,) = provider.offers(Request(run="a-1"))
     outcomes = []
@@ -196,7 +196,7 @@ def test_of_many_installations_that_want_one_machine_one_gets_it(inventory):
     assert sum(winner in one and "is not free" in one for one in outcomes) == 5
 
 
-def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
+def test_a_machine_is_leased_to_its_live_row(inventory, journal):
     provider = inventory(1)
     (offer,) = provider.offers(Request(run="b-2"))
     op = rent(provider, journal, "a-1")
@@ -208,8 +208,8 @@ def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
     assert rent(provider, journal, "b-2").is_live
 
 
-def test_a_launch_that_died_gives_its_machine_back_by_rule(inventory, journal, environ):
-    """Kill a launch whose row was about to send, or had sent: the process is dead, so the row is ended."""
+def test_settling_frees_the_machine_of_a_dead_launch(inventory, journal, environ):
+    """Kill a launch with a row before or after the request: the process is dead, so the row is ended."""
     provider = inventory(1)
     (offer,) = provider.offers(Request(run="a-1"))
     script = """
@@ -225,21 +225,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", script, offer.place], cwd=REPOSITORY, env={**environ, "PYTHONPATH": "."})
     (op,) = journal.ops(live=True)
-    provider.create(Request(run="a-1"), offer, op.token, Limits())  # the reply that nobody heard
+    provider.create(Request(run="a-1"), offer, op.token, Limits())  # the lost answer
     with pytest.raises(Leased):
         pods.rent(provider, Request(run="b-2"), offer, job(), journal)
     assert pods.settle(provider, op, journal).state == "TERMINATED"
     assert provider.list() == [] and rent(provider, journal, "b-2").is_live
 
 
-def test_a_run_is_ended_though_another_machine_is_switched_off(inventory, journal):
+def test_a_run_ends_while_a_second_machine_is_switched_off(inventory, journal):
     provider = inventory(2)
     op = rent(provider, journal, "a-1", place=provider.hosts[0].place)
     inventory.hosts[1].stop()
     assert pods.end(provider, op, journal).state == "TERMINATED"
 
 
-def test_a_machine_that_does_not_answer_is_an_error_and_no_absence(inventory, journal):
+def test_an_unreachable_machine_is_an_error_and_does_not_prove_absence(inventory, journal):
     provider = inventory(2)
     op = rent(provider, journal, "a-1", place=provider.hosts[0].place)
     inventory.hosts[0].stop()
@@ -257,7 +257,7 @@ def test_a_machine_that_does_not_answer_is_an_error_and_no_absence(inventory, jo
     assert pods.end(provider, journal.op(op.token), journal).state == "TERMINATED"
 
 
-def test_a_changed_host_key_is_no_machine_of_ours(inventory):
+def test_a_changed_host_key_means_a_foreign_machine(inventory):
     provider = inventory(1)
     pod = take(provider, "a-1", "")
     inventory.hosts[0].change_key()
@@ -265,7 +265,7 @@ def test_a_changed_host_key_is_no_machine_of_ours(inventory):
         provider.find(pod.pod_id)
 
 
-def test_a_damaged_marker_is_an_error_and_no_absence(inventory):
+def test_a_damaged_marker_is_an_error_and_does_not_prove_absence(inventory):
     provider = inventory(1)
     pod = take(provider, "a-1", "")
     on(provider, 0).put(b"{", f"{Address.parse(pod.address).folder}/POD.json")
@@ -278,7 +278,7 @@ def test_a_damaged_marker_is_an_error_and_no_absence(inventory):
 @pytest.mark.parametrize(
     ("is_whole", "at_term"), [(True, "SIG_DFL"), (False, "SIG_IGN")], ids=["code there", "code gone, TERM ignored"]
 )
-def test_ending_a_pod_ends_its_processes_and_nobody_elses(inventory, journal, is_whole, at_term):
+def test_ending_a_pod_ends_only_its_own_processes(inventory, journal, is_whole, at_term):
     provider = inventory(1)
     op = rent(provider, journal, "a-1", job(STUBBORN % at_term))
     transport = on(provider, 0)
@@ -306,10 +306,10 @@ def working(transport, pod):
         return False
 
 
-def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(inventory, journal):
+def test_a_machine_with_surviving_processes_is_dirty_and_stays_leased(inventory, journal):
     provider = replace(inventory(1), end_s=0.5)
     op = rent(provider, journal, "a-1")
-    stranger = subprocess.Popen([sys.executable, "-c", RESPAWN % op.token])  # not of the pod: nothing of ours ends it
+    stranger = subprocess.Popen([sys.executable, "-c", RESPAWN % op.token])  # no process of ours
     try:
         until(lambda: find(op.token), "a process of the pod")
         with pytest.raises(SlipwayError, match="is DIRTY: processes .* could not be ended; .* inv down a-1"):
@@ -326,7 +326,7 @@ def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(i
     assert [offer.place for offer in provider.offers(Request(run="b-2"))] == [place]
 
 
-def test_looking_remembers_what_each_machine_has_and_says_why_one_cannot_be_used(inventory):
+def test_inspecting_records_each_machine_and_the_reason_against_unusable_machines(inventory):
     provider = inventory(3)
     inventory.hosts[1].stop()
     key = Path(provider.hosts[2].address.key)

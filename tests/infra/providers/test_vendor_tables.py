@@ -21,12 +21,12 @@ TABLES = {
     "rehearsed terms": records.TERMS,
     "faults": get_args(faults.Vendor),
     "rigs": rented.VENDORS,
-    "timer": [*TIMER_GRAIN_S, "runpod"],  # RunPod has no timer: the container has one
+    "timer": [*TIMER_GRAIN_S, "runpod"],  # RunPod has no timer; the container has a timer
     "prices": {one["provider"] for one in json.loads((ROOT / "infra/market/catalogue.json").read_text())},
     "rehearsed offers": {one["vendor"] for one in json.loads((ROOT / "infra/rehearsal/offers.json").read_text())},
 }
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_has_every_vendor(table):
+def test_a_table_has_an_entry_for_every_vendor(table):
     assert not VENDORS.keys() - set(TABLES[table])

@@ -11,7 +11,7 @@ def shared_world(tmp_path_factory):
 
 @pytest.fixture
 def world(shared_world):
-    """A market without faults, on which a test leaves nothing that runs."""
+    """Yield a market without faults; no process survives the test."""
     shared_world.fault()
     shared_world.violations.clear()
     yield shared_world

@@ -1,4 +1,4 @@
-"""A user's own world: begun, found again, entered, taken away, ended; and what it does to machines at work."""
+"""A user's own world: start, reuse, entry, preemption, end; and its effects on machines at work."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def load(world, **flags):
     return Settings.load(ROOT, flags, environ={"SLIPWAY_REHEARSAL": str(world.folder), "RUNPOD_API_KEY": "a real one"})
 
 
-def test_a_world_is_found_again_until_it_is_ended_and_leaves_nothing_to_the_next(base, monkeypatch, tmp_path):
+def test_a_world_is_reused_until_its_end_and_leaves_no_files_to_the_next(base, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     with pytest.raises(attach.NoWorld, match="no rehearsal runs; start a rehearsal with: inv rehearse"):
         attach.find(base)
@@ -62,7 +62,7 @@ def test_a_world_is_found_again_until_it_is_ended_and_leaves_nothing_to_the_next
         load(first)
 
 
-def test_a_world_that_was_killed_is_said_to_have_died(base):
+def test_a_killed_world_is_reported_as_dead(base):
     world = attach.start(base, speed=600)
     os.kill(world.identity.pid, signal.SIGKILL)
     until(lambda: not is_alive(world.identity), "the end of the world")
@@ -73,14 +73,14 @@ def test_a_world_that_was_killed_is_said_to_have_died(base):
     assert attach.start(base, speed=600).folder != world.folder
 
 
-def test_a_world_ends_by_itself_when_nothing_runs_in_it_and_nobody_asks(base):
+def test_an_idle_world_without_requests_ends_by_itself(base):
     world = attach.start(base, speed=600, idle_s=0.2)
     until(lambda: not is_alive(world.identity), "the end of the world")
     with pytest.raises(attach.NoWorld, match="idle for 0.2 s"):
         attach.find(base)
 
 
-def test_words_that_mean_nothing_begin_no_world(base, tmp_path):
+def test_invalid_arguments_start_no_world(base, tmp_path):
     wrong = tmp_path / "offers.json"
     wrong.write_text('[{"vendor": "nobody"}]')
     with pytest.raises(UsageError, match=str(wrong)):
@@ -92,7 +92,7 @@ def test_words_that_mean_nothing_begin_no_world(base, tmp_path):
 
 
 def rent(market):
-    """A pod of the world that answers, and its files."""
+    """Return a pod of the world that answers, and its files."""
     offer = min(market.offers(KIND), key=lambda one: one.micro_usd_per_hour)
     made = market.create(KIND, offer, new_token("0a1b2c3d"), Limits(time_s=86400.0))
 
@@ -106,7 +106,7 @@ def rent(market):
 
 
 def acknowledge(market, pod, files, step, after_s=1.0):
-    """Write what the pod's courier writes once a checkpoint is in the store, that long after the pod has fetched."""
+    """Write the file of the pod's courier after a checkpoint has reached the store, `after_s` after the pod's fetch."""
     way = market.reach(pod)
     done = way.run(["mkdir", "-p", str(files.mark("fetch").parent)], timeout_s=20)
     assert done.exited == 0, done.stderr
@@ -118,7 +118,7 @@ def acknowledge(market, pod, files, step, after_s=1.0):
 
 @pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.parametrize("vendor", ["runpod", "lium"])
-def test_a_machine_at_work_is_taken_away_each_time_that_it_has_made_a_new_checkpoint(base, vendor):
+def test_a_machine_at_work_is_preempted_after_each_new_checkpoint(base, vendor):
     world = attach.start(base, speed=600)
     assert world.tell("/faults", {"preempt_at_work": 2}) == {}
     market = open_market(vendor, load(world))
@@ -127,7 +127,7 @@ def test_a_machine_at_work_is_taken_away_each_time_that_it_has_made_a_new_checkp
         return next(one for one in world.truth()["pods"] if one["id"] == pod.pod_id)
 
     def look_again():
-        """Twice, so that one of the looks began after this was asked for."""
+        """Wait for two looks, so that a look began after this call."""
         looks = world.truth()["looks"]
         until(lambda: world.truth()["looks"] >= looks + 2, "two more looks at the disks")
 
@@ -140,7 +140,7 @@ def test_a_machine_at_work_is_taken_away_each_time_that_it_has_made_a_new_checkp
     market.delete(first.pod_id)
     until(lambda: not files.root.exists(), "files that are gone with their machine")
     second, files = rent(market)
-    acknowledge(market, second, files, 10, after_s=-100.0)  # what the first had made, brought along
+    acknowledge(market, second, files, 10, after_s=-100.0)  # a checkpoint of the first pod, copied to the second
     look_again()
     assert (truth_of(second)["state"], world.truth()["preemptions_left"]) == ("running", 1)
     acknowledge(market, second, files, 20)

@@ -1,4 +1,4 @@
-"""The faults of a rehearsal, seen by a client and by the truth."""
+"""The faults of a rehearsal, as seen by a client and in the true state."""
 
 import time
 
@@ -29,7 +29,7 @@ def machines(world: Running) -> int:
 
 
 @pytest.mark.parametrize(("kind", "made"), [("dropped", 0), ("lost", 1), ("torn", 1)])
-def test_a_create_whose_answer_does_not_arrive_may_have_rented(world, kind, made):
+def test_a_create_with_a_lost_answer_may_have_rented(world, kind, made):
     before = machines(world)
     world.fault(requests=[{"call": "create", "kind": kind}])
     with pytest.raises(httpx.TransportError):
@@ -39,7 +39,7 @@ def test_a_create_whose_answer_does_not_arrive_may_have_rented(world, kind, made
 
 
 @pytest.mark.parametrize(("kind", "made"), [("error", 0), ("error but done", 1)])
-def test_a_500_says_nothing_about_what_was_done(world, kind, made):
+def test_a_500_may_or_may_not_have_acted(world, kind, made):
     before = machines(world)
     world.fault(requests=[{"call": "create", "kind": kind, "status": 502}])
     assert create(world).status_code == 502 and machines(world) - before == made
@@ -53,14 +53,14 @@ def test_a_late_answer_comes_after_the_client_has_left(world):
     until(lambda: machines(world) - before == 1, "what was asked for")
 
 
-def test_a_body_may_drip_longer_than_any_single_read_waits(world):
+def test_a_body_may_drip_longer_than_the_read_timeout(world):
     world.fault(requests=[{"call": "list", "kind": "drip", "delay_s": 0.5}])
     began = time.monotonic()
     answer = world.call("shadeform", "GET", "/instances", timeout=0.4)
     assert answer.json() == {"instances": []} and time.monotonic() - began > 0.45
 
 
-def test_a_storm_of_429_says_how_long_to_wait_and_does_nothing(world):
+def test_a_storm_of_429_names_a_wait_and_has_no_effect(world):
     before = machines(world)
     world.fault(requests=[{"kind": "throttle", "count": 3, "retry_after_s": 2}])
     answers = [create(world) for _ in range(3)]
@@ -94,7 +94,7 @@ def test_a_list_and_a_fresh_id_may_lag(world):
     assert [row["id"] for row in listed(world)] == [pod_id]
 
 
-def test_some_machines_are_not_what_was_promised(world):
+def test_some_machines_differ_from_their_offer(world):
     world.fault(machines=[{"trait": trait} for trait in ("old driver", "fewer gpus", "slow disk", "wrong bill")])
     pod_id = create(world, ssh_key_id=world.shadeform_key()).json()["id"]
     row = until(lambda: (row := info(world, pod_id))["status"] == "active" and row, "an active instance")
@@ -129,14 +129,14 @@ def test_a_boot_may_hang_and_a_machine_may_run_and_not_answer(world):
     assert info(world, unsaid)["ssh_port"] > 0
 
 
-def test_what_is_early_deleted_was_not_deleted_by_us(world):
+def test_an_early_deleted_machine_was_not_deleted_by_the_client(world):
     world.fault(machines=[{"trait": "vanished", "after_s": 30}])
     pod_id = create(world).json()["id"]
     until(lambda: world.pod(pod_id)["state"] == "gone", "an early end")
     assert listed(world) == [] and world.pod(pod_id)["ended_by"] == "vanished"
 
 
-def test_the_same_seed_hits_the_same_requests():
+def test_the_same_seed_faults_the_same_requests():
     plan = plan_of({"requests": [{"kind": "lost", "count": None, "chance": 0.3, "vendor": "lium"}]})
 
     def hits(seed: int) -> list[bool]:
@@ -150,14 +150,14 @@ def test_the_same_seed_hits_the_same_requests():
 @pytest.mark.parametrize(
     "text", ["requests: [{kind: nonsense}]", "request: []", "machines: [{trait: ghost, cont: 1}]", "a: [", "- 1"]
 )
-def test_a_plan_with_a_wrong_word_is_refused_with_its_place(tmp_path, text):
+def test_an_invalid_fault_plan_is_refused_with_the_position(tmp_path, text):
     path = tmp_path / "faults.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"faults\.yaml[: ].+"):
         read_plan(path)
 
 
-def test_the_rows_of_a_machine_that_is_well_may_be_odd_and_strangers_stand_beside_it(world):
+def test_the_row_of_a_healthy_machine_may_be_malformed_with_foreign_rows_beside(world):
     odd, well = (create(world, name=name).json()["id"] for name in ("sw1-odd", "sw1-well"))
     rule = {"vendor": "shadeform", "machine": "sw1-odd", "says": {"ip": "::1", "hourly_price": None}, "lacks": ["tags"]}
     world.fault(rows=[rule], strangers={"shadeform": [{"id": "x"}, 5]})
@@ -170,7 +170,7 @@ def test_the_rows_of_a_machine_that_is_well_may_be_odd_and_strangers_stand_besid
     world.violations.clear()  # no vendor's document has such rows
 
 
-def test_strangers_stand_on_the_first_page_only(world):
+def test_foreign_rows_are_on_the_first_page_only(world):
     body = {"name": "sw1-a", "image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}
     for _ in range(3):
         world.call("runpod", "POST", "/v2/pods", body)
@@ -181,7 +181,7 @@ def test_strangers_stand_on_the_first_page_only(world):
     world.violations.clear()  # no vendor's document has such rows
 
 
-def test_an_error_may_be_told_in_words_that_are_no_vendor_s(world):
+def test_an_error_may_have_a_text_of_no_vendor(world):
     world.fault(requests=[{"call": "list", "kind": "error", "status": 500, "body": {"errors": True}}])
     answer = world.call("shadeform", "GET", "/instances")
     assert (answer.status_code, answer.json()) == (500, {"errors": True})

@@ -1,7 +1,7 @@
-"""The clients of other people against the rehearsed vendors: what was written elsewhere must find what it expects.
+"""Clients of other projects with the rehearsed vendors: foreign code must find the expected answers.
 
-Client, rehearsal and tests of one house are written from one page, and may share one wrong belief. Each client gets an
-environment of its own, from the package index.
+Our client, rehearsal and tests rely on the same documentation, and may share a misunderstanding. Each foreign client
+gets a separate environment from the package index.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.world import ROOT
 
 PROGRAMS = ROOT / "tests" / "programs" / "foreign"
 LATER = "2030-01-01T00:00:00Z"
-CALLS = {  # by the program: the vendor, the packages, and how many calls it makes
+CALLS = {  # by program: the vendor, the packages, and the number of calls
     "runpod_sdk": ("runpod", ("runpod==1.12.0",), 17),
     "dstack_runpod": ("runpod", ("dstack==0.22.5",), 19),
     "dstack_lium": ("lium", ("dstack==0.22.5",), 19),
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory):
-    """Return the interpreter of an environment with those packages; made once."""
+    """Return a function that makes, once, an environment with the packages, and returns its interpreter."""
     made: dict[tuple[str, ...], Path] = {}
 
     def python(packages: tuple[str, ...]) -> Path:
@@ -51,7 +51,7 @@ def pythons(tmp_path_factory):
 
 
 def asked(world: Running, vendor: str) -> dict:
-    """Return what a program is told: where the vendor is, and what it may rent there."""
+    """Return the input of a program: the address of the vendor, and the machine to rent."""
     types = world.call("shadeform", "GET", "/instances/types?available=true&sort=price").json()["instance_types"]
     place = next(one for one in types[0]["availability"] if one["available"])
     return {
@@ -71,7 +71,7 @@ def asked(world: Running, vendor: str) -> dict:
 
 
 @pytest.mark.parametrize("program", list(CALLS))
-def test_every_call_of_a_foreign_client_works_and_each_refusal_is_the_one_that_it_knows(world, pythons, program):
+def test_every_call_of_a_foreign_client_works_with_the_expected_refusals(world, pythons, program):
     vendor, packages, num_calls = CALLS[program]
     done = subprocess.run(
         [pythons(packages), PROGRAMS / f"{program}.py"],

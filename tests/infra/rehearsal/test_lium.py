@@ -1,4 +1,4 @@
-"""Lium's server, asked as a client asks it."""
+"""Lium's rehearsed server, with the requests of a client."""
 
 import httpx
 import pytest
@@ -39,7 +39,7 @@ def ids(world: Running) -> list[str]:
     return [row["id"] for row in world.call("lium", "GET", "/pods").json()]
 
 
-def test_a_pod_from_its_offer_to_its_proven_end(world):
+def test_a_pod_runs_from_its_offer_to_its_proven_end(world):
     assert "rent_idempotency" in world.call("lium", "GET", "/version").json()["features"]
     offer = h100(world)
     assert (offer["price_per_gpu"], offer["gpu_count"], offer["nvlink"]) == (1.75, 8, True)
@@ -73,13 +73,13 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
 
 
 @pytest.mark.parametrize("tier", ["spot", "secure"])
-def test_a_pod_costs_what_its_offer_says_on_hosts_of_either_tier(world, tier):
+def test_a_pod_costs_the_price_of_its_offer_on_hosts_of_both_tiers(world, tier):
     offer = next(one for one in executors(world) if one["tier"] == tier)
     price = pod(world, rent(world, offer["id"]).json()["pod_id"])["price"]
     assert price == pytest.approx(offer["price_per_gpu"] * offer["gpu_count"]) and price > 0
 
 
-def test_a_rent_that_is_repeated_under_its_key_rents_once(world):
+def test_a_repeated_rent_with_the_same_key_rents_once(world):
     offer = h100(world)["id"]
     first, again = (rent(world, offer, "key-1") for _ in range(2))
     assert first.json() == again.json() and len(ids(world)) == 1
@@ -91,7 +91,7 @@ def test_a_rent_that_is_repeated_under_its_key_rents_once(world):
     assert rent(world, other, "key-2").headers["Idempotent-Replayed"] == "true" and len(ids(world)) == 2
 
 
-def test_hours_end_a_pod_and_the_hour_can_be_moved(world):
+def test_a_timer_in_hours_ends_a_pod_and_can_be_moved(world):
     pod_id = rent(world, h100(world)["id"], termination_hours=100).json()["pod_id"]
     path = f"/pods/{pod_id}/schedule-removal"
     past = world.call("lium", "POST", path, {"removal_scheduled_at": "2020-01-01T00:00:00Z"})
@@ -118,7 +118,7 @@ def test_a_failed_creation_is_listed_for_three_minutes_and_remembered(world):
     assert (last["event"], last["reason"]) == ("failed", "failed") and world.pod(pod_id)["micro_usd_per_hour"] == 0
 
 
-def test_refusals_are_in_the_vendors_words(world):
+def test_refusals_have_the_vendors_text(world):
     offer = h100(world)["id"]
     wrong = world.call("lium", "GET", "/pods", headers={"X-API-KEY": "wrong"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "unauthorized")

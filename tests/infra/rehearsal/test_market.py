@@ -35,7 +35,7 @@ def boot(market: Market, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("vendor", "bills_boot"), [("runpod", True), ("lium", True), ("shadeform", False)])
-def test_billing_begins_when_the_vendor_says_and_stops_at_the_delete(vendor, bills_boot):
+def test_billing_begins_at_the_vendors_start_and_stops_at_the_delete(vendor, bills_boot):
     world = market()
     machine = rent(world, vendor)
     boot(world, machine)
@@ -48,7 +48,7 @@ def test_billing_begins_when_the_vendor_says_and_stops_at_the_delete(vendor, bil
     assert world.billed_micro_usd(machine) == 3_600_000 and rate(machine) == 0
 
 
-def test_an_order_that_makes_two_machines_does_so_also_where_each_host_is_rented_whole():
+def test_an_order_of_two_machines_also_works_with_whole_hosts():
     first, second = (replace(offer("lium", stock=1), offer_id=f"lium/{name}") for name in "AB")
     world = market(first, second)
     machine = world.create(Order(offer_id="lium/A", name="sw1-a"), (MachineFault("twice"),))
@@ -58,7 +58,7 @@ def test_an_order_that_makes_two_machines_does_so_also_where_each_host_is_rented
     assert alone.listed("lium") == [machine]
 
 
-def test_what_is_begun_is_billed_whole():
+def test_a_begun_billing_unit_is_billed_in_full():
     world = market()
     machine = rent(world, "shadeform")
     boot(world, machine)
@@ -66,7 +66,7 @@ def test_what_is_begun_is_billed_whole():
     assert world.billed_micro_usd(machine) == 120_000
 
 
-def test_a_spend_limit_ends_a_machine_at_the_vendors_next_look_and_not_before():
+def test_a_spend_limit_ends_a_machine_at_the_vendors_next_check():
     world = market()
     machine = rent(world, "shadeform", spend_limit_micro_usd=1 * USD)
     boot(world, machine)
@@ -85,7 +85,7 @@ def test_a_time_limit_ends_a_machine_that_never_boots():
     assert machine.ended_by == "time limit" and world.billed_micro_usd(machine) <= 1000 * 630
 
 
-def test_a_gone_machine_is_off_the_list_only_when_its_processes_are():
+def test_a_gone_machine_leaves_the_listing_after_its_processes_ended():
     world = market()
     machine = rent(world, "lium")
     boot(world, machine)
@@ -97,7 +97,7 @@ def test_a_gone_machine_is_off_the_list_only_when_its_processes_are():
     assert world.listed("lium") == []
 
 
-def test_a_list_that_lags_lacks_the_new_and_shows_the_gone():
+def test_a_lagging_listing_lacks_new_machines_and_shows_gone_machines():
     world = market()
     machine = rent(world, "runpod")
     assert world.listed("runpod", 30) == [] and world.listed("runpod") == [machine]
@@ -122,7 +122,7 @@ def test_a_preempted_machine_no_longer_bills(vendor, state):
     assert world.billed_micro_usd(machine) == billed
 
 
-def test_a_stopped_disk_bills_on_and_a_start_needs_its_gpus():
+def test_a_stopped_machine_bills_its_disk_and_needs_gpus_to_start():
     world = market(offer("runpod", stock=1))
     machine = rent(world, "runpod", stopped_micro_usd_per_hour=36)
     boot(world, machine)
@@ -138,7 +138,7 @@ def test_a_stopped_disk_bills_on_and_a_start_needs_its_gpus():
     assert machine.boot == 2 and rate(machine) == 3_600_000
 
 
-def test_ghosts_and_taken_offers_are_refused_and_cost_nothing():
+def test_ghost_and_taken_offers_are_refused_and_cost_nothing():
     world = market(offer("runpod", stock=1))
     with pytest.raises(Refused) as ghost:
         rent(world, "runpod", MachineFault("ghost"))
@@ -148,7 +148,7 @@ def test_ghosts_and_taken_offers_are_refused_and_cost_nothing():
     assert ghost.value.reason == taken.value.reason == "stock" and len(world.machines) == 1
 
 
-def test_prices_change_for_new_orders_and_some_machines_cost_more_than_quoted():
+def test_prices_change_for_new_orders_and_some_machines_exceed_the_quote():
     world = market()
     before = rent(world, "lium")
     world.price_changes = [(1010.0, "lium", 1.5)]
@@ -157,7 +157,7 @@ def test_prices_change_for_new_orders_and_some_machines_cost_more_than_quoted():
     assert rate(rent(world, "lium", MachineFault("dear", factor=2))) == 10_800_000
 
 
-def test_an_order_that_the_balance_does_not_cover_is_refused_and_an_empty_one_ends_all():
+def test_an_order_above_the_balance_is_refused_and_an_empty_balance_ends_all():
     world = market()
     world.balance_micro_usd["runpod"] = 4 * USD
     machine = rent(world, "runpod")
@@ -169,7 +169,7 @@ def test_an_order_that_the_balance_does_not_cover_is_refused_and_an_empty_one_en
     assert machine.ended_by == "balance" and world.billed_micro_usd(machine) <= 4 * USD + 1000
 
 
-def test_a_key_that_has_spent_its_budget_loses_its_machines_and_gets_no_more():
+def test_a_key_beyond_its_budget_loses_its_machines_and_gets_no_new_machines():
     world = market()
     world.budget_micro_usd["lium"] = 1 * USD
     machine = rent(world, "lium")
@@ -181,7 +181,7 @@ def test_a_key_that_has_spent_its_budget_loses_its_machines_and_gets_no_more():
     assert refused.value.reason == "budget"
 
 
-def test_the_bundled_offers_hold_the_three_b200_rows():
+def test_the_bundled_offers_contain_the_three_b200_rows():
     rows = [one for one in read_offers() if one.vendor == "shadeform" and one.gpu == "B200"]
     found = [(one.cloud, one.region, one.num_gpus, one.micro_usd_per_hour / 1e6, one.about.vram_gb) for one in rows]
     assert sorted(found, key=lambda row: row[3]) == [
@@ -204,7 +204,7 @@ def test_the_bundled_offers_hold_the_three_b200_rows():
     ids=["8 A100 with 500 Mbit/s, a pod for each of batch_grid", "8 A100 of unknown speed", "V100:4 on two nodes",
          "without a GPU", "Amsterdam"],
 )  # fmt: skip
-def test_the_bundled_offers_hold_what_the_sources_ask_for(count, is_such):
+def test_the_bundled_offers_contain_the_machines_of_the_sources(count, is_such):
     assert sum(one.stock for one in read_offers() if is_such(one.about)) >= count
 
 
@@ -249,7 +249,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(machine=machines, action=st.sampled_from(["stop", "start", "preempt"]))
     def act(self, machine, action):
-        with contextlib.suppress(Refused):  # not in this state, or someone has its GPUs
+        with contextlib.suppress(Refused):  # wrong state, or the GPUs are in use
             getattr(self.world, action)(machine.machine_id)
 
     @rule(seconds=st.floats(0, 4000))
@@ -257,7 +257,7 @@ class Life(RuleBasedStateMachine):
         self.world.advance(self.world.now + seconds)
 
     @rule()
-    def do_what_is_asked(self):
+    def run_background_work(self):
         effects, self.world.effects = self.world.effects, []
         for effect in effects:
             if effect.action == "start":
@@ -267,7 +267,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(machine=consumes(machines))
     def forget(self, machine):
-        """Nothing that is true of a machine depends on somebody remembering it."""
+        """Forget the past: no true fact about a machine may depend on memory."""
 
     @invariant()
     def money_only_grows_and_stops_at_the_end(self):
@@ -286,7 +286,7 @@ class Life(RuleBasedStateMachine):
                 assert one.since <= one.until <= after.since
 
     @invariant()
-    def stock_is_what_nobody_holds(self):
+    def stock_is_unused_machines(self):
         for offer_id, one in self.world.offers.items():
             held = [m for m in self.world.machines.values() if m.offer.offer_id == offer_id]
             held = [m for m in held if m.state in ("booting", "running")]
@@ -305,7 +305,7 @@ class Life(RuleBasedStateMachine):
                 assert self.world.billed_micro_usd(machine) <= most
 
     @invariant()
-    def nobody_spends_what_he_has_not(self):
+    def no_account_spends_more_than_its_balance(self):
         assert self.world.spent_micro_usd("lium") <= 2 * USD + 4 * 3000
 
 

@@ -1,4 +1,4 @@
-"""RunPod's servers, REST v2 and GraphQL, asked as a client asks them."""
+"""RunPod's rehearsed servers, REST v2 and GraphQL, with the requests of a client."""
 
 import json
 import time
@@ -80,7 +80,7 @@ def rent(world: Running, kind: str = "PodFindAndDeployOnDemandInput", **fields) 
     return graph(world, RENT % (kind, name), input=words)
 
 
-def test_a_pod_from_its_offer_to_its_proven_end(world):
+def test_a_pod_runs_from_its_offer_to_its_proven_end(world):
     query = {"include": "AVAILABILITY", "product": "POD", "count": "8"}
     catalog = world.call("runpod", "GET", "/v2/catalog/gpus", params=query)
     assert not problems("ListGpuTypesResponse", catalog.json())
@@ -103,7 +103,7 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     assert not problems("ListPodBillingResponse", bill)
     (record,) = bill["records"]
     assert record["totalAmount"] == pytest.approx(record["gpuAmount"] + record["diskAmount"])
-    # 50 GB at 0.10 USD per GB and month of 730 hours, beside two GPUs.
+    # 50 GB at 0.10 USD per GB and month of 730 hours, in addition to two GPUs.
     assert record["diskAmount"] / record["gpuAmount"] == pytest.approx(50 * 0.1 / 730 / 5.38, rel=0.01)
     assert world.pod(pod_id)["micro_usd_per_hour"] == 5_380_000 + 6_850
     deleted = world.delete("runpod", pod_id)
@@ -116,7 +116,7 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     assert (true["processes"], true["state"], true["ended_by"]) == (0, "gone", "client")
 
 
-def test_a_stopped_pod_starts_again_at_another_port_with_another_key(world):
+def test_a_stopped_pod_restarts_with_a_new_port_and_host_key(world):
     pod_id = create(world, mounts={"persistent": {"size": 100, "path": "/workspace"}})
     before = up(world, pod_id)["ssh"]["direct"]["port"]
     path = f"/v2/pods/{pod_id}/action"
@@ -129,7 +129,7 @@ def test_a_stopped_pod_starts_again_at_another_port_with_another_key(world):
     assert world.call("runpod", "POST", path, {"action": "terminate"}).status_code == 204
 
 
-def test_a_pod_without_a_port_for_ssh_or_with_other_words_for_its_image_is_not_reached(world):
+def test_a_pod_without_an_ssh_port_or_with_a_changed_command_is_unreachable(world):
     closed, other = create(world, ports=[]), create(world, args="python train.py")
     until(lambda: [pod(world, one)["status"] for one in (closed, other)] == ["RUNNING"] * 2, "running")
     assert pod(world, closed)["ssh"]["direct"] is None
@@ -137,7 +137,7 @@ def test_a_pod_without_a_port_for_ssh_or_with_other_words_for_its_image_is_not_r
     assert "refused" in world.ssh(way["username"], way["host"], way["port"], "true").stderr
 
 
-def test_graphql_takes_a_time_for_the_end_does_nothing_with_it_and_tells_the_balance(world):
+def test_graphql_accepts_and_ignores_an_end_time_and_returns_the_balance(world):
     made = rent(world, terminateAfter=later(world, 360_000))["data"]["podFindAndDeployOnDemand"]
     assert (made["desiredStatus"], made["costPerHr"]) == ("RUNNING", 2.69)
     me = graph(world, "query { myself { id clientBalance currentSpendPerHr pods { id } } }")["data"]["myself"]
@@ -148,7 +148,7 @@ def test_graphql_takes_a_time_for_the_end_does_nothing_with_it_and_tells_the_bal
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["at its deadline", "started after it"])
-def test_a_container_ends_its_pod_by_the_timer_in_its_start_command(world, is_early):
+def test_the_timer_in_the_start_command_ends_the_pod(world, is_early):
     url = world.about["runpod"]["url"]
     headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Content-Type": "application/json"}
     query = {"query": runpod.TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}}
@@ -159,13 +159,13 @@ def test_a_container_ends_its_pod_by_the_timer_in_its_start_command(world, is_ea
     ends_at = int(time.time()) + (3 if is_early else -1000)
     pod_id = create(world, args=dead_man.start_command(ends_at, 60.0, calls))
     if is_early:
-        assert up(world, pod_id)["ssh"]["direct"]  # its start script runs beside the timer
+        assert up(world, pod_id)["ssh"]["direct"]  # the start script runs beside the timer
     until(lambda: pod_id not in ids(world), "the pod's own end")
     assert world.pod(pod_id)["ended_by"] == "pod"
     until(lambda: world.pod(pod_id)["processes"] == 0, "the end of its processes")
 
 
-def test_a_spot_pod_is_taken_away_and_stays_as_exited(world):
+def test_a_preempted_spot_pod_stays_listed_as_exited(world):
     query = """query q($id: String) { gpuTypes(input: {id: $id}) { id
         lowestPrice(input: {gpuCount: 1, secureCloud: true})
         { minimumBidPrice uninterruptablePrice stockStatus } } }"""
@@ -184,7 +184,7 @@ def test_a_spot_pod_is_taken_away_and_stays_as_exited(world):
     assert "Cannot resume a spot pod" in resume["errors"][0]["message"]
 
 
-def test_refusals_are_in_the_vendors_words(world):
+def test_refusals_have_the_vendors_text(world):
     def status(method: str, path: str, body=None, **headers) -> int:
         answer = world.call("runpod", method, path, body, headers=headers)
         assert answer.status_code in (410,) or not problems("ErrorResponse", answer.json())
@@ -225,9 +225,7 @@ SPOT = {"cloudType": "SECURE", "gpuTypeId": H100, "gpuCount": 1, "name": "sw1-g"
     ("", "", {}, "GRAPHQL_PARSE_FAILED", "Syntax Error"),
     ("id } {", "", {}, "GRAPHQL_PARSE_FAILED", "Syntax Error"),
 ])  # fmt: skip
-def test_a_graphql_query_that_is_not_valid_is_refused_before_anything_of_it_is_done(
-    world, fields, second, changed, code, words
-):
+def test_an_invalid_graphql_query_is_refused_before_any_effect(world, fields, second, changed, code, words):
     before = len(world.truth()["pods"])
     said = graph(world, MUTATION % (fields, second), 400, input={**SPOT, **changed}, id="x")
     assert "data" not in said and words in said["errors"][0]["message"]
@@ -235,7 +233,7 @@ def test_a_graphql_query_that_is_not_valid_is_refused_before_anything_of_it_is_d
     assert len(world.truth()["pods"]) == before
 
 
-def test_a_known_field_without_a_value_is_null_and_each_type_tells_its_name(world):
+def test_a_known_field_without_value_is_null_and_types_have_names(world):
     query = MUTATION % ("__typename id apiKey gpuPowerLimitPercent runtime { ports { ip } } machine { note }", "")
     made = graph(world, query, input=SPOT, id="x")["data"]["podRentInterruptable"]
     assert (made["__typename"], made["apiKey"], made["runtime"]) == ("Pod", None, None)
@@ -250,7 +248,7 @@ def test_a_known_field_without_a_value_is_null_and_each_type_tells_its_name(worl
         ({"minVcpuCountPerGpu": 17}, {"minVcpuCount": 33}, False),
     ],
 )
-def test_a_pod_is_placed_on_a_host_with_so_much_for_each_gpu_or_not_at_all(world, rest, of_all, is_had):
+def test_a_pod_is_placed_only_on_a_host_with_enough_resources_per_gpu(world, rest, of_all, is_had):
     body = {**BODY, "gpu": {**BODY["gpu"], **rest}}
     assert not DOCUMENT.violations("CreatePodRequest", body)
     made = world.call("runpod", "POST", "/v2/pods", body)
@@ -260,7 +258,7 @@ def test_a_pod_is_placed_on_a_host_with_so_much_for_each_gpu_or_not_at_all(world
     assert bool(spot["data"] and spot["data"]["podRentInterruptable"]) == is_had
 
 
-def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world):
+def test_a_pods_own_key_controls_its_pod_over_graphql_and_is_in_no_session(world):
     def environ(pod_id: str) -> dict[str, str]:
         """Return the variables of the pod's first process."""
         token = next(Path(world.about["state"]).glob(f"pods/{pod_id}-*/token")).read_text()
@@ -298,7 +296,7 @@ def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world)
     assert {world.pod(one)["ended_by"] for one in (old, new)} == {"pod"}
 
 
-def test_the_account_is_asked_for_keys_only_when_the_pod_brings_none(world):
+def test_the_keys_of_the_account_are_used_only_for_a_pod_without_key(world):
     keys = {"keys": [world.public_key]}
     assert not problems("UpdateSshKeysRequest", keys)
     assert world.call("runpod", "PUT", "/v2/account/ssh-keys", keys).json() == keys
@@ -307,8 +305,8 @@ def test_the_account_is_asked_for_keys_only_when_the_pod_brings_none(world):
 
 
 @pytest.mark.parametrize("wrong", [7, [7], {"x": 7}, None, ""])
-def test_a_body_is_refused_exactly_when_the_document_refuses_it(world, wrong):
-    world.fault(machines=[{"trait": "ghost", "count": None}])  # nothing is made: only the reading is of interest
+def test_a_body_is_refused_exactly_if_the_document_refuses_it(world, wrong):
+    world.fault(machines=[{"trait": "ghost", "count": None}])  # makes no machine: only the validation matters
     properties = "name image gpu cloud dataCenterIds disk mounts ports env args registry startSsh nonsense".split()
     bodies = [{**BODY, name: wrong} for name in properties]
     bodies += [{**BODY, "gpu": {**BODY["gpu"], name: wrong}} for name in GPU_FIELDS]

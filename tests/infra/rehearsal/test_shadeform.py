@@ -1,4 +1,4 @@
-"""Shadeform's server, asked as a client asks it."""
+"""Shadeform's rehearsed server, with the requests of a client."""
 
 import base64
 import copy
@@ -39,7 +39,7 @@ def ids(world: Running) -> list[str]:
     return [row["id"] for row in world.call("shadeform", "GET", "/instances").json()["instances"]]
 
 
-def test_an_instance_from_its_offer_to_its_proven_end(world):
+def test_an_instance_runs_from_its_offer_to_its_proven_end(world):
     types = world.call("shadeform", "GET", "/instances/types", params={"gpu_type": "B200", "sort": "price"}).json()
     assert not DOCUMENT.violations("InstanceTypesResponse", types)
     assert [row["hourly_price"] for row in types["instance_types"]] == [3360, 3584, 3840]
@@ -55,11 +55,11 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     done = world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], "nvidia-smi -L | wc -l; pwd; echo ~; exit 7")
     count, folder, home = done.stdout.split()
     assert (count, folder, done.returncode) == ("8", home, 7) and "/state/pods/" in home
-    # Whatever runs away from its session, its parent and its environment still belongs to the pod.
+    # A process that leaves its session, its parent and its environment still belongs to the pod.
     away = "env -i setsid sh -c 'trap : TERM; echo $$; exec >/dev/null 2>&1; sleep 1000 & wait' &"
     runaway = process.identify(int(world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], away).stdout))
     assert runaway is not None
-    until(lambda: world.pod(pod_id)["processes"] >= 4, "the runaway's own child")  # begun after it has said its pid
+    until(lambda: world.pod(pod_id)["processes"] >= 4, "the runaway's own child")  # started after the pid was printed
     assert world.pod(pod_id)["billed_micro_usd"] % (33_600_000 // 60) == 0 < world.pod(pod_id)["billed_micro_usd"]
     deleted = world.delete("shadeform", pod_id)
     assert (deleted.status_code, deleted.content) == (200, b"")
@@ -70,7 +70,7 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     assert not process.is_alive(runaway)
 
 
-def test_dollars_and_dates_end_an_instance_without_anybody(world):
+def test_spend_and_date_limits_end_an_instance_without_a_client(world):
     date = datetime.fromtimestamp(parse_iso(world.truth()["now"]) + 360_000, timezone.utc).isoformat()
     limits = {"spend_threshold": "9000.00", "date_threshold": date}
     by_date = create(world, auto_delete=limits)
@@ -84,7 +84,7 @@ def test_dollars_and_dates_end_an_instance_without_anybody(world):
     assert world.pod(by_date)["ended_by"] == "time limit"
 
 
-def test_an_update_changes_what_is_named_and_null_removes(world):
+def test_an_update_changes_named_fields_and_null_removes_a_field(world):
     pod_id = create(world, tags=["a"], auto_delete={"spend_threshold": "5000.00"})
     path = f"/instances/{pod_id}/update"
     assert world.call("shadeform", "POST", path, {"tags": ["b"]}).status_code == 200
@@ -93,7 +93,7 @@ def test_an_update_changes_what_is_named_and_null_removes(world):
     assert "auto_delete" not in info(world, pod_id)
 
 
-def test_refusals_are_in_the_vendors_words(world):
+def test_refusals_have_the_vendors_text(world):
     refused = world.call("shadeform", "GET", "/instances", headers={"X-API-KEY": "wrong"})
     assert (refused.status_code, refused.json()) == (401, {"message": "Invalid API key"})
     world.fault(machines=[{"trait": "ghost", "offer": "hyperstack"}])
@@ -111,7 +111,7 @@ def test_refusals_are_in_the_vendors_words(world):
 
 
 @pytest.mark.parametrize("trait", ["fail", "preempted"])
-def test_a_lost_instance_is_an_error_that_no_longer_bills(world, trait):
+def test_a_lost_instance_is_an_error_and_no_longer_bills(world, trait):
     world.fault(machines=[{"trait": trait, "after_s": 60}])
     pod_id = create(world)
     row = until(lambda: (row := info(world, pod_id))["status"] == "error" and row, "an error")
@@ -120,7 +120,7 @@ def test_a_lost_instance_is_an_error_that_no_longer_bills(world, trait):
     )
 
 
-def test_what_the_document_refuses_is_refused_and_so_is_every_unknown_field(world):
+def test_requests_against_the_document_and_unknown_fields_are_refused(world):
     bodies = [
         {**BODY, name: value}
         for name in DOCUMENT.document["components"]["schemas"]["CreateRequest"]["properties"]

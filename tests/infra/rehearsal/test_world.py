@@ -1,4 +1,4 @@
-"""A world as a process: how it begins, what it leaves, and that it can be pushed."""
+"""A world as a process: start, leftovers, and control of the time."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ PODS = {
 
 
 def two_pods(running: Running) -> list[str]:
-    """Their tokens, once their processes run."""
+    """Return the tokens of two pods, once their processes run."""
     for vendor, words in PODS.items():
         assert running.call(vendor, *words).status_code in (200, 201)
     until(lambda: all(pod["processes"] >= 2 for pod in running.truth()["pods"]), "two pods with their sshd")
     return [path.read_text() for path in Path(running.about["state"]).glob("pods/*/token")]
 
 
-def test_a_world_that_is_told_to_end_leaves_no_process_and_no_folder(tmp_path):
+def test_a_world_asked_to_end_leaves_no_process_and_no_folder(tmp_path):
     with world(tmp_path) as running:
         tokens = two_pods(running)
         assert len(tokens) == 2 and all(process.find(token) for token in tokens)
@@ -41,8 +41,8 @@ def test_a_world_that_is_told_to_end_leaves_no_process_and_no_folder(tmp_path):
     assert not (tmp_path / "state" / "pods").exists() and not (tmp_path / "state" / "world.json").exists()
 
 
-def test_a_world_ends_pods_whose_processes_are_all_stopped(tmp_path):
-    """A user practises a hung machine with SIGSTOP for everything in it."""
+def test_a_world_ends_pods_with_stopped_processes(tmp_path):
+    """A user simulates a hung machine with SIGSTOP for all its processes."""
     with world(tmp_path) as running:
         tokens = two_pods(running)
         for one in process.find(tokens[0]):
@@ -51,10 +51,10 @@ def test_a_world_ends_pods_whose_processes_are_all_stopped(tmp_path):
     assert not [one for token in tokens for one in process.find(token)]
 
 
-def test_a_killed_world_takes_its_pods_along_and_the_next_one_ends_what_is_left(tmp_path):
+def test_a_killed_world_takes_its_pods_along_and_the_next_world_ends_leftovers(tmp_path):
     with world(tmp_path) as running:
         tokens = two_pods(running)
-        # One pod loses its first process too, and with it the one that would have ended it.
+        # A pod loses its first process too, and with it the process that would have ended the pod.
         orphaned = process.find(tokens[0])
         os.kill(orphaned[0].pid, signal.SIGKILL)
         assert running.end(signal.SIGKILL) == -signal.SIGKILL
@@ -75,7 +75,7 @@ def test_a_second_world_in_the_same_folder_is_refused(tmp_path):
     assert done.returncode == 2 and "already" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_prices_and_balances_come_from_the_plan_and_time_can_be_moved(tmp_path):
+def test_prices_and_balances_come_from_the_plan_and_time_is_movable(tmp_path):
     plan = tmp_path / "faults.yaml"
     plan.write_text(
         "prices: [{at_s: 3600, offer: hyperstack/L40, factor: 2}]\nbalance_usd: {runpod: 0.5}\nlium_key_budget_usd: 0\n"
@@ -102,7 +102,7 @@ def test_prices_and_balances_come_from_the_plan_and_time_can_be_moved(tmp_path):
         assert [one for one in told if one[1] == "create"] == [("runpod", "create", 402), ("lium", "create", 402)]
 
 
-def test_a_wrong_file_is_named_and_nothing_starts(tmp_path):
+def test_an_invalid_file_is_named_and_no_world_starts(tmp_path):
     wrong = tmp_path / "offers.json"
     wrong.write_text('[{"vendor": "nobody"}]')
     words = [sys.executable, "-m", "infra.rehearsal", "--state", str(tmp_path / "state"), "--offers", str(wrong)]

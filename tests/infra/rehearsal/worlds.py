@@ -1,4 +1,4 @@
-"""A world in its own process, and the ways to it, for tests."""
+"""A world in a separate process, with clients for tests."""
 
 import json
 import os
@@ -22,18 +22,18 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class Running:
-    """`truth` is what tests read; `key` opens its pods."""
+    """`truth` is the state for tests; `key` opens the world's pods."""
 
     process: subprocess.Popen[str]
     about: dict[str, Any]
     key: Path
     _client: httpx.Client
     _owner: int = field(default_factory=os.getpid)
-    violations: list[str] = field(default_factory=list)  # of the vendors' own documents, by answers that `call` got
+    violations: list[str] = field(default_factory=list)  # violations of the vendors' documents, by answers to `call`
 
     @property
     def client(self) -> httpx.Client:
-        """Return the client of this process: a connection shared with its parent would mix up their answers."""
+        """Return the client of this process: a connection shared with the parent process would mix up answers."""
         if self._owner != os.getpid():
             self._client, self._owner = new_client(), os.getpid()
         return self._client
@@ -72,7 +72,7 @@ class Running:
         return self.call(vendor, method, path)
 
     def shadeform_key(self) -> str:
-        """The id of our key there."""
+        """Return the id of our key at Shadeform."""
         rows = self.call("shadeform", "GET", "/sshkeys").json()["ssh_keys"]
         if rows:
             return rows[0]["id"]
@@ -97,7 +97,7 @@ class Running:
 
 
 def begin(folder: Path, *words: str, speed: float = 600) -> Running:
-    """Returns once it answers; the caller ends it."""
+    """Start a world; return once the world answers. The caller ends the world."""
     needs("sshd", "ssh", "ssh-keygen")
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "infra.rehearsal", "--state", str(folder / "state"), "--speed", str(speed), *words]
@@ -110,7 +110,9 @@ def begin(folder: Path, *words: str, speed: float = 600) -> Running:
 
 
 def contract_violations(vendor: str, method: str, path: str, answer: httpx.Response) -> list[str]:
-    """Return where an answer violates its vendor's OpenAPI document. The document says nothing of refused requests."""
+    """Return the places where an answer violates the vendor's OpenAPI document. The document does not describe
+    refusals.
+    """
     document, bare = contract.load(vendor), path.partition("?")[0]
     if document.operation(method, bare) is None or vendor == "shadeform" and answer.status_code >= 400:
         return []
@@ -120,7 +122,7 @@ def contract_violations(vendor: str, method: str, path: str, answer: httpx.Respo
 
 
 def new_client() -> httpx.Client:
-    """One for many calls. It is for loopback, and to read the certificates of the world takes longer than a call."""
+    """Return a client for many calls, on loopback only. Reading the world's certificates takes longer than a call."""
     return httpx.Client(timeout=20, trust_env=False, verify=False)
 
 

@@ -21,7 +21,7 @@ SLOW_S = 40.0
 
 @dataclass
 class Cut:
-    """The transport of this machine, whose first commands are lost after a while; it starts no guard."""
+    """The transport of this machine with a delayed loss of the first commands; starts no guard."""
 
     far: ThisMachine
     token: str
@@ -57,7 +57,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_each_try_tells_the_guard_how_long_its_pod_has_been_billed_by_then(tmp_path, monkeypatch, clock):
+def test_each_attempt_gives_the_guard_the_billed_time_so_far(tmp_path, monkeypatch, clock):
     vendor = Local(tmp_path / "pods")
     request = Request(run="a-1")
     with Journal.open(tmp_path / "journal.db", {"XDG_CONFIG_HOME": str(tmp_path)}) as journal:

@@ -1,4 +1,4 @@
-"""Keepers at work on real pods: on this machine, and on two that are reached by SSH."""
+"""Keepers with real pods: on this machine, and on two machines over SSH."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def journal(tmp_path):
 
 @pytest.fixture
 def code(tmp_path):
-    """A checkout with the agent and a job that counts."""
+    """Return a checkout with the agent and a job that counts."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "count.py").write_text(COUNT)
@@ -64,11 +64,11 @@ def plan_of(provider: str) -> Plan:
     return Plan(target="t", store="", artifacts=(), job=job, request=Request(run="a-1", provider=provider))
 
 
-def kill_all_of(op: Op) -> None:
-    """Guard, agent and step at once."""
+def kill_pod_processes(op: Op) -> None:
+    """Kill guard, agent and step at once."""
     state = sight.folder_of(op).state
     both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each process would restart the other
         assert all([send(one, number) for one in both])
     end_all(op.token, 0.0)
 
@@ -89,7 +89,7 @@ def counted(text: str) -> list[int]:
 
 
 @pytest.mark.process
-def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
+def test_a_pod_with_killed_guard_and_agent_is_restarted_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     op = launch_on(local, plan_of("local"), journal, code, print)
     folder = sight.folder_of(op)
@@ -98,7 +98,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
         until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
         seen = keeping(keeper, op)
         next(seen)
-        kill_all_of(op)
+        kill_pod_processes(op)
         (folder.code / "GO").touch()
         *_, (_, verdict) = seen
         assert verdict["state"] == "succeeded"
@@ -111,17 +111,15 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
 
 
 class Fleeting(Local):
-    """Pods that may go with all that is on them."""
+    """Pods that may vanish with all their files."""
 
     fleeting = True
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_succeeded(
-    journal, code, tmp_path, is_settled
-):
-    """`inv status`, or the supervisor, may settle it first; the listing of a vendor tells of the machine only."""
+def test_a_run_that_ended_before_the_first_look_of_its_launch_has_succeeded(journal, code, tmp_path, is_settled):
+    """`inv status` or the supervisor may settle the run first; the listing of a vendor only shows the machine."""
     provider = Fleeting(tmp_path / "pods")
     op = launch_on(provider, plan_of("local"), journal, code, print)
     folder = sight.folder_of(op)
@@ -142,7 +140,7 @@ def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_suc
 
 
 @pytest.mark.process
-def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
+def test_a_run_ended_on_purpose_stays_ended(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     request = Request(run="a-1")
     op = pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal)
@@ -154,7 +152,7 @@ def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
 
 
 @pytest.mark.process
-def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued(journal, tmp_path):
+def test_a_run_ended_during_the_search_for_a_machine_is_not_continued(journal, tmp_path):
     local, home = Local(tmp_path / "pods"), tmp_path / "home"
     request = Request(run="a-1")
     op = journal.advance(pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal), "armed")
@@ -162,7 +160,7 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
     RunHome(home).kept.code.mkdir(parents=True)
 
     def find(wanted):
-        assert not run_rows.is_over(pods.end(local, journal.op(gone.token), journal))  # there is nothing left to end
+        assert not run_rows.is_over(pods.end(local, journal.op(gone.token), journal))  # no pod is left to end
         pods.ask_to_end(gone, journal)
         return of_machines(local, wanted)
 
@@ -175,7 +173,7 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
 
 
 @pytest.mark.process
-def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
+def test_a_living_process_holds_its_lease_and_death_frees_the_lease(journal, tmp_path):
     script = f"""
 import time
 from infra.ledger.journal import Journal
@@ -191,7 +189,7 @@ with Journal.open({str(journal.path)!r}) as journal:
             journal.leases.take(keeper_lease("a-1"))
         holder = journal.leases.holder(keeper_lease("a-1"))
         assert holder and holder.pid == other.pid
-        keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
+        keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does with a slow process
         assert other.wait(30) == -signal.SIGTERM
     finally:
         other.kill()
@@ -203,8 +201,8 @@ with Journal.open({str(journal.path)!r}) as journal:
 @pytest.mark.parametrize(
     ("error", "is_left"), [(KeyboardInterrupt(), True), (OSError("full"), True), (SlipwayError("given up"), False)]
 )
-def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal, tmp_path, error, is_left):
-    """A pod may go at that very moment: then only this says that its run was still to go on."""
+def test_an_interrupted_keeper_leaves_the_run_to_the_next_keeper(journal, tmp_path, error, is_left):
+    """A pod may vanish at the same moment: then only this record shows that the run should continue."""
     keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), RunHome(tmp_path), {}, print)
     with pytest.raises(type(error)), keeper.keeping("a-1"):
         raise error
@@ -217,7 +215,7 @@ def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal,
 
 @pytest.mark.process
 @pytest.mark.parametrize("error", [NoOffer("all are taken\nsee: inv offers"), SlipwayError("nobody answers")])
-def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(journal, tmp_path, monkeypatch, error):
+def test_a_run_without_pod_waits_for_a_machine_until_it_is_ended(journal, tmp_path, monkeypatch, error):
     op = pods.rent(
         Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()), journal
     )
@@ -225,14 +223,14 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
     said, looks = list[str](), list[Op]()
     keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
 
-    def looks_in_vain(op, *_):
+    def finds_no_machine(op, *_):
         looks.append(op)
         if len(looks) > 2 * RUN.retries.most:
             pods.ask_to_end(op, journal)
         raise error
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
-    monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
+    monkeypatch.setattr(keeper, "_begin_anew", finds_no_machine)
     with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
@@ -241,7 +239,7 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
     assert journal.recovered_at("a-1") == []
 
 
-def test_recoveries_count_from_the_last_pod_that_somebody_asked_for(journal):
+def test_recoveries_count_from_the_last_requested_pod(journal):
     for number, recoveries in enumerate((0, 1, 2, 0, 3)):
         op = journal.plan(token=f"sw1-{number}", run="a-1", vendor="local", recoveries=recoveries)
         for event in ("sending", "created", "armed", "gone"):
@@ -252,23 +250,23 @@ def test_recoveries_count_from_the_last_pod_that_somebody_asked_for(journal):
     assert recovered == [1004.0]
 
 
-def test_a_run_that_wants_one_machine_does_not_wait_for_long(journal, tmp_path, monkeypatch):
+def test_a_run_for_a_named_machine_does_not_wait_for_long(journal, tmp_path, monkeypatch):
     op = journal.plan(token="sw1-a", run="a-1", vendor="local", request=json.dumps({"run": "a-1", "host": "desk"}))
     for event in ("sending", "created", "armed", "gone"):
         op = journal.advance(op, event)
 
-    def looks_in_vain(*_):
+    def finds_no_machine(*_):
         raise NoOffer("no pod desk is held")
 
     keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
     monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
-    monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
+    monkeypatch.setattr(keeper, "_begin_anew", finds_no_machine)
     with keeper.keeping("a-1"), pytest.raises(NoOffer, match="no pod desk is held"):
         keeper._bring_back(op, SlipwayError("it was gone"))
 
 
-def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal, tmp_path, monkeypatch):
+def test_failing_rented_machines_count_and_the_run_is_given_up(journal, tmp_path, monkeypatch):
     def gone(recoveries: int) -> Op:
         op = journal.plan(token=f"sw1-{recoveries}", run="a-1", vendor="local", recoveries=recoveries)
         for event in ("sending", "created", "armed", "gone"):
@@ -290,7 +288,7 @@ def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal
     assert len(tried) == RUN.retries.most
 
 
-def test_whether_a_pod_that_is_gone_was_done_is_asked_until_its_store_answers(journal, tmp_path, monkeypatch):
+def test_the_keeper_asks_the_store_for_the_verdict_of_a_gone_pod_until_an_answer(journal, tmp_path, monkeypatch):
     op = journal.plan(token="sw1-a", run="a-1", vendor="lium", rate=790_000)
     for event in ("sending", "created", "armed", "gone"):
         op = journal.advance(op, event)
@@ -313,13 +311,13 @@ def test_whether_a_pod_that_is_gone_was_done_is_asked_until_its_store_answers(jo
 
 
 def wipe(op: Op, home: Path) -> None:
-    """Another disk in the same machine: it answers, and knows nothing of the pod."""
-    kill_all_of(op)
+    """Give the machine a new disk: the machine answers, and does not know the pod."""
+    kill_pod_processes(op)
     shutil.rmtree(home / ".slipway")
 
 
 @pytest.mark.process
-def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(journal, code, tmp_path):
+def test_a_run_lost_by_its_machine_continues_elsewhere_from_the_snapshot(journal, code, tmp_path):
     home = tmp_path / "home"
     with loopback(tmp_path / "one") as first, loopback(tmp_path / "two") as second:
         one, two = (
@@ -348,8 +346,8 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
             new = journal.ops(run="a-1")[-1]
             assert (new.recoveries, journal.op(op.token).reason) == (1, sight.GONE)
             there = sight.folder_of(new).log("count").read_text()
-            assert "from 10" in there and counted(there) == list(range(1, 21))  # the log, too, goes on where it was
-            assert Job.from_json(new.job).limits.time_s < 600  # what the first pod used is used
+            assert "from 10" in there and counted(there) == list(range(1, 21))  # the log also continues
+            assert Job.from_json(new.job).limits.time_s < 600  # the time of the first pod counts
         finally:
             pods.end(provider, journal.ops(run="a-1")[-1], journal)
             for link in links.values():
@@ -357,7 +355,7 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
 
 
 def two_nodes(journal: Journal) -> list[Op]:
-    """Rows of a run over two machines, at work."""
+    """Return the rows of a run at work on two machines."""
     rows = []
     for rank, run in enumerate(("a-1", "a-1.1")):
         token = new_token(journal.installation)
@@ -406,14 +404,14 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
     assert journal.advance(lost, "gone").detached
 
 
-def test_a_run_that_lost_a_node_is_not_over(journal):
+def test_a_run_with_a_lost_node_is_not_over(journal):
     first, _ = two_nodes(journal)
     ended = journal.advance(journal.advance(first, "end", reason="its work has ended", outcome="lost"), "gone")
     assert not run_rows.is_over(ended)
 
 
 @pytest.mark.process
-def test_a_silent_machine_is_waited_for_and_that_is_said(journal, code, tmp_path):
+def test_the_keeper_waits_for_a_silent_machine_and_says_so(journal, code, tmp_path):
     said: list[str] = []
     with loopback(tmp_path / "one") as host:
         machine = Machine(pool="box", name="one", address=host.address, python=sys.executable)

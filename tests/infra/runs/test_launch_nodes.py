@@ -1,4 +1,4 @@
-"""Several pods or none: what a launch over N nodes rents and gives back."""
+"""All pods or none: the machines that a launch over N nodes rents and gives back."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"
 
 
 class HasOne(Local):
-    """A provider whose second machine has just been taken by somebody else."""
+    """A provider whose second machine was just taken by a different user."""
 
     def create(self, request, offer, token, limits):
         if len(self.list()) == 1:
@@ -44,7 +44,7 @@ def start(tmp_path, provider, journal, **more):
     return launch_on(provider, plan(tmp_path, 3), journal, REPOSITORY, terms=Terms(**more))
 
 
-def test_when_one_node_cannot_be_had_all_are_given_back_and_nothing_was_sent(tmp_path, journal):
+def test_all_nodes_are_given_back_before_sending_if_one_is_unavailable(tmp_path, journal):
     provider = HasOne(tmp_path / "pods")
     with pytest.raises(NoOffer, match=r"1 of 3 were available.*someone else took it"):
         start(tmp_path, provider, journal)
@@ -52,7 +52,7 @@ def test_when_one_node_cannot_be_had_all_are_given_back_and_nothing_was_sent(tmp
     assert not list((tmp_path / "pods").rglob("code"))
 
 
-def test_a_node_that_is_refused_gives_all_back(tmp_path, journal):
+def test_a_refused_node_gives_all_nodes_back(tmp_path, journal):
     provider, seen = Local(tmp_path / "pods"), []
 
     def refuse_the_last(transport, request, offer):
@@ -65,7 +65,7 @@ def test_a_node_that_is_refused_gives_all_back(tmp_path, journal):
     assert provider.list() == [] and journal.ops(live=True) == []
 
 
-def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
+def test_every_node_is_a_pod_with_a_row_and_a_rank(tmp_path, journal):
     provider = Local(tmp_path / "pods")
     op = start(tmp_path, provider, journal)
     rows = run_rows.nodes_of(op, journal)

@@ -1,4 +1,4 @@
-"""The way to the pod of a row."""
+"""The connection to the pod of a row."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from infra.settings import Settings
 from tests.world import ROOT
 
 
-def test_a_rented_machine_that_is_gone_is_not_connected_to(tmp_path):
+def test_a_gone_rented_machine_gets_no_connection(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "RUNPOD_API_KEY": "k"}
     settings = Settings.load(ROOT, environ=environ)
     with Journal.open(settings.state_file) as journal:
@@ -20,8 +20,8 @@ def test_a_rented_machine_that_is_gone_is_not_connected_to(tmp_path):
         way(settings, op)
 
 
-def test_a_detached_node_is_not_a_run_of_its_own(tmp_path):
-    """A node whose creation was not answered was told of no other node: its row alone says that it is one."""
+def test_a_detached_node_is_not_a_separate_run(tmp_path):
+    """A node with an unanswered creation got no list of other nodes: only its row shows that it is a node."""
     with Journal.open(tmp_path / "journal.db") as journal:
         journal.plan(token="sw1-1", run="calm-1", vendor="runpod")
         op = journal.plan(token="sw1-2", run="calm-1.1", rank=1, vendor="runpod")

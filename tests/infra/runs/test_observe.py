@@ -64,12 +64,12 @@ def await_view(journal, local, wanted):
     raise AssertionError(f"never came: {view}")
 
 
-def test_nothing_rented_is_nothing_to_see(journal, local):
+def test_an_empty_journal_gives_an_empty_view(journal, local):
     assert observe.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
 
 
 @pytest.mark.process
-def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
+def test_a_pod_is_shown_as_planned_running_and_stopped(journal, local):
     op = rent(local, journal)
     (planned,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (planned.state, planned.age_s, planned.ends) == ("planned", None, ())
@@ -89,7 +89,7 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
 
 @pytest.mark.process
 @pytest.mark.parametrize(("script", "state"), [("print('done')", "succeeded"), ("raise SystemExit(3)", "failed")])
-def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(journal, local, script, state):
+def test_a_pod_that_ended_by_itself_shows_its_verdict_before_and_after_settling(journal, local, script, state):
     op = start(rent(local, journal), journal, script)
     view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
     assert (view.state, view.progress["state"]) == (state, state)
@@ -99,13 +99,13 @@ def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(jou
 
 
 @pytest.mark.process
-def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
+def test_a_pod_with_killed_guard_and_agent_is_lost(journal, local):
     op = start(rent(local, journal), journal, "import time\nwhile True: time.sleep(0.1)\n")
     try:
         await_view(journal, local, lambda view: view.step == "work")
         state = PodFolder(Path(op.address)).state
         both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each process would restart the other
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
         assert (lost.state, lost.note) == ("lost", "neither guard nor agent is running")
@@ -115,7 +115,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
 
 
 @pytest.mark.process
-def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
+def test_the_last_ended_runs_stay_listed_with_live_runs(journal, local):
     live = rent(local, journal, "live-0")
     for number in range(1, 14):
         pods.end(local, rent(local, journal, f"over-{number}"), journal)
@@ -126,15 +126,15 @@ def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
 
 
 @pytest.mark.process
-def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
+def test_replicas_of_a_service_do_not_count_as_last_runs(journal, local):
     for run in ("mine-1", "mine-2"):
         pods.end(local, rent(local, journal, run), journal)
     for run in ("demo-0", "mine-3"):
-        replica = rent(local, journal, run, owner_kind="service", owner="demo")  # a service may be called as a run is
+        replica = rent(local, journal, run, owner_kind="service", owner="demo")  # services and runs may share a name
         assert replica.service == "demo"
         assert [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent)][
             -1
-        ] == run  # it costs
+        ] == run  # costs money
         pods.end(local, replica, journal)
 
     def listed(**more):
@@ -151,7 +151,7 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
 
 
 @pytest.mark.process
-def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(journal, local, monkeypatch):
+def test_an_ended_replica_is_left_to_its_living_controller(journal, local, monkeypatch):
     monkeypatch.setenv("SLIPWAY_PODS", str(local.pods))
     for key in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY"):
         monkeypatch.setenv(key, "")
@@ -170,7 +170,7 @@ def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(jour
 
 
 class Silent(Local):
-    """Answers once it is let go."""
+    """Answers after its release."""
 
     hold = threading.Event()
     name = "silent"
@@ -181,7 +181,7 @@ class Silent(Local):
 
 
 @pytest.mark.process
-def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
+def test_a_silent_provider_delays_no_other_provider(journal, local):
     silent = Silent(local.pods)
     request = Request(run="slow-1")
     pods.rent(silent, request, local.offers(request)[0], Job("", "", ()), journal)
@@ -197,7 +197,7 @@ def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
 
 
 @pytest.mark.process
-def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
+def test_a_failure_of_one_pod_is_a_note_in_its_row(journal, local):
     op = rent(local, journal)
     (Path(op.address) / "POD.json").write_text("{")
     (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
@@ -207,7 +207,7 @@ def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
 
 
 @pytest.mark.process
-def test_the_verdict_of_an_earlier_pod_of_the_run_is_not_this_one_s(journal, local):
+def test_the_verdict_of_an_earlier_pod_does_not_apply_to_the_current_pod(journal, local):
     first = rent(local, journal)
     said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}
     PodFolder(Path(first.address)).verdict.write_text(json.dumps(said))
@@ -240,8 +240,8 @@ def test_the_truth_table():
         }
 
 
-def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
-    """Add up pods whatever became of them, whoever rented them, and whatever their vendors said."""
+def test_the_cost_of_a_run_is_the_ledger_sum_of_all_its_pods():
+    """Add up pods with any state, renter and vendor reports."""
     common = {"run": "a-1", "rate": 2_000_000, "intent_at": 1_000, "sent_at": 1_000, "remote_id": "id"}
     rows = [
         Op(**common, token="failed", vendor="lium", state="FAILED"),
@@ -253,7 +253,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
     told, now, op = {"billed": (4_700, 1_234_567)}, Clocks("", 0.0, 9_001.0), rows[-1]
     guard = {"alive": True, "age_s": 3.0, "limit_s": None, "spent_micro_usd": 9, "elapsed_s": 2.0}
     progress = {"updated_at": 8_991.0, "step": "work"}
-    for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
+    for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # bills begun minutes
         pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
         reading = Observation(True, True, pod=pod, guard=guard, progress=progress)
         view = observe.view(op, reading, now, rows, told)
@@ -271,7 +271,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
         ({}, "limit"),
         ({"ended_at": 4_500}, "limit"),  # a guard is early
         ({"ended_at": 2_000}, "stopped"),
-        ({"del_requested_at": 4_900}, "stopped"),  # somebody wanted it gone
+        ({"del_requested_at": 4_900}, "stopped"),  # a user requested the end
         ({"ttl_s": None}, "stopped"),
         ({"ttl_s": None, "cap": 1_000_000}, "limit"),
         ({"rate": 0}, "stopped"),
@@ -282,7 +282,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
         ),
     ],
 )
-def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
+def test_a_rented_pod_gone_at_its_limit_has_reached_the_limit(changes, state):
     row = {
         "token": "t",
         "run": "r",
@@ -299,7 +299,7 @@ def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(change
     assert ("without a verdict" in seen.note) == (state == "limit")
 
 
-def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_cost():
+def test_the_time_of_a_run_sums_its_pods_by_the_billing_clock():
     common = {"run": "a-1", "vendor": "runpod", "rate": 3_600_000_000, "intent_at": 1_000}
     first = Op(**common, token="one", state="TERMINATED", sent_at=1_000, ended_at=1_060, del_requested_at=1_050)
     aside = Op(**common, token="two", state="LOST", detached=True, sent_at=1_060, del_requested_at=1_070)
@@ -317,14 +317,14 @@ def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_
     assert (over.elapsed_s, over.ended_at) == (60.0, 1_060.0)
 
 
-def test_what_was_wrong_with_a_pod_is_no_news_of_one_that_is_at_work_again():
+def test_an_old_problem_is_not_shown_for_a_working_pod():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, reason="its vendor did not show it")
     now = Clocks("", 0.0, 9.0)
     assert observe.view(op, Observation(True, is_alive=True), now, [op], {}).note == ""
     assert observe.view(op, Observation(), now, [op], {}).note == "its vendor did not show it"
 
 
-def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
+def test_an_idle_gpu_is_shown_with_its_limit_and_pending_uploads():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1)
     guard = {
         "alive": True,
@@ -355,7 +355,7 @@ def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
         (3.0, 1.0, 8_946, "guard alive, ends it in 1 min 40 s"),
     ],
 )
-def test_a_guard_is_alive_by_a_report_younger_than_a_minute_alone(age_s, scale, spent_s, end):
+def test_a_guard_is_alive_only_with_a_report_younger_than_a_minute(age_s, scale, spent_s, end):
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1_000, rate=2_000_000, cap=2_000_000)
     guard = {"alive": True, "age_s": age_s, "limit_s": 3_600.0, "elapsed_s": 3_500.0}
     now = Clocks("", 0.0, 1_000 + spent_s / scale)
@@ -371,10 +371,10 @@ def test_a_guard_is_alive_by_a_report_younger_than_a_minute_alone(age_s, scale, 
         (3.0, {"ends_at": 3_600, "looked_s_ago": 9.0}, "dead-man timer armed: 1970-01-01 01:00 UTC"),
         (3.0, {"ends_at": 3_600, "looked_s_ago": 130.0}, "dead-man timer: not seen"),
         (3.0, {}, "dead-man timer: not seen"),
-        (90.0, {"ends_at": 3_600, "looked_s_ago": 9.0}, "dead-man timer: not seen"),  # nothing of the pod is heard
+        (90.0, {"ends_at": 3_600, "looked_s_ago": 9.0}, "dead-man timer: not seen"),  # no report of the pod
     ],
 )
-def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_its_process(age_s, timer, words):
+def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_the_process(age_s, timer, words):
     job = Job(run="a-1", token="t", steps=(), farewell=(Call("DELETE", "https://example.invalid", {}),))
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, job=job.to_json())
     guard = {"alive": True, "age_s": age_s, "limit_s": None, "elapsed_s": 30.0, "start_timer": timer}

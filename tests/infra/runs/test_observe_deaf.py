@@ -1,4 +1,4 @@
-"""A frozen sshd: the table comes all the same, with what was known of its pod and how old that is."""
+"""A frozen sshd: the table still appears, with the last known facts of the pod and their age."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.nightly
-def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
+def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(tmp_path):
     code, homes = tmp_path / "checkout", tmp_path / "homes"
     shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
     (code / "wait.py").write_text("import time\nwhile True: time.sleep(1)\n")
@@ -53,7 +53,7 @@ def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")
-            assert deaf.ends[0].startswith("guard last heard ")  # not dead: it was not asked
+            assert deaf.ends[0].startswith("guard last heard ")  # not dead: the pod was not asked
             assert deaf.step == "wait" and deaf.age_s > 2 and deaf.progress["machine"]["disk_free_bytes"] > 0
             assert (well.run, well.state, well.note, well.step) == ("on-two", "running", "", "wait")
         finally:

@@ -1,4 +1,4 @@
-"""The care for a pod of a set, and what ends it; tests/end_to_end/test_street_market.py has a real one taken away."""
+"""Keeping a pod of a set, and the reasons to stop; tests/end_to_end/test_street_market.py loses a real pod."""
 
 import json
 import time
@@ -38,7 +38,7 @@ def pod(journal, owner_kind="pod_set", owner="lab", recovers=True, **more):
 
 @pytest.fixture
 def kept(journal, tmp_path, monkeypatch):
-    """A keeper whose pod is gone, and what it says; `pods.end` believes that."""
+    """Return a keeper whose pod is gone, and its output; `pods.end` accepts the end."""
     said = []
     one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], RunHome(tmp_path), {}, said.append)
     monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)
@@ -52,9 +52,9 @@ def kept(journal, tmp_path, monkeypatch):
         yield one, said
 
 
-def test_only_a_pod_of_a_set_that_is_to_recover_and_has_no_work_is_kept(journal):
+def test_only_a_recoverable_pod_of_a_set_without_work_is_kept(journal):
     assert recovers(pod(journal))
-    assert not recovers(journal.note(journal.op("sw1-a"), target="t"))  # a run's keeper has it
+    assert not recovers(journal.note(journal.op("sw1-a"), target="t"))  # a run's keeper has the pod
     others = ({"owner_kind": "held", "owner": ""}, {"owner_kind": "", "owner": ""}, {"owner_kind": "service"})
     for number, other in enumerate((*others, {"recovers": False})):
         with Journal.open(journal.path.with_name(f"{number}.db")) as one:
@@ -62,25 +62,25 @@ def test_only_a_pod_of_a_set_that_is_to_recover_and_has_no_work_is_kept(journal)
 
 
 @pytest.mark.parametrize("change", [{"target": "t"}, {"outcome": ASKED}])
-def test_a_pod_that_got_work_or_is_to_end_is_left_to_others(journal, kept, change):
+def test_a_pod_with_work_or_a_requested_end_is_left_alone(journal, kept, change):
     op = pod(journal)
     op = journal.note(op, **change) if "target" in change else journal.advance(op, "end", **change)
     assert kept[0].hold(op) == op and kept[1] == []
 
 
-def test_a_pod_that_is_gone_when_its_limits_are_used_up_is_not_rented_again(journal, kept):
+def test_a_gone_pod_without_remaining_limits_is_not_rented_again(journal, kept):
     op = pod(journal, ttl_s=pod_keeper.LEAST_S - 1)
     with pytest.raises(LimitHit, match="lium has it no more, and the limits leave no time for a new pod"):
         kept[0].hold(op)
     assert (journal.op("sw1-a").state, journal.op("sw1-a").outcome) == ("TERMINATED", "limit")
 
 
-def test_a_pod_without_work_goes_on_after_its_limit_by_the_file_of_its_set(journal, kept):
+def test_a_pod_without_work_continues_after_its_limit_by_its_set_file(journal, kept):
     with pytest.raises(LimitHit, match="the limit is reached; continue with a higher limit: inv apply"):
         kept[0].rest_of(pod(journal), Limits(time_s=0.0))
 
 
-def test_a_pod_that_is_taken_away_again_and_again_is_given_up(journal, kept):
+def test_a_repeatedly_preempted_pod_is_given_up(journal, kept):
     op = pod(journal)
     for number in range(POD.retries.most):
         op = journal.note(op, recoveries=number + 1)
@@ -88,7 +88,7 @@ def test_a_pod_that_is_taken_away_again_and_again_is_given_up(journal, kept):
         kept[0].hold(op)
 
 
-def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_for_again(journal, kept, monkeypatch):
+def test_a_change_of_the_set_takes_precedence_and_unavailable_machines_are_retried(journal, kept, monkeypatch):
     one, said = kept
     op, looked, waits = pod(journal), [], []
     lease = journal.leases.take(set_lease("lab"))

@@ -1,4 +1,4 @@
-"""The consequences of a file of pods: a pure decision tested against every world, and how the file is read."""
+"""The consequences of a file of pods: a pure decision, tested for every state, and the parsing of the file."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ LIVE = [state for state in STATES if state not in ENDED]
 
 wanted_pods = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(DIGESTS))
 facts = st.tuples(st.sampled_from(LIVE), st.sampled_from(SETS), st.sampled_from(DIGESTS))
-worlds = st.dictionaries(st.sampled_from((*NAMES, "e", "f")), facts)  # one live row for each name
+worlds = st.dictionaries(st.sampled_from((*NAMES, "e", "f")), facts)  # one live row per name
 
 
 def rows_of(world, ended=()):
@@ -38,7 +38,7 @@ def row(name, state, pod_set, digest, number=99):
 
 
 def carried_out(step, rows, wanted):
-    """The rows after a step, as the journal would have them: it refuses a name that lives."""
+    """Return the rows after a step, as in the journal: a live name cannot be planned again."""
     if step.action == "end":
         return [replace(one, state=TERMINATED) if one.token == step.token else one for one in rows]
     assert step.action == "create" and not [one for one in rows if one.is_live and one.run == step.name]
@@ -46,16 +46,14 @@ def carried_out(step, rows, wanted):
 
 
 @given(wanted_pods, worlds, st.lists(st.sampled_from(NAMES)), st.integers(0, 8))
-def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_nothing_else(
-    wanted, world, ended, crash_after
-):
+def test_an_apply_after_a_crash_reaches_the_wanted_set_and_touches_no_other_pod(wanted, world, ended, crash_after):
     rows = rows_of(world, ended)
     others = [one for one in rows if one.is_live and one.pod_set != "ours"]
     if any(one.run in wanted for one in others):
         with pytest.raises(UsageError, match="outside of the set ours"):
             decide("ours", wanted, rows)
         return
-    for most in (crash_after, 99, 99):  # cut off, then whole, then once more
+    for most in (crash_after, 99, 99):  # cut off, then complete, then once more
         steps = decide("ours", wanted, rows)
         changes = [step for step in steps if step.action != "keep"]
         order = [step.action for step in steps]
@@ -83,11 +81,11 @@ def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_not
         ({"a": "one"}, TERMINATED, "one", [PodAction("create", "a")]),
     ],
 )  # fmt: skip
-def test_one_pod(wanted, state, digest, steps):
+def test_decisions_for_one_pod(wanted, state, digest, steps):
     assert decide("ours", wanted, [row("a", state, "ours", digest)]) == steps
 
 
-def test_a_pod_that_is_proven_gone_is_made_anew_and_a_silent_one_is_kept():
+def test_a_proven_gone_pod_is_made_again_and_a_silent_pod_is_kept():
     gone, silent = Observation(False, why="lium has it no more"), Observation(why="no route to host")
     rows, wanted = [row("a", READY, "ours", "one"), row("b", READY, "ours", "one")], {"a": "one", "b": "one"}
     tokens = [one.token for one in rows]
@@ -118,7 +116,7 @@ def read(entry, provider="runpod"):
     return read_spec("f", entry, provider, ("local",))
 
 
-def test_what_is_not_said_is_the_default_and_own_machines_have_what_they_have():
+def test_missing_keys_have_defaults_and_own_machines_keep_their_hardware():
     rented, here, named = read({"name": "a"}), read({"name": "a"}, "local"), read({"name": "a", "instance_type": "x"})
     assert (rented.gpu_type, rented.gpu_count, rented.provider) == ("A100", 8, "runpod")
     assert (here.gpu_type, here.gpu_count) == (named.gpu_type, named.gpu_count) == (None, 0)
@@ -128,11 +126,11 @@ def test_what_is_not_said_is_the_default_and_own_machines_have_what_they_have():
     )
 
 
-def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
+def test_pods_that_differ_only_in_name_are_interchangeable():
     assert read({"name": "a"}).digest == read({"name": "b"}).digest
     assert read({"name": "a"}).digest != read({"name": "a", "ttl_hours": 1}).digest
     assert read({"name": "a", "ttl_hours": 1}).digest == read({"name": "a", "ttl_hours": 1.0}).digest
-    assert read({"name": "a"}).digest == read({"name": "a", "recover": True}).digest  # for which none is ended
+    assert read({"name": "a"}).digest == read({"name": "a", "recover": True}).digest  # no pod is ended
 
 
 @pytest.mark.parametrize(
@@ -164,12 +162,12 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         ({"pods": [], "set": "a/b"}, "is not a valid name"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_with_the_place(document, said):
+def test_an_invalid_file_is_refused_with_the_position(document, said):
     with pytest.raises(UsageError) as caught:
         read_set("f", "stem", document, "runpod", ("local",))
     assert said in str(caught.value)
 
 
-def test_a_set_is_called_as_its_file_unless_it_says_otherwise():
+def test_a_set_is_named_after_its_file_by_default():
     assert read_set("f", "stem", {"pods": []}, "local", ()) == ("stem", [])
     assert read_set("f", "stem", {"pods": [], "set": "other"}, "local", ())[0] == "other"

@@ -24,7 +24,7 @@ here = ThisMachine()
 
 
 class LosesAnswers(Local):
-    """Creates, and is not heard."""
+    """Creates a pod, and loses the answer."""
 
     def create(self, *words):
         super().create(*words)
@@ -32,7 +32,7 @@ class LosesAnswers(Local):
 
 
 class LosesQuestions(Local):
-    """Is never asked, but nobody can know that before ten minutes have passed."""
+    """Loses the request, which is unknown for ten minutes."""
 
     settle_s = 600.0
 
@@ -90,7 +90,7 @@ def test_a_rented_pod_has_a_row_with_the_job_to_hand_over(local, journal):
     assert pod.token.startswith(f"sw1-{journal.installation}-")
 
 
-def test_a_second_rent_of_the_same_asks_the_provider_for_nothing(local, journal):
+def test_a_second_rent_of_the_same_run_sends_no_request(local, journal):
     first = rent(local, journal, target="t", store="s")
     with pytest.raises(AlreadyLive) as taken:
         rent(local, journal, run="b-2", target="t", store="s")
@@ -105,7 +105,7 @@ def test_ending_proves_absence_and_may_be_repeated(local, journal):
     assert rent(local, journal).is_live
 
 
-def test_what_somebody_wants_to_end_ends_whatever_its_row_has_become_meanwhile(local, journal):
+def test_a_requested_end_works_for_any_later_state_of_the_row(local, journal):
     seen = rent(local, journal)
     journal.note(seen, rate=7)  # as its launch does at the same time
     assert pods.end(local, seen, journal).outcome == "asked"
@@ -119,19 +119,19 @@ def test_what_somebody_wants_to_end_ends_whatever_its_row_has_become_meanwhile(l
     assert pods.ask_to_end(done, journal) == done
 
 
-def test_a_definite_refusal_leaves_a_failed_row_and_the_way_free(local, journal):
+def test_a_definite_refusal_leaves_a_failed_row_and_allows_a_new_rent(local, journal):
     with pytest.raises(NoOffer, match="someone else took it"):
         rent(Refuses(local.pods), journal)
     assert [(op.state, op.reason) for op in journal.ops()] == [("FAILED", "someone else took it")]
     assert rent(local, journal).is_live
 
 
-def test_a_lost_answer_is_looked_up_and_nothing_is_rented_twice(local, journal):
+def test_a_lost_answer_is_looked_up_and_no_pod_is_rented_twice(local, journal):
     op = rent(LosesAnswers(local.pods), journal)
     assert op.state == "BOOTING" and [pod.token for pod in local.list()] == [op.token]
 
 
-def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local, journal):
+def test_a_lost_request_stays_unknown_and_does_not_count_as_gone_too_early(local, journal):
     provider = LosesQuestions(local.pods)
     with pytest.raises(Ambiguous, match="no reply"):
         rent(provider, journal)
@@ -146,7 +146,7 @@ def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local,
     assert op.state == "TERMINATING" and pods.end(provider, op, journal).state == "TERMINATED"
 
 
-def test_a_fresh_pod_that_its_provider_denies_is_not_gone_yet(local, journal):
+def test_a_new_pod_denied_by_its_provider_is_not_gone_yet(local, journal):
     class Lags(Local):
         settle_s = 600.0
         shows = False
@@ -169,10 +169,10 @@ def test_a_fresh_pod_that_its_provider_denies_is_not_gone_yet(local, journal):
         pods.end(KeepsAllAndLags(local.pods), journal.op(op.token), journal)
     assert journal.op(op.token).last_seen_at
     local.delete(op.remote_id)
-    assert pods.end(lagging, journal.op(op.token), journal).state == "TERMINATED"  # it was shown, and is gone
+    assert pods.end(lagging, journal.op(op.token), journal).state == "TERMINATED"  # the pod was listed, and is gone
 
 
-def test_what_nobody_knows_is_left_to_sweeps_at_once_and_what_was_rented_to_its_renter(local, journal):
+def test_unknown_pods_go_to_sweeps_at_once_and_rented_pods_stay_with_the_renter(local, journal):
     with pytest.raises(Ambiguous):
         rent(LosesQuestions(local.pods), journal)
     assert journal.leases.held() == set()
@@ -180,7 +180,7 @@ def test_what_nobody_knows_is_left_to_sweeps_at_once_and_what_was_rented_to_its_
     assert journal.leases.held() == {f"rent:{op.token}"}
 
 
-def test_ctrl_c_while_asking_leaves_a_row_that_finds_its_pod_and_ends_it(local, journal):
+def test_ctrl_c_during_a_request_leaves_a_row_that_finds_and_ends_its_pod(local, journal):
     with pytest.raises(KeyboardInterrupt):
         rent(Interrupted(local.pods), journal)
     (op,) = journal.ops(live=True)
@@ -188,7 +188,7 @@ def test_ctrl_c_while_asking_leaves_a_row_that_finds_its_pod_and_ends_it(local, 
     assert pods.end(local, op, journal).state == "TERMINATED" and local.list() == []
 
 
-def test_a_pod_that_does_not_go_stays_terminating(local, journal):
+def test_a_pod_that_does_not_end_stays_terminating(local, journal):
     op = rent(local, journal)
     with pytest.raises(
         SlipwayError, match="ending a-1: local still has the pod; the pod may still run. Run again: inv down a-1"
@@ -198,7 +198,7 @@ def test_a_pod_that_does_not_go_stays_terminating(local, journal):
     assert op.state == "TERMINATING" and pods.end(local, op, journal).state == "TERMINATED"
 
 
-def test_two_that_end_the_same_pod_both_hear_that_it_is_gone(local, journal, environ):
+def test_two_concurrent_ends_of_a_pod_both_report_that_it_is_gone(local, journal, environ):
     op = journal.advance(rent(local, journal), "end")
 
     class MeanwhileEnded(Local):
@@ -216,9 +216,7 @@ RENTER = source("rent_and_stop")
 
 
 @pytest.mark.parametrize("moment", ["before", "within", "after"])
-def test_a_renter_that_died_leaves_nothing_in_the_way_and_a_living_one_is_not_disturbed(
-    local, journal, environ, moment
-):
+def test_a_dead_renter_blocks_no_rent_and_a_living_renter_is_not_disturbed(local, journal, environ, moment):
     words = [sys.executable, "-c", RENTER, str(local.pods), moment]
     renter = subprocess.Popen(
         words,
@@ -237,7 +235,7 @@ def test_a_renter_that_died_leaves_nothing_in_the_way_and_a_living_one_is_not_di
     assert rent(local, journal, target="t", store="s").is_live
 
 
-def test_a_pod_with_its_verdict_is_settled_and_one_at_work_is_left(local, journal):
+def test_a_pod_with_a_verdict_is_settled_and_a_working_pod_is_not(local, journal):
     op = journal.advance(rent(local, journal), "armed")
     verdict = PodFolder(Path(op.address)).verdict
     for token in (None, "sw1-of-an-earlier-pod"):
@@ -249,7 +247,7 @@ def test_a_pod_with_its_verdict_is_settled_and_one_at_work_is_left(local, journa
     assert (over.state, over.reason) == ("TERMINATED", "the work has ended: succeeded")
 
 
-def test_a_pod_that_is_gone_or_was_being_ended_is_settled(local, journal):
+def test_a_gone_or_ending_pod_is_settled(local, journal):
     gone = journal.advance(rent(local, journal), "armed")
     local.delete(gone.remote_id)
     assert pods.settle(local, gone, journal).state == "TERMINATED"

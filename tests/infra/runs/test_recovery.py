@@ -1,4 +1,4 @@
-"""The decision about a run: every way in which up to three nodes can look, and what must never follow from silence."""
+"""The decision about a run: every possible view of up to three nodes, and the actions that silence must never cause."""
 
 import itertools
 
@@ -32,8 +32,8 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         ([SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
         ([DEAD], RecoveryDecision(RecoveryAction.RESUME)),
         ([GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
-        # several
-        ([WORKS, SILENT], RecoveryDecision(RecoveryAction.LEAVE)),  # node 0 will say so, if it is lost
+        # several machines
+        ([WORKS, SILENT], RecoveryDecision(RecoveryAction.LEAVE)),  # node 0 will report the node, if lost
         ([SILENT, WORKS], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
         ([DEAD, SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(1,))),
         ([SILENT, SAYS_FAILED], RecoveryDecision(RecoveryAction.LEAVE)),
@@ -41,7 +41,7 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         ([SAYS_LOST, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), lost=LOST["reason"])),
         ([SAYS_LOST, GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
         ([SILENT, SAYS_LOST], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
-        ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # it answers again
+        ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # the machine answers again
         (
             [GONE, SILENT],
             RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,)),
@@ -49,12 +49,12 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
     ],
 )
-def test_what_is_seen_decides_what_is_done(nodes, course):
+def test_observations_decide_the_action(nodes, course):
     assert decide(nodes) == course
 
 
 def broken_rules(decision) -> set[str]:
-    """Return the rules that a decision breaks, over everything that can be observed."""
+    """Return the rules that a decision breaks, over all possible observations."""
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]
@@ -82,11 +82,11 @@ def broken_rules(decision) -> set[str]:
     return broken
 
 
-def test_nothing_that_can_be_seen_leads_to_what_must_not_be():
+def test_no_observation_leads_to_a_forbidden_action():
     assert broken_rules(decide) == set()
 
 
-def test_a_decision_that_takes_silence_for_absence_is_found_out():
+def test_a_decision_that_takes_silence_for_absence_breaks_a_rule():
     def hasty(nodes):
         return decide([GONE if one.is_there is None else one for one in nodes])
 
@@ -99,19 +99,19 @@ def test_a_decision_that_takes_silence_for_absence_is_found_out():
         (WORKS, RecoveryAction.LEAVE, RecoveryAction.LEAVE),
         (SILENT, RecoveryAction.WAIT, RecoveryAction.WAIT),
         (UNREADABLE, RecoveryAction.WAIT, RecoveryAction.WAIT),
-        (DEAD, RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW),  # an engine is never started again
-        (SAYS_FAILED, RecoveryAction.LEAVE, RecoveryAction.BEGIN_ANEW),  # nor has it an end of its own
+        (DEAD, RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW),  # an engine is never restarted
+        (SAYS_FAILED, RecoveryAction.LEAVE, RecoveryAction.BEGIN_ANEW),  # and has no end of its own
         (GONE, RecoveryAction.BEGIN_ANEW, RecoveryAction.BEGIN_ANEW),
     ],
 )
-def test_a_replica_is_replaced_where_a_run_is_resumed(seen, run, replica):
+def test_a_replica_is_replaced_in_cases_where_a_run_is_resumed(seen, run, replica):
     assert [decide([seen], spec).do for spec in (RUN, POD, REPLICA)] == [run, run, replica]
 
 
 @settings(deadline=None)
 @given(st.sampled_from((RUN, REPLICA, POD)), st.lists(st.floats(0, 3e4), max_size=60))
-def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_backoff(spec, failures_after_s):
-    """Fail at any time: each start comes after its wait, and a full window admits no other one."""
+def test_restarts_respect_the_budget_and_the_backoff(spec, failures_after_s):
+    """Fail at any time: each start comes after its wait, and a full window allows no further start."""
     now, begun = 0.0, list[float]()
     for after_s in failures_after_s:
         now += after_s
@@ -129,8 +129,8 @@ def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_ba
         assert decide([WORKS], spec, begun, now).do is RecoveryAction.LEAVE
 
 
-def test_what_was_seen_of_one_decides_whatever_was_begun_before():
-    """The budget changes nothing about what is left alone or waited for."""
+def test_the_observation_decides_independently_of_earlier_starts():
+    """The budget does not affect nodes that are left alone or waited for."""
     spent = [float(second) for second in range(100)]
     for nodes in ALL:
         fresh, late = decide(nodes), decide(nodes, RUN, spent, 99.0)

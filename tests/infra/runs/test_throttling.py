@@ -1,4 +1,4 @@
-"""Pauses that vendors ask for, as a launch takes them."""
+"""Pauses requested by vendors, as taken by a launch."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Vendor:
 @pytest.mark.parametrize(
     ("asked_s", "pause_s"), [(7.0, 7.0), (None, USUAL_PAUSE_S), (LONGEST_PAUSE_S, LONGEST_PAUSE_S)]
 )
-def test_a_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
+def test_a_requested_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
     said, slept = [], []
     throttling = Throttling(said.append, slept.append)
     error = RateLimited("runpod accepts no more requests now: 429", asked_s)
@@ -27,7 +27,7 @@ def test_a_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
     assert throttling.may_ask_again(Vendor(), "b", error) and throttling.closed == {}
 
 
-def test_a_vendor_that_wants_a_longer_pause_is_left_out():
+def test_a_vendor_with_a_longer_pause_is_skipped():
     slept = []
     throttling = Throttling(lambda _: None, slept.append)
     assert not throttling.may_ask_again(Vendor(), "a", RateLimited("429", 1_724.0))

@@ -1,4 +1,4 @@
-"""The spend limit of a launch that names no limit: it follows what the plan is expected to cost."""
+"""The spend limit of a launch without a named limit follows the expected cost of the plan."""
 
 import pytest
 
@@ -18,7 +18,7 @@ USD = 10**6
     (200 * USD, True, 150 * USD, "may need more: --spend-limit 200; to change the limit: --spend-limit, --ttl"),
     (None, False, 150 * USD, "because the cost of the work is unknown"),
 ])  # fmt: skip
-def test_the_default_limit_is_a_multiple_of_the_high_estimate_and_says_so(high, measured, limit, reason):
+def test_the_default_limit_is_a_named_multiple_of_the_high_estimate(high, measured, limit, reason):
     found = default_limit(high, measured)
     assert found.micro_usd == limit and reason in found.words
     assert found.words.startswith("neither --ttl nor --spend-limit is given: the limit is ")
@@ -28,7 +28,7 @@ def expected(step, seconds, source):
     return Expected(step=step, seconds=seconds, low=seconds, high=seconds, fixed_s=0.0, source=source)
 
 
-def test_a_forecast_is_measured_when_every_step_that_takes_long_is():
+def test_a_forecast_is_measured_if_every_long_step_is_measured():
     base, talk = expected("base", 100.0, SAME), expected("talk", 1.0, GUESS)
     assert is_measured([base, talk, expected(AROUND, 300.0, GUESS)])
     assert is_measured([expected("base", 100.0, SETTINGS)])
@@ -36,7 +36,7 @@ def test_a_forecast_is_measured_when_every_step_that_takes_long_is():
     assert not is_measured([])
 
 
-def test_a_pod_whose_work_nobody_knows_gets_the_most_that_is_set_unless_it_has_a_limit():
+def test_a_pod_with_unknown_work_gets_the_maximum_limit_by_default():
     told = []
     assert with_most(Limits(idle_gpu_s=60.0), True, told.append).spend_micro_usd == 150 * USD
     assert "150.00 USD" in told.pop()

@@ -1,4 +1,4 @@
-"""Checks before money is spent: whether an offer has room for the work, and whether the limits last."""
+"""Checks before spending: enough room for the work on an offer, and sufficient limits."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def offer(**facts):
     return Offer(**{"provider": "runpod", "offer_id": "o", "num_gpus": 1, "micro_usd_per_hour": 36_000_000, **facts})
 
 
-def test_a_volume_has_room_for_the_checkpoints_and_a_small_one_for_a_large_model_is_told():
+def test_a_volume_with_room_passes_and_a_too_small_volume_is_reported():
     told = []
     large, work = offer(volume="v", volume_bytes=1000 * GB, disk_bytes=9 * GB), plan(disk_bytes=150 * GB)
     untold = offer(volume="v", disk_bytes=9 * GB)
@@ -37,7 +37,7 @@ def test_a_volume_has_room_for_the_checkpoints_and_a_small_one_for_a_large_model
         roomy(work, [offer(disk_bytes=9 * GB)], told.append)
 
 
-def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_would_do():
+def test_limits_too_short_for_the_start_are_refused_with_sufficient_values():
     settings = Settings.load(ROOT, environ={})
     cheap, dear = offer(), offer(micro_usd_per_hour=360_000_000)
     for enough in (Limits(), Limits(time_s=120.0), Limits(spend_micro_usd=12_000_000)):
@@ -47,7 +47,7 @@ def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_woul
         lasting(plan(Limits(spend_micro_usd=1_000_000)), [dear, cheap], settings)
 
 
-def test_a_rented_machine_without_a_key_to_a_bucket_of_google_s_is_not_rented(monkeypatch):
+def test_a_machine_is_not_rented_without_a_key_to_its_google_bucket(monkeypatch):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     job = Job(run="r", token="t", steps=(), limits=NONE)
     asked = Plan(target="", store="gs://bucket/runs", artifacts=(), job=job, request=Request(run="r"))

@@ -1,4 +1,4 @@
-"""Providers by their names: those of packs too, and the answer where a pack is not there."""
+"""Providers by name, including providers of packs, and the answer for a missing pack."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def settings(tmp_path):
     return Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
 
 
-def test_a_provider_of_a_pack_is_opened_by_its_name_and_once(settings, monkeypatch):
+def test_a_provider_of_a_pack_is_opened_once_by_name(settings, monkeypatch):
     entry = PackProvider(where=f"{__name__}:Queue")
     monkeypatch.setattr(packs, "installed", lambda: {"line": Pack(name="line", about="x", providers={"queue": entry})})
     assert "queue" in by_name.known()
@@ -34,9 +34,7 @@ def test_a_provider_of_a_pack_is_opened_by_its_name_and_once(settings, monkeypat
     assert inventory("queue", settings) is None
 
 
-def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_none_that_we_rent(
-    settings, monkeypatch, tmp_path
-):
+def test_a_provider_of_a_missing_pack_names_the_pack_and_counts_as_not_rented(settings, monkeypatch, tmp_path):
     name = packs.words("providers")[0]
     monkeypatch.setattr(packs, "installed", dict)
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
@@ -45,7 +43,7 @@ def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_no
     assert name not in by_name.known() and not is_rented(name) and is_rented("own-cloud")
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_that_are_known(settings):
+def test_an_unknown_provider_is_refused_with_the_known_names(settings):
     with pytest.raises(UsageError, match="unknown provider 'runpot'; did you mean runpod"):
         registry.provider(settings, "runpot")
 

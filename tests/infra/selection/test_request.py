@@ -1,4 +1,4 @@
-"""The request of a launch, and the messages where it cannot be satisfied."""
+"""The request of a launch, and the messages for unsatisfiable requests."""
 
 import pytest
 
@@ -14,13 +14,13 @@ from tests.world import ROOT
 
 
 @pytest.mark.parametrize("flags", [{"use_spot": True}, {"max_price": "3"}])
-def test_what_is_said_about_prices_is_refused_where_nothing_is_paid(tmp_path, flags):
+def test_price_flags_are_refused_on_free_machines(tmp_path, flags):
     flag = "--" + next(iter(flags)).replace("_", "-")
     with pytest.raises(UsageError, match=f"{flag} is for rented machines; this provider costs nothing"):
         request_on([Local(tmp_path)], MachineSpec(**flags), "a-1")
 
 
-def test_nothing_is_asked_of_a_rented_machine_that_nobody_typed_and_without_work_that_is_refused(tmp_path):
+def test_requests_have_only_typed_flags_and_are_refused_without_work(tmp_path):
     settings = Settings.load(ROOT, {"provider": "runpod"}, environ={"RUNPOD_API_KEY": "k" * 20, "HOME": str(tmp_path)})
     candidates = registry.candidates(settings)
     wanted = request_on(candidates, MachineSpec(), "a-1")
@@ -34,14 +34,14 @@ def test_nothing_is_asked_of_a_rented_machine_that_nobody_typed_and_without_work
 
 
 @pytest.mark.process
-def test_a_gpu_that_is_not_here_is_refused_with_the_keys_and_the_rehearsal(tmp_path):
+def test_a_gpu_missing_on_this_machine_is_refused_with_keys_and_rehearsal(tmp_path):
     with pytest.raises(NoOffer) as refused:
         of_machines(Local(tmp_path), Request(run="a-1", gpu="H100", num_gpus=8))
     said = str(refused.value)
     assert "RUNPOD_API_KEY" in said and "inv rehearse --gpu H100 --num-gpus 8" in said and "node(s)" not in said
 
 
-def test_a_missing_key_is_an_error_of_authentication_that_names_it(tmp_path):
+def test_a_missing_key_is_an_authentication_error_with_the_name(tmp_path):
     settings = Settings.load(ROOT, {"pools": str(tmp_path / "none.yaml")}, environ={})
     for ask, key in (
         (lambda: registry.provider(settings, "runpod"), "RUNPOD_API_KEY"),

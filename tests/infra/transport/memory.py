@@ -1,4 +1,4 @@
-"""The peak of the memory of the process that runs the tests, held to a bound."""
+"""The peak memory of the process that runs the tests, kept below a bound."""
 
 import resource
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.transport.protocol import LIMIT_BYTES
 
 MIB = 1 << 20
-GROWTH_BYTES = 8 * LIMIT_BYTES  # pieces, joined once, and as text; a hole of 3 GB is 24 times that
+GROWTH_BYTES = 8 * LIMIT_BYTES  # pieces, joined once, and as text; a sparse file of 3 GB is 24 times as large
 
 
 def status(field: str) -> int:
@@ -19,7 +19,7 @@ def status(field: str) -> int:
 
 @contextmanager
 def bounded(growth_bytes: int = GROWTH_BYTES) -> Iterator[None]:
-    """Fail when the peak of this process's memory grows by more; stop it long before the machine suffers."""
+    """Fail if the peak memory of this process grows by more; stop the process long before the machine suffers."""
     Path("/proc/self/clear_refs").write_text("5")
     before, (soft, hard) = status("VmRSS"), resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + 4 * growth_bytes, hard))

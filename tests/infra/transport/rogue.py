@@ -1,4 +1,4 @@
-"""An SSH server that lets anybody in and breaks the protocol: it sends more than it may."""
+"""An SSH server that accepts every client and breaks the protocol: sends more than the client allowed."""
 
 import contextlib
 import socket
@@ -32,7 +32,7 @@ class _Anybody(paramiko.ServerInterface):
 
 
 class RogueServer:
-    """`what`: "no window", "a packet" or "a greeting" is what goes on without end."""
+    """`what`: "no window", "a packet" or "a greeting" names the endless part."""
 
     def __init__(self, folder: Path, what: str) -> None:
         self._what = what
@@ -48,7 +48,7 @@ class RogueServer:
         self._thread.join(10)
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the other side has had enough
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the client closed the connection
             plain, _ = self._listener.accept()
             with plain:
                 self._speak(plain)
@@ -74,7 +74,7 @@ class RogueServer:
 
     @staticmethod
     def _send_packet(transport: paramiko.Transport) -> None:
-        """Send one packet whose length is an honest gigabyte, in pieces that never end."""
+        """Send one packet with an honest length of a gigabyte, in endless pieces."""
         packets = transport.packetizer
         build = packets._build_packet
 

@@ -1,4 +1,4 @@
-"""uv is brought to a host that has none, once; a host's own is left to do the work."""
+"""uv is sent once to a host without uv; a host's own uv is used."""
 
 import json
 import sys
@@ -49,7 +49,7 @@ def test_a_host_that_has_uv_keeps_its_own(host, reach):
     assert not (host.folder / "home" / ".cache").exists()
 
 
-def test_a_uv_that_is_too_old_or_does_not_run_counts_as_none(host, reach):
+def test_an_old_or_broken_uv_counts_as_missing(host, reach):
     put_program(host, ".local/bin/uv", "echo uv 0.1.9")
     put_program(host, ".cargo/bin/uv", "echo uv 0.9.1; exit 1")
     assert bootstrap.bring(reach, PodFolder(Path(host.address.folder))).startswith("uv sent, ")
@@ -59,7 +59,7 @@ def test_a_uv_that_is_too_old_or_does_not_run_counts_as_none(host, reach):
     ("program", "script", "said"),
     [("uname", "echo Linux sparc64", "no uv for Linux sparc64"), ("getconf", "exit 1", "other: the pod downloads uv")],
 )
-def test_another_kind_of_machine_is_sent_nothing(host, tmp_path, program, script, said):
+def test_a_machine_of_a_different_architecture_gets_no_uv(host, tmp_path, program, script, said):
     put_program(host, f"bin/{program}", script)
     host.stop()
     host.options = ["-o", f"SetEnv=PATH={Path(host.address.folder).parent / 'bin'}:/usr/bin:/bin"]
@@ -69,7 +69,7 @@ def test_another_kind_of_machine_is_sent_nothing(host, tmp_path, program, script
     assert not (host.folder / "home" / ".cache").exists()
 
 
-def test_a_uv_that_arrives_damaged_is_not_kept(host, reach):
+def test_a_damaged_uv_is_not_kept(host, reach):
     place = f"{bootstrap.FOLDER}/uv-damaged"
     said = bootstrap._send(reach, bootstrap._ours()[0], "0" * 64, place)
     assert said == "uv was sent, but is not used: uv arrived damaged"

@@ -1,4 +1,4 @@
-"""A machine that speaks without end, or holds a file without end, costs this process no more than a limit."""
+"""A machine with endless output or an endless file costs this process only a limited amount of memory."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def hole(path: Path, num_bytes: int = HOLE_BYTES) -> Path:
     return path
 
 
-def test_a_file_that_is_a_hole_of_3_gb_is_refused_in_words(way, tmp_path):
+def test_a_sparse_file_of_3_gb_is_refused_with_a_message(way, tmp_path):
     path = hole(tmp_path / "progress.json")
     with bounded(), pytest.raises(TooLarge, match=f"get {path}: the output exceeded the limit of 16.8 MB"):
         way.get(path)
@@ -66,7 +66,7 @@ def test_a_piece_of_a_file_has_at_most_the_size_of_a_piece(way, tmp_path):
 
 
 @pytest.mark.parametrize("stream", ["1", "2"])
-def test_a_command_that_speaks_without_end_is_ended(way, stream, tmp_path):
+def test_a_command_with_endless_output_is_ended(way, stream, tmp_path):
     script = f"echo $$ > {tmp_path}/number; exec yes a line of a report >&{stream}"
     with (
         bounded(),
@@ -77,20 +77,20 @@ def test_a_command_that_speaks_without_end_is_ended(way, stream, tmp_path):
     assert way.run(["echo", "on"], timeout_s=20).stdout == "on\n"
 
 
-def test_a_caller_may_take_more(way):
+def test_a_caller_may_raise_the_limit(way):
     script = f"head -c {2 * LIMIT_BYTES} /dev/zero"
     with pytest.raises(TooLarge):
         way.run(["sh", "-c", script], timeout_s=60)
     assert len(way.run(["sh", "-c", script], timeout_s=60, limit_bytes=2 * LIMIT_BYTES).stdout) == 2 * LIMIT_BYTES
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused_or_read_up_to_the_limit(way, tmp_path):
+def test_a_growing_file_is_refused_or_read_up_to_the_limit(way, tmp_path):
     path = tmp_path / "growing.json"
     writer = subprocess.Popen(["sh", "-c", f"exec yes grows > {path}"])
     try:
         until(lambda: path.exists() and path.stat().st_size > 1000, "a file")
         with bounded(), pytest.raises(TooLarge):
-            for _ in range(1000):  # until it is as long as that
+            for _ in range(1000):  # until the file has this length
                 assert len(way.get(path)) <= LIMIT_BYTES
     finally:
         writer.kill()
@@ -107,7 +107,7 @@ def test_only_a_regular_file_is_read(way, kind, tmp_path):
             read()
 
 
-def test_a_program_alongside_that_speaks_without_end_costs_only_its_last_words(way, tmp_path):
+def test_a_background_program_with_endless_output_keeps_only_its_last_output(way, tmp_path):
     script = f"yes words | head -c {8 * LIMIT_BYTES}; touch {tmp_path}/said; echo last"
     with bounded(), way.alongside(["sh", "-c", script]) as look:
         until(look, "the end of the program")
@@ -117,7 +117,7 @@ def test_a_program_alongside_that_speaks_without_end_costs_only_its_last_words(w
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_output_that_is_kept_for_json_is_bounded_and_its_command_ended(where, sshd, tmp_path):  # noqa: F811
+def test_output_kept_for_json_is_bounded_and_its_command_is_ended(where, sshd, tmp_path):  # noqa: F811
     command = f"echo $$ > {tmp_path}/number; exec yes a line of a report"
     machine = LocalConnection("one", "") if where == "here" else None
     if machine is None:
@@ -131,8 +131,8 @@ def test_output_that_is_kept_for_json_is_bounded_and_its_command_ended(where, ss
 
 
 @pytest.mark.parametrize("by", ["rsync", "pieces"])
-def test_of_a_large_file_no_more_comes_than_was_promised(by, sshd, tmp_path, monkeypatch):  # noqa: F811
-    """A listing promises 40 MB, and the file is a hole of 3 GB with these 40 MB in front."""
+def test_a_large_file_is_read_only_up_to_its_listed_size(by, sshd, tmp_path, monkeypatch):  # noqa: F811
+    """A listing promises 40 MB, and the file is a sparse file of 3 GB that begins with these 40 MB."""
     if by == "pieces":
         monkeypatch.setattr(rsync, "here", lambda: None)
     else:
@@ -163,7 +163,7 @@ def test_of_a_large_file_no_more_comes_than_was_promised(by, sshd, tmp_path, mon
     assert largest <= promised + 512
 
 
-# a machine whose sshd is not OpenSSH's
+# a machine with an sshd other than OpenSSH
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def rogue(tmp_path) -> Iterator[Callable[[str], Ssh]]:
         server.stop()
 
 
-def test_a_server_that_sends_more_than_the_window_loses_the_connection(rogue):
-    """The program's output is not read meanwhile, as where a disk is slow."""
+def test_a_server_that_exceeds_the_window_loses_the_connection(rogue):
+    """The client does not read the output meanwhile, as with a slow disk."""
     with bounded(), rogue("no window") as pod, pod.duplex("true") as program:
         until(lambda: not pod._link.is_alive, "a closed connection")
         while program.recv(1 << 16):
@@ -194,6 +194,6 @@ def test_a_server_that_sends_an_endless_packet_loses_the_connection(rogue):
         pod.run(["true"], timeout_s=60)
 
 
-def test_a_server_that_greets_without_end_is_no_machine(rogue):
+def test_a_server_with_an_endless_greeting_is_refused(rogue):
     with bounded(), rogue("a greeting") as pod, pytest.raises(Unreachable, match="bytes before the version"):
         pod.run(["true"], timeout_s=60)

@@ -1,4 +1,4 @@
-"""Frames of remote output: pieces of any size, numbers that may be signalled, text that holds parts of marks."""
+"""Frames of remote output: pieces of any size, valid process ids, text with parts of marks."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ TEXT = st.lists(st.sampled_from([b"e", b"e" * 15, FRAME.end.encode()[:-1], b"\n"
 
 
 @given(talk=TEXT, content=TEXT, after=TEXT, cuts=st.lists(st.integers(0, 200)))
-def test_what_stands_between_the_marks_is_found_however_it_is_cut(talk, content, after, cuts):
+def test_the_text_between_marks_is_found_for_any_split(talk, content, after, cuts):
     raw = talk + f"{FRAME.begin} 77\n".encode() + content + f"{FRAME.end} 5\n".encode() + after
     stream, found, at = FRAME.stdout, b"", 0
     for cut in [*sorted(cuts), len(raw)]:
@@ -25,7 +25,7 @@ def test_what_stands_between_the_marks_is_found_however_it_is_cut(talk, content,
     assert stream.talk == talk[:300]
 
 
-def test_what_cannot_be_a_mark_is_handed_over_at_once():
+def test_text_that_cannot_be_a_mark_is_passed_on_at_once():
     stream = FRAME.stdout
     stream.feed(f"{FRAME.begin} 9\n".encode())
     assert stream.feed(b"question?") == b"question?"
@@ -33,13 +33,13 @@ def test_what_cannot_be_a_mark_is_handed_over_at_once():
 
 
 @pytest.mark.parametrize("said", ["", "1", "0", "-1", "-9", "9x", "1 2", "9" * 30, "x"])
-def test_a_number_that_may_not_be_signalled_is_none(said):
+def test_a_pid_that_must_not_be_signalled_is_refused(said):
     stream = FRAME.stdout
     stream.feed(f"12345\n{FRAME.begin} {said}\n".encode())
     assert stream.process is None
 
 
-def test_talk_without_end_is_no_output():
+def test_endless_text_before_the_mark_is_no_output():
     stream = FRAME.stdout
     with pytest.raises(NoFrame):
         for _ in range(100):
@@ -47,20 +47,20 @@ def test_talk_without_end_is_no_output():
     assert len(stream.talk) <= 300
 
 
-def test_what_a_shell_prints_is_shown_without_steering_the_terminal():
+def test_shell_output_is_shown_without_terminal_control_codes():
     assert shown(b"\x1b]0;title\x07\x1b[31mred\r\nnext\xff") == "]0;title [31mred next\ufffd"
     assert len(shown(b"x" * 300)) == 120
 
 
 @pytest.mark.process
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=60))
-def test_a_script_arrives_as_it_is(text):
+def test_a_script_arrives_unchanged(text):
     script = "printf '%s.' " + "'" + text.replace("'", "'\\''") + "'"
     done = subprocess.run(["sh", "-c", login_line(script).line], capture_output=True, timeout=60)
     assert done.stdout.decode() == f"{text}."
 
 
-def test_no_mark_is_in_the_line_that_a_shell_may_repeat():
+def test_an_echoed_command_line_contains_no_mark():
     frame = Frame()
     line = login_line(frame.around("true")).line
     assert frame.begin not in line and frame.end not in line and Frame() != frame

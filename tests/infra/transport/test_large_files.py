@@ -1,4 +1,4 @@
-"""Large files over real sshds: what is there already is not sent again, by rsync and without it, with equal results."""
+"""Large files over real sshds: existing parts are not sent again, with and without rsync, with equal results."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ SIZE = 12 * MB + 345
 
 @pytest.fixture(params=["rsync", "pieces"])
 def pod(request, sshd, tmp_path, monkeypatch):  # noqa: F811
-    """A machine to which large files go by rsync, and one to which they go in pieces of 1 MB."""
+    """Return a machine with rsync, and a machine that receives large files in pieces of 1 MB."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", MB)
     if request.param == "pieces":
         monkeypatch.setattr(rsync, "here", lambda: None)
@@ -43,7 +43,7 @@ def content(seed: int = 7, size: int = SIZE) -> bytes:
 
 
 def changed(text: bytes) -> bytes:
-    """One percent of it, in one place."""
+    """Change one percent of the file, in one place."""
     at = len(text) // 3
     return text[:at] + content(8, len(text) // 100) + text[at + len(text) // 100 :]
 
@@ -56,7 +56,7 @@ def move(pod: Ssh, direction: str, source: Path, draft: Path, meter: Meter, size
 
 
 class Cutting(Meter):
-    """Cuts the connection each time when so many bytes have been moved since the last cut, as often as it may."""
+    """Cuts the connection after every `every` moved bytes, up to a number of times."""
 
     def __init__(self, host: Host, every: float, times: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Cutting(Meter):
 
 
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_only_what_differs_goes_over_the_connection(pod, direction, tmp_path):
+def test_only_changed_parts_are_transferred(pod, direction, tmp_path):
     source, draft, meter = tmp_path / "there" / "a file", tmp_path / "here" / "draft", Meter()
     source.parent.mkdir()
     source.write_bytes(content())
@@ -89,7 +89,7 @@ def test_only_what_differs_goes_over_the_connection(pod, direction, tmp_path):
 
 
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_a_link_that_is_cut_ten_times_is_sat_out(pod, direction, sshd, tmp_path):  # noqa: F811
+def test_a_transfer_survives_ten_cuts(pod, direction, sshd, tmp_path):  # noqa: F811
     source, draft, meter = tmp_path / "there", tmp_path / "draft", Cutting(sshd, 3 * MB / 2, 10)
     source.write_bytes(content(size=2 * SIZE))
     said: list[str] = []
@@ -100,7 +100,7 @@ def test_a_link_that_is_cut_ten_times_is_sat_out(pod, direction, sshd, tmp_path)
 
 
 def disk_of(folder: Path, megabytes: int) -> Path:
-    """A disk of that size; it goes with the machine, or with `umount`."""
+    """Mount a disk of this size; the disk disappears with the machine, or with `umount`."""
     needs(PRIVILEGE)
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
@@ -108,7 +108,7 @@ def disk_of(folder: Path, megabytes: int) -> Path:
 
 
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_a_full_disk_is_told_and_not_kept_full(pod, direction, tmp_path):
+def test_a_full_disk_is_reported_and_not_left_full(pod, direction, tmp_path):
     source = tmp_path / "there"
     source.write_bytes(content())
     disk = disk_of(tmp_path / "disk", 5)
@@ -116,21 +116,21 @@ def test_a_full_disk_is_told_and_not_kept_full(pod, direction, tmp_path):
         with pytest.raises((SlipwayError, OSError), match="No space left on device"):
             move(pod, direction, source, disk / "draft", Meter())
         assert list(disk.iterdir()) == []
-    finally:  # the second process of an rsync that writes ends a little after the first
+    finally:  # the second process of a writing rsync ends a little after the first
         until(lambda: subprocess.run(["umount", disk]).returncode == 0, "a disk that nobody uses")
 
 
 @pytest.mark.parametrize("unread", [b"", b"asked for"])
-def test_a_program_that_has_left_is_no_connection_that_was_cut(unread):
+def test_an_exited_program_does_not_count_as_a_cut_connection(unread):
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(unread)
-        theirs.close()  # with something unread, a write is answered by a reset instead of a broken pipe
+        theirs.close()  # with unread input, a write gets a reset instead of a broken pipe
         assert not rsync.is_taken(ours.fileno(), b"more")
 
 
 class Growing(Meter):
-    """Appends to a file while it is moved."""
+    """Appends to a file during the transfer."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Growing(Meter):
 
 
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_of_a_file_that_grows_meanwhile_what_there_was_arrives(pod, direction, tmp_path):
+def test_a_growing_file_arrives_with_its_initial_content(pod, direction, tmp_path):
     source, draft = tmp_path / "there", tmp_path / "draft"
     source.write_bytes(content())
     move(pod, direction, source, draft, Growing(source))
@@ -153,7 +153,7 @@ def test_of_a_file_that_grows_meanwhile_what_there_was_arrives(pod, direction, t
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 
 
-def test_a_push_sends_of_a_large_file_what_differs_and_checks_it_as_any_other(pod, tmp_path, monkeypatch):
+def test_a_push_sends_changed_parts_of_a_large_file_and_scans_it_for_secrets(pod, tmp_path, monkeypatch):
     monkeypatch.setattr(large_files, "LARGE_BYTES", MB)
     root, place = tmp_path / "project", tmp_path / "pod"
     (root / "data").mkdir(parents=True)
@@ -182,7 +182,7 @@ def test_a_push_sends_of_a_large_file_what_differs_and_checks_it_as_any_other(po
     assert list((place / "state" / "incoming").iterdir()) == []
 
 
-def test_a_large_file_that_changes_while_it_is_pushed_is_refused(pod, tmp_path, monkeypatch):
+def test_a_large_file_that_changes_during_a_push_is_refused(pod, tmp_path, monkeypatch):
     monkeypatch.setattr(large_files, "LARGE_BYTES", MB)
     root, place = tmp_path / "project", tmp_path / "pod"
     for folder in (root, place):
@@ -197,7 +197,7 @@ def test_a_large_file_that_changes_while_it_is_pushed_is_refused(pod, tmp_path, 
 
 
 class Rough(Cutting):
-    """Appends to a file each time when it cuts the connection."""
+    """Appends to a file at each cut of the connection."""
 
     def __init__(self, host: Host, every: float, times: int, path: Path) -> None:
         super().__init__(host, every, times)
@@ -214,14 +214,14 @@ class Rough(Cutting):
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_one_percent_of_two_gigabytes_outlives_a_full_disk_ten_cuts_and_growth(
+def test_a_one_percent_change_of_two_gigabytes_survives_full_disk_cuts_and_growth(
     pod,
     direction,
     sshd,  # noqa: F811
     tmp_path,
     monkeypatch,
 ):
-    """2 GB with 20 MB of content among holes; 1 % has changed since the draft, which is on a disk with 12 MB left."""
+    """Transfer 2 GB with 20 MB of content among holes; 1 % has changed since the draft, on a disk with 12 MB left."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", 32 * MB)
     is_rsync, size, disk = bool(large_files.way(pod).program), 2 << 30, disk_of(tmp_path / "disk", 32)
     source, draft, kept = tmp_path / "there", tmp_path / "draft", disk / "draft"

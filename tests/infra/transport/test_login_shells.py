@@ -1,4 +1,4 @@
-"""Login shells that talk, and login shells that are no `sh`: what is read of a machine is what its command said."""
+"""Login shells with their own output, and login shells other than `sh`: only the output of the command is read."""
 
 import os
 import subprocess
@@ -26,8 +26,8 @@ ODD = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü
 BINARY = bytes(range(256)) * 40
 
 
-# One of each program, and the forced command that joins the streams: the others differ only in their greeting, which
-# the test of words and streams reads from all of them.
+# One shell of each program, and the forced command that joins the streams: the other shells differ only in the
+# greeting, which the test of output and streams reads for all shells.
 BY_DAY = ("bash that greets", "fish that greets", "zsh that greets", "tcsh that repeats", "dash",
           "a forced command that joins")  # fmt: skip
 
@@ -55,8 +55,8 @@ def pod(host, tmp_path):
         yield one
 
 
-def test_what_a_command_says_is_what_is_read(host, pod, tmp_path):
-    """Words, streams, exit codes, folders, variables, stdin and binary files; the greeting is told apart."""
+def test_the_output_of_a_command_is_read_unchanged(host, pod, tmp_path):
+    """Check text, streams, exit codes, folders, variables, stdin and binary files; the greeting is separate."""
     done = pod.run(
         ["sh", "-c", "cat; echo $WORD; pwd; exit 7"],
         stdin=b"in\n",
@@ -84,8 +84,8 @@ def test_a_command_of_any_length_arrives(pod):
     assert pod.run(["sh", "-c", "echo ${#1}", "sh", "ü" * 60_000], timeout_s=60).stdout == "120000\n"
 
 
-def test_a_command_that_takes_too_long_is_ended_alone(host, pod, tmp_path):
-    """Print any number first: a stranger of the same user, and this process, live on."""
+def test_only_the_command_beyond_its_timeout_is_ended(host, pod, tmp_path):
+    """The shell prints the pid of a foreign process first: the foreign process and this process survive."""
     stranger = subprocess.Popen(["sleep", "300"], start_new_session=True)
     try:
         for path, text in SHELLS[host.name].files.items():
@@ -119,7 +119,7 @@ def test_a_file_of_40_mb_goes_both_ways(by, pod, tmp_path, monkeypatch):
     assert (tmp_path / "back").read_bytes() == content
 
 
-def test_code_is_pushed_and_tools_are_asked_for(pod, tmp_path):
+def test_code_is_pushed_and_tools_are_detected(pod, tmp_path):
     checkout, folder = tmp_path / "checkout", PodFolder(tmp_path / "pod-1")
     checkout.mkdir()
     (checkout / "a file.py").write_text("1")
@@ -129,21 +129,21 @@ def test_code_is_pushed_and_tools_are_asked_for(pod, tmp_path):
     assert (folder.code / "a file.py").read_text() == "1"
 
 
-def test_a_program_runs_alongside(pod, tmp_path):
+def test_a_program_runs_in_the_background(pod, tmp_path):
     with pod.alongside(["sh", "-c", "echo $$ > number; echo said; exec sleep 300"], tmp_path) as look:
         until((tmp_path / "number").exists, "the program")
         assert look() is None
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
 
 
-def test_a_terminal_is_as_ever(host, pod, tmp_path):
+def test_a_terminal_session_works(host, pod, tmp_path):
     code = pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path)
-    assert code == (0 if "stays" in host.name else 9)  # a wrapper's exit code is what ssh tells
+    assert code == (0 if "stays" in host.name else 9)  # ssh returns the exit code of the wrapper
     done = subprocess.run(pod.line(["printf", "<%s>", *ODD], is_terminal=False), capture_output=True, timeout=60)
     assert "".join(f"<{word}>" for word in ODD) in done.stdout.decode()
 
 
-def test_a_command_on_many_machines_says_only_what_it_says(host, pod, tmp_path):
+def test_a_command_on_many_machines_prints_only_its_own_output(host, pod, tmp_path):
     said: list[tuple[bool, str]] = []
     lock = threading.Lock()
 
@@ -164,7 +164,7 @@ def test_a_command_on_many_machines_says_only_what_it_says(host, pod, tmp_path):
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
 
 
-def test_a_survey_says_that_the_shell_prints(host, pod, tmp_path):
+def test_a_survey_reports_that_the_shell_prints(host, pod, tmp_path):
     one = Machine(pool="box", name="one", address=host.address)
     memory = HostMemory(tmp_path / "memory.json")
     for look in (*survey.look([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
@@ -173,10 +173,10 @@ def test_a_survey_says_that_the_shell_prints(host, pod, tmp_path):
         assert look.verdict == "ok" or f"ok; the login shell prints: {look.shell_says}" == look.verdict
 
 
-# shells of which no use can be made
+# unusable shells
 
 
-def test_a_shell_that_lets_nobody_in_is_named(tmp_path):
+def test_a_shell_that_refuses_every_login_is_named(tmp_path):
     with machine(tmp_path, "dash") as host:
         host.stop()
         host.options = [*host.options[:-1], "ForceCommand=echo This account is not available; exit 1"]
@@ -189,7 +189,7 @@ def test_a_shell_that_lets_nobody_in_is_named(tmp_path):
                 pod.get("/etc/hostname")
 
 
-def test_a_shell_that_prints_without_end_is_named(tmp_path):
+def test_a_shell_with_endless_output_is_named(tmp_path):
     with machine(tmp_path, "dash") as host:
         (host.folder / ".bashrc").write_text("")
         host.stop()

@@ -1,4 +1,4 @@
-"""The records of this installation are sent to no pod, wherever they lie and whatever they are called."""
+"""The records of this installation are sent to no pod, at any place and under any name."""
 
 import json
 import os
@@ -27,7 +27,7 @@ BESIDE = (
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A checkout in which a journal is kept, under the name that another tool gave its state."""
+    """Return a checkout with a journal, under the name of the state file of another tool."""
     root = tmp_path / "checkout"
     root.mkdir()
     (root / "train.py").write_text("print()\n")
@@ -54,7 +54,7 @@ def fill(root):
         (root / path).write_text("x")
 
 
-def test_a_journal_in_the_checkout_stays_there_with_all_that_lies_beside_it(root, tmp_path):
+def test_a_journal_in_the_checkout_is_not_sent_with_its_companion_files(root, tmp_path):
     fill(root)
     (tmp_path / "pod").mkdir()
     (tmp_path / "pod" / "POD.json").write_text(json.dumps({"token": TOKEN, "run": "a-1"}))
@@ -65,19 +65,19 @@ def test_a_journal_in_the_checkout_stays_there_with_all_that_lies_beside_it(root
     assert all("a record of this installation" in one.reason for one in done.refused)
 
 
-def test_a_journal_of_an_earlier_command_line_stays_too(root, monkeypatch):
+def test_a_journal_of_an_earlier_command_is_not_sent(root, monkeypatch):
     fill(root)
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(root.parent / "other.sqlite"))
     refused = {one.path for one in shipment.pack(root).refused}
     assert {STATE, ".lium_state_prod-hosts.json"} <= refused
 
 
-def test_a_journal_within_a_folder_of_a_job_stays(root):
+def test_a_journal_in_a_folder_of_a_job_is_not_sent(root):
     fill(root)
     assert shipment.weigh(root, STATE).files == 0
 
 
-def test_every_file_that_the_code_puts_beside_a_journal_is_known():
+def test_every_companion_file_of_a_journal_is_recognised():
     written = re.compile(r"with_name\(f\"\{[a-z_.]*(?:state_file|journal)[a-z_().]*\.(?:stem|name)\}([-.][a-z]+)")
     texts = [
         path.read_text() for folder in ("infra", "flows", "scripts", "serve") for path in (ROOT / folder).rglob("*.py")

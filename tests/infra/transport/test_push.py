@@ -1,4 +1,4 @@
-"""A push gives the same folder over every transport, and the same as rsync would."""
+"""A push gives the same folder over every transport, and the same folder as rsync."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def make_pod(folder: Path) -> Path:
 
 
 def held(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Permissions and content of every file and link."""
+    """Return permissions and content of every file and link."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_symlink():
@@ -72,7 +72,7 @@ def held(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def change(root: Path) -> None:
-    """Every way in which a checkout can become another."""
+    """Change a checkout in every possible way."""
     (root / ODD[0]).unlink()
     (root / "empty").unlink()
     write(root, {"empty/now a folder": b"1", "sub/data.bin": b"short", "new": b"n"})
@@ -86,7 +86,7 @@ def change(root: Path) -> None:
 
 
 @pytest.mark.needs("rsync")
-def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
+def test_a_push_gives_the_same_result_as_rsync(machine, root, tmp_path):
     dest, mirror = make_pod(tmp_path / "pod"), tmp_path / "mirror"
     rsync = ["rsync", "-a", "--delete", "--chmod=Fu=rwX,Fgo=rX", "--exclude=.git", "--exclude=var", "--exclude=*.log"]
     for alter in (lambda _: None, change):
@@ -98,12 +98,12 @@ def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
 
 
 def open_to_others(folder: Path) -> list[Path]:
-    """Return the files that others than the owner may write."""
+    """Return the files writable by users other than the owner."""
     return [path for path in (folder, *folder.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o022]
 
 
-def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tmp_path):
-    for path in root.rglob("*"):  # a checkout that was made so
+def test_pushed_files_are_writable_by_the_owner_only_under_any_umask(machine, root, tmp_path):
+    for path in root.rglob("*"):  # a checkout made with this umask
         path.is_symlink() or path.chmod(0o777 if path.is_dir() else 0o666)
     dest, before = make_pod(tmp_path / "pod"), os.umask(0)
     try:
@@ -115,19 +115,19 @@ def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tm
 
 
 def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Return what writing or replacing a file would change; reading may, so the access time is left out."""
+    """Return facts that a write or a replacement of a file changes, without the access time, which a read changes."""
     seen = ((path, path.lstat()) for path in folder.rglob("*"))
     return {path: (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in seen}
 
 
-def test_what_is_unchanged_is_neither_sent_nor_touched(machine, root, tmp_path):
+def test_unchanged_files_are_neither_sent_nor_touched(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     count = len(shipment.survey(root))
     assert push(machine, root, dest, TOKEN) == PushResult(count, 0, 0)
     before = untouched(dest)
     for _ in range(2):
         assert push(machine, root, dest, TOKEN) == PushResult(0, count, 0)
-    (root / "empty").touch()  # another time, the same content
+    (root / "empty").touch()  # a new time, the same content
     assert push(machine, root, dest, TOKEN) == PushResult(0, count, 0)
     assert untouched(dest) == before
     (root / "sub/data.bin").write_bytes(b"new")
@@ -135,7 +135,7 @@ def test_what_is_unchanged_is_neither_sent_nor_touched(machine, root, tmp_path):
     assert push(machine, root, dest, TOKEN) == PushResult(1, count - 2, 1)
 
 
-def test_what_the_pod_changed_is_put_right_and_what_it_made_stays(machine, root, tmp_path):
+def test_files_changed_by_the_pod_are_restored_and_new_files_stay(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     push(machine, root, dest, TOKEN)
     wanted = held(dest)
@@ -145,11 +145,11 @@ def test_what_the_pod_changed_is_put_right_and_what_it_made_stays(machine, root,
     (dest / "made").write_text("by the pod")
     assert push(machine, root, dest, TOKEN).sent == 3
     assert held(dest) == wanted | {"made": (0o644, b"by the pod")}
-    (tmp_path / "pod/state/pushed.json").unlink()  # forgotten, but all is there
+    (tmp_path / "pod/state/pushed.json").unlink()  # the record is lost, but all files exist
     assert push(machine, root, dest, TOKEN).sent == 0
 
 
-def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp_path):
+def test_a_push_from_or_to_a_wrong_folder_loses_no_file(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     push(machine, root, dest, TOKEN)
     (dest / "data").mkdir()
@@ -177,7 +177,7 @@ def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp
     assert os.listdir(tmp_path / "other") == ["POD.json"]
 
 
-def test_a_secret_stays_behind_and_goes_when_it_became_one(machine, root, tmp_path):
+def test_a_secret_is_not_sent_and_a_file_that_became_secret_is_removed(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     write(root, {".env.local": b"A=1", "id": KEY.encode()})
     refused = push(machine, root, dest, TOKEN).refused
@@ -191,12 +191,12 @@ def test_a_secret_stays_behind_and_goes_when_it_became_one(machine, root, tmp_pa
     assert not {".env.local", "id", "empty"} & held(dest).keys()
 
 
-def test_a_push_that_was_cut_off_is_mended_by_the_next(sshd, root, tmp_path):  # noqa: F811
+def test_the_next_push_completes_an_interrupted_push(sshd, root, tmp_path):  # noqa: F811
     write(root, {f"big{number}": os.urandom(4_000_000) for number in range(5)})
     dest = make_pod(tmp_path / "pod")
 
     class Cut(Ssh):
-        """Loses its connection when a good part of the stream is through."""
+        """Loses its connection after a large part of the stream."""
 
         def run(self, words, *, stdin, **more):
             return super().run(words, stdin=self.cut(stdin), **more)
@@ -229,13 +229,13 @@ def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
     assert held(host.folder / "home/pod/code").keys() == shipment.survey(root).keys()
 
 
-def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
+def test_a_file_that_changes_during_a_push_keeps_its_old_copy(root, tmp_path):
     dest = make_pod(tmp_path / "pod")
 
     push(ThisMachine(), root, dest, TOKEN)
 
     class Late(ThisMachine):
-        """Somebody edits the file between the question and the stream."""
+        """A user edits the file between the listing and the stream."""
 
         def __init__(self, after):
             self.after = [None, after]
@@ -254,7 +254,7 @@ def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", "a/../../escaped", ".."])
-def test_a_path_that_leads_out_is_refused_by_the_pod(path, tmp_path):
+def test_the_pod_refuses_a_path_outside_its_folder(path, tmp_path):
     dest = make_pod(tmp_path / "pod")
     sha = receive.sha256(b"x").hexdigest()
     request = zlib.compress(json.dumps({"remove": [], "keep": [], "send": [[path, None, 0o644, sha, 1]]}).encode())
@@ -265,7 +265,7 @@ def test_a_path_that_leads_out_is_refused_by_the_pod(path, tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_a_pod_without_python_says_so(sshd, root, tmp_path):  # noqa: F811
+def test_a_pod_without_python_gets_a_clear_error(sshd, root, tmp_path):  # noqa: F811
     class Bare(Ssh):
         python = "no-such-python"
 
@@ -273,7 +273,7 @@ def test_a_pod_without_python_says_so(sshd, root, tmp_path):  # noqa: F811
         push(pod, root, make_pod(tmp_path / "pod"), TOKEN)
 
 
-def test_a_preview_says_what_a_push_would_do(machine, root, tmp_path):
+def test_a_preview_lists_the_effects_of_a_push(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     assert pushed(machine, dest) == {}
     push(machine, root, dest, TOKEN)
@@ -287,7 +287,7 @@ def test_a_preview_says_what_a_push_would_do(machine, root, tmp_path):
     assert plan.files == len(held(dest)) and plan.bytes > 30 << 20
 
 
-def test_a_preview_knows_seventy_thousand_files_of_the_last_push(tmp_path):
+def test_a_preview_handles_seventy_thousand_files_of_the_last_push(tmp_path):
     dest = make_pod(tmp_path / "pod")
     entry = [[1, 2**60, 2**60, 2**40], 0o644, "a" * 64, [0o100644, 1, 2**60, 2**60, 2**40]]
     paths = [f"{'a folder/' * 5}{number}" for number in range(70_000)]
@@ -295,13 +295,13 @@ def test_a_preview_knows_seventy_thousand_files_of_the_last_push(tmp_path):
     assert pushed(ThisMachine(), dest) == dict.fromkeys(paths, "a" * 64)
 
 
-def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
+def test_a_preview_outside_a_checkout_counts_skipped_files(tmp_path):
     write(tmp_path / "plain", {"a.py": b"a", ".venv/lib/x": b"xx", "sub/__pycache__/y.pyc": b"yyy"})
     plan = shipment.preview(tmp_path / "plain", {})
     assert (plan.files, plan.ignored_files, plan.ignored_bytes) == (1, 2, 5)
 
 
-def test_a_damaged_memory_of_earlier_pushes_is_named(machine, root, tmp_path):
+def test_a_damaged_record_of_earlier_pushes_is_named(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     push(machine, root, dest, TOKEN)
     (tmp_path / "pod/state/pushed.json").write_text('{"half": [')
@@ -309,7 +309,7 @@ def test_a_damaged_memory_of_earlier_pushes_is_named(machine, root, tmp_path):
         push(machine, root, dest, TOKEN)
 
 
-def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
+def test_an_unreadable_file_is_named(root, tmp_path):
     (root / "gone").write_text("x")
     seen = os.lstat(root / "gone")
     (root / "gone").unlink()
@@ -317,7 +317,7 @@ def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
         FileInspector.of(root).inspect("gone", seen)
 
 
-def test_another_pod_takes_over_what_was_sent_to_the_first_and_says_what_differs(machine, root, tmp_path):
+def test_a_second_pod_reuses_the_files_of_the_first_and_lists_differences(machine, root, tmp_path):
     write(root, {"pyproject.toml": b""})
     (tmp_path / "pods").mkdir()
     first, second = make_pod(tmp_path / "pods" / "a-1"), make_pod(tmp_path / "pods" / "b-2")

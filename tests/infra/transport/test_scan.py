@@ -1,4 +1,4 @@
-"""Secrets stay behind in a push: by name, by form anywhere in a file, and by the values of own keys."""
+"""A push excludes secrets: by name, by form anywhere in a file, and by the values of the user's keys."""
 
 import base64
 import json
@@ -72,14 +72,14 @@ def refused(root: Path, *anyway: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("what", SECRETS)
 @pytest.mark.parametrize("depth", [0, PIECE_BYTES - 20])
-def test_a_secret_anywhere_in_a_file_keeps_it_here(root, what, depth):
+def test_a_file_with_a_secret_anywhere_is_not_sent(root, what, depth):
     filler = b"0123456789abcde\n" * (depth // 16 + 1)
     (root / "data.txt").write_bytes(filler[:depth] + b"\n" * bool(depth) + SECRETS[what].encode("latin-1") + b"\n")
     assert list(refused(root)) == ["data.txt"]
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_text_that_only_looks_alike_is_sent(root, what):
+def test_text_similar_to_a_secret_is_sent(root, what):
     (root / "data.txt").write_text(HARMLESS[what] + "\n")
     assert refused(root) == {}
 
@@ -91,14 +91,14 @@ SOURCES = (".env.example credentials.py env.py environment.yml kubeconfig.go id_
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_a_usual_name_of_secrets_keeps_a_file_here(root, name):
+def test_a_file_with_a_common_secret_name_is_not_sent(root, name):
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).write_text("a=1\n")
     assert refused(root) == {name: inspector.BY_NAME}
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_source_and_examples_are_sent_whatever_their_name(root, name):
+def test_source_and_examples_are_sent_under_any_name(root, name):
     (root / name).write_text("path=$HOME/bin\n")
     assert refused(root) == {}
 
@@ -108,7 +108,7 @@ LINES = {".npmrc": "_auth=aGVsbG86", ".pypirc": "password: hunter22", "env.sh": 
 
 
 @pytest.mark.parametrize("name, line", LINES.items())
-def test_a_file_of_settings_with_a_password_stays_here(root, name, line):
+def test_a_settings_file_with_a_password_is_not_sent(root, name, line):
     (root / name).write_text(f"# mine\n{line}\n")
     assert refused(root) == {name: "holds a password or a token"}
 
@@ -118,7 +118,7 @@ def test_the_reason_names_the_variable_and_never_the_value(root):
     assert refused(root) == {"notes.md": "holds the value of LIUM_API_KEY"}
 
 
-def test_keys_of_the_dotenv_file_are_known_and_short_values_are_not_looked_for(tmp_path):
+def test_keys_of_the_dotenv_file_are_recognised_except_short_values(tmp_path):
     lines = ["DB_PASSWORD=correct-horse-battery", "RUNPOD_API_KEY=k", "SLIPWAY_PROFILE=a-long-profile"]
     lines.append("SLIPWAY_HOOK_TEAM=slack https://hooks.example/T0/abcdef")
     (tmp_path / ".env").write_text("\n".join(lines))
@@ -136,14 +136,14 @@ def test_keys_of_the_dotenv_file_are_known_and_short_values_are_not_looked_for(t
     assert "correct" not in repr(contents.keys_of_installation(tmp_path, {}))
 
 
-def test_the_private_key_of_a_service_account_is_known_by_one_of_its_lines(tmp_path):
+def test_the_private_key_of_a_service_account_is_recognised_by_a_line(tmp_path):
     (tmp_path / "account.json").write_text(ACCOUNT)
     keys = contents.keys_of_installation(tmp_path, {"GOOGLE_CREDENTIALS": str(tmp_path / "account.json")})
     assert [value for _, value in needles(keys).plain] == [BODY.encode()]
 
 
 @pytest.mark.process
-def test_a_refused_file_goes_only_when_it_is_named_and_git_tracks_it(root):
+def test_a_refused_file_is_sent_only_if_named_and_tracked_by_git(root):
     subprocess.run(["git", "init", "-q", root], check=True)
     (root / "prod.env").write_text("A=1\n")
     (root / "other.env").write_text("A=1\n")
@@ -155,14 +155,14 @@ def test_a_refused_file_goes_only_when_it_is_named_and_git_tracks_it(root):
     assert set(refused(root, str(root / "other.env"), "./prod.env")) == set()
 
 
-def test_without_git_a_named_file_goes(root, tmp_path):
+def test_a_named_file_is_sent_without_git(root, tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "credentials").write_text("a")
     assert shipment.weigh(tmp_path / "plain", "credentials").files == 0
     assert shipment.weigh(tmp_path / "plain", "credentials", ["credentials"]).files == 1
 
 
-def test_a_folder_that_holds_the_home_is_no_project(tmp_path, monkeypatch):
+def test_a_folder_that_contains_the_home_is_no_project(tmp_path, monkeypatch):
     (tmp_path / "people" / "me").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "people" / "me"))
     (tmp_path / "people" / "a").write_text("a")
@@ -189,7 +189,7 @@ def test_an_answer_is_remembered_until_the_file_or_the_keys_change(root, monkeyp
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(SECRETS)), st.integers(0, 3 * OVERLAP_BYTES), st.lists(st.integers(1, 5000), min_size=1))
-def test_a_secret_is_found_however_the_file_is_cut_into_pieces(what, before, cuts):
+def test_a_secret_is_found_for_any_split_of_the_file(what, before, cuts):
     text = b"\n" * before + SECRETS[what].encode("latin-1") + b"\n" * 50
     scanner = ContentScanner(needles([OwnKey("LIUM_API_KEY", OWN)]))
     begin = 0
@@ -201,7 +201,7 @@ def test_a_secret_is_found_however_the_file_is_cut_into_pieces(what, before, cut
     assert scanner.reason
 
 
-def test_a_token_that_goes_on_in_the_next_piece_is_judged_as_a_whole():
+def test_a_token_split_between_pieces_is_judged_as_a_whole():
     word = b"x AKIA" + b"A1B2C3D4E5F6G7H8"
     for more, is_found in ((b"IJ", False), (b" .", True)):
         scanner = ContentScanner(needles([]))

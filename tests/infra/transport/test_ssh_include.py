@@ -1,4 +1,4 @@
-"""`ssh RUN`: the system's own ssh reaches a pod by its name, and no other machine in its place."""
+"""`ssh RUN`: the system's own ssh reaches a pod by name, and never a different machine."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def way(tmp_path, name="known"):
     return Ssh(Address("root", "192.0.2.1", 2222, f"{tmp_path}/key", "/root/pod"), tmp_path / name)
 
 
-def test_a_line_stands_at_the_top_of_the_users_file_and_leaves_it_again(tmp_path):
+def test_the_include_line_is_added_at_the_top_and_removed_again(tmp_path):
     config, line = tmp_path / ".ssh" / "config", PodNames(tmp_path / "names").line
     assert not is_included(config, line)
     config.parent.mkdir()
@@ -40,7 +40,7 @@ def test_a_line_stands_at_the_top_of_the_users_file_and_leaves_it_again(tmp_path
     assert real.read_bytes() == b"Host old\r\n  User gr\xf6\xdfe\r\n"
 
 
-def test_a_line_below_a_host_counts_for_that_host_only(tmp_path):
+def test_a_line_below_a_host_applies_to_the_host_only(tmp_path):
     config, line = tmp_path / "config", PodNames(tmp_path / "names").line
     config.write_text(f"Host one\n  {line}\n")
     assert not is_included(config, line)
@@ -59,7 +59,7 @@ def test_blocks_are_written_read_and_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("letter", ['"', "*", "\n", "["])
-def test_a_path_that_ssh_would_read_otherwise_is_refused(tmp_path, letter):
+def test_a_path_with_special_meaning_to_ssh_is_refused(tmp_path, letter):
     with pytest.raises(UsageError, match="is not valid in a config file of ssh"):
         block("run", "token", way(tmp_path, f"a{letter}b"))
 

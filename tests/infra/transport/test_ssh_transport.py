@@ -1,4 +1,4 @@
-"""One way to connect, against real OpenSSH servers, and what happens when it breaks."""
+"""Connections to real OpenSSH servers, and their failures."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def connections(host: Host) -> int:
     return (host.folder / "sshd.log").read_text().count("Accepted publickey")
 
 
-# addresses
+# Addresses.
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def connections(host: Host) -> int:
         (Address("ubuntu", "fe80::1", 22, "/k", "/workspace/brave-otter-3"), "ubuntu@[fe80::1]:22"),
     ],
 )
-def test_an_address_is_read_back_from_its_text_and_shown_as_a_place(address, place):
+def test_an_address_is_parsed_from_its_text_and_shown_as_a_place(address, place):
     assert Address.parse(str(address)) == address
     assert address.place == place
 
@@ -57,16 +57,16 @@ def test_an_address_is_read_back_from_its_text_and_shown_as_a_place(address, pla
 @pytest.mark.parametrize(
     "text", ["/var/pods/a", "ssh://host/f", "ssh://-oX@h/f", "ssh://u@-h/f", "ssh://u@h:0/f", "ssh://u@h"]
 )
-def test_what_is_no_address_is_refused(text):
+def test_an_invalid_address_is_refused(text):
     with pytest.raises(ValueError):
         Address.parse(text)
 
 
-# run, put, get, read
+# Run, put, get, read.
 
 
 def test_no_secret_is_on_a_command_line(pod, tmp_path):
-    """Every command line of this machine, both sides of the connection, as fast as they can be read."""
+    """Read every command line of this machine, both sides of the connection, as often as possible."""
     seen: set[str] = set()
     stop = threading.Event()
 
@@ -88,7 +88,7 @@ def test_no_secret_is_on_a_command_line(pod, tmp_path):
     assert seen == {"visible"}
 
 
-# one connection, one key, one host
+# One connection, one key, one host.
 
 
 def test_many_threads_share_one_connection(pod, sshd):  # noqa: F811
@@ -99,7 +99,7 @@ def test_many_threads_share_one_connection(pod, sshd):  # noqa: F811
 
 
 def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
-    """Not the agent's, which would be let in."""
+    """The key of the agent, which the host accepts, is not tried."""
     other = make_key(tmp_path / "other")
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
     before = os.environ.get("SSH_AUTH_SOCK")
@@ -121,7 +121,7 @@ def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-def test_a_private_key_that_others_may_read_is_refused_with_the_command_that_mends_it(sshd, tmp_path, mode):  # noqa: F811
+def test_a_private_key_readable_by_others_is_refused_with_the_chmod_command(sshd, tmp_path, mode):  # noqa: F811
     key = tmp_path / "a key"
     key.write_bytes(Path(sshd.address.key).read_bytes())
     key.chmod(mode)
@@ -133,7 +133,7 @@ def test_a_private_key_that_others_may_read_is_refused_with_the_command_that_men
         assert pod.run(["true"], timeout_s=20).exited == 0
 
 
-def test_another_host_key_stops_everything_before_it_is_sent(pod, sshd):  # noqa: F811
+def test_a_changed_host_key_stops_every_command_before_sending(pod, sshd):  # noqa: F811
     assert pod.run(["true"], timeout_s=20).exited == 0
     assert pod.known_hosts.stat().st_mode & 0o777 == 0o600
     pin = pod.known_hosts.read_text()
@@ -157,7 +157,7 @@ def fingerprint(host: Host) -> str:
     return done.stdout.split()[1]
 
 
-def test_a_key_of_another_type_is_another_key(pod, sshd):  # noqa: F811
+def test_a_host_key_of_a_different_type_is_a_different_key(pod, sshd):  # noqa: F811
     pod.run(["true"], timeout_s=20)
     pod.close()
     sshd.stop()
@@ -168,20 +168,20 @@ def test_a_key_of_another_type_is_another_key(pod, sshd):  # noqa: F811
         pod.run(["true"], timeout_s=20)
 
 
-def test_a_damaged_pin_is_no_pin_that_may_be_made_anew(pod):
+def test_a_damaged_pin_is_not_replaced(pod):
     pod.known_hosts.parent.mkdir(exist_ok=True)
     pod.known_hosts.write_text("pod ssh-ed25519\n")
     with pytest.raises(UsageError, match="holds no host key"):
         pod.run(["true"], timeout_s=20)
 
 
-def test_a_shell_passes_its_exit_code_on_and_its_line_can_be_typed(pod, tmp_path):
+def test_a_shell_returns_its_exit_code_and_its_command_line_can_be_typed(pod, tmp_path):
     assert pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path) == 9
     typed = shlex.join(pod.line(["echo", "a  b"], is_terminal=False))
     assert subprocess.run(typed, shell=True, capture_output=True, text=True).stdout == "a  b\n"
 
 
-def test_a_port_of_the_pod_answers_here_on_loopback_only(pod):
+def test_a_forwarded_port_answers_on_loopback_only(pod):
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=shout, args=(server, 3))
         thread.start()
@@ -208,14 +208,14 @@ def shout(server: socket.socket, times: int) -> None:
             caller.sendall(text.upper())
 
 
-def test_nothing_behind_a_forwarded_port_hangs_up(pod):
+def test_a_forwarded_port_without_a_listener_closes_the_connection(pod):
     with socket.create_server(("127.0.0.1", 0)) as free:
         empty = free.getsockname()[1]
     with pod.forward(0, empty) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
         assert caller.recv(1) == b""
 
 
-def test_a_forwarded_port_is_closed_though_both_sides_are_silent(pod):
+def test_a_forwarded_port_is_closed_while_both_sides_are_silent(pod):
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
         with pod.forward(0, server.getsockname()[1]) as port:
             caller = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
@@ -225,17 +225,17 @@ def test_a_forwarded_port_is_closed_though_both_sides_are_silent(pod):
         assert caller.recv(1) == b"" and silent.recv(1) == b""
 
 
-# what breaks
+# Failures.
 
 
-def test_a_connection_lost_while_nobody_looked_is_made_anew(pod, sshd):  # noqa: F811
+def test_a_connection_lost_while_idle_is_reopened(pod, sshd):  # noqa: F811
     for number in range(1, 11):
         assert pod.run(["echo", "here"], timeout_s=20).stdout == "here\n"
         assert connections(sshd) == number
         assert sshd.kill_sessions()
 
 
-def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tmp_path):  # noqa: F811
+def test_a_command_that_may_have_run_is_not_repeated_and_runs_on(pod, sshd, tmp_path):  # noqa: F811
     script = (
         f"echo x >> {tmp_path}/began; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo x >> {tmp_path}/ended"
     )
@@ -255,7 +255,7 @@ def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tm
         assert len(began.read_text()) == 2 * number
 
 
-def test_nobody_there_is_said_at_once(sshd, tmp_path):  # noqa: F811
+def test_a_missing_server_is_reported_at_once(sshd, tmp_path):  # noqa: F811
     sshd.stop()
     with pytest.raises(Unreachable, match="Connection refused"):
         Ssh(sshd.address, tmp_path / "known_hosts").run(["true"], timeout_s=20)
@@ -270,10 +270,10 @@ FAULTS: dict[str, Callable[[Host], None]] = {
 
 
 @pytest.mark.nightly
-def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_path):  # noqa: F811
-    """All faults at once, a host each, on which a command waits, a file is sent, and a new connection is made.
+def test_a_silent_network_is_noticed_in_time_during_any_action(hosts, tmp_path):  # noqa: F811
+    """Run all faults at once, one host each, during a waiting command, an upload, and a new connection.
 
-    On one more host nothing is wrong, and a command says nothing for as long.
+    A further host has no fault, and its command prints nothing for the same time.
     """
     *broken, healthy = hosts(len(FAULTS) + 1)
     made = dict(zip(FAULTS, broken, strict=True))
@@ -311,7 +311,7 @@ def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_
 
 
 def timed(call: Callable[[], object]) -> tuple[str, float]:
-    """Return the name of the error that was raised, and the time."""
+    """Return the name of the raised error, and the time."""
     try:
         call()
     except SlipwayError as error:
@@ -319,12 +319,12 @@ def timed(call: Callable[[], object]) -> tuple[str, float]:
     return "", time.monotonic()
 
 
-def test_another_host_at_the_address_of_a_pod_is_not_taken_for_it(hosts, tmp_path):  # noqa: F811
+def test_a_foreign_host_at_the_address_of_a_pod_is_refused(hosts, tmp_path):  # noqa: F811
     first, second = hosts(2)
     with Ssh(first.address, tmp_path / "known_hosts") as pod:
         assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
         first.cut()
-        first.restore()  # a short one is sat out
+        first.restore()  # a short silence is tolerated
         assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
     first.cut()
     second.take_address(first)

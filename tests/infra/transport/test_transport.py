@@ -24,7 +24,7 @@ KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
 
 @pytest.fixture(params=["this machine", "ssh"])
 def way(request, tmp_path):
-    """One protocol, two ways: what holds for one holds for the other."""
+    """Return both implementations of the protocol: each test holds for both."""
     if request.param == "this machine":
         yield ThisMachine()
     else:
@@ -34,7 +34,7 @@ def way(request, tmp_path):
 
 @pytest.fixture
 def dest(tmp_path):
-    """The code folder of a pod that is ours."""
+    """Return the code folder of a pod of ours."""
     (tmp_path / "pod").mkdir()
     (tmp_path / "pod/POD.json").write_text(json.dumps({"token": TOKEN, "run": "a-1"}))
     return tmp_path / "pod/code"
@@ -42,7 +42,7 @@ def dest(tmp_path):
 
 @pytest.fixture
 def root(tmp_path):
-    """A git checkout with something tracked, something new, something ignored."""
+    """Return a git checkout with a tracked, a new and an ignored file."""
     root = tmp_path / "checkout"
     files = {
         "tracked.py": "1",
@@ -68,17 +68,17 @@ def held(dest: Path) -> dict[str, str]:
     return {path.relative_to(dest).as_posix(): path.read_text() for path in dest.rglob("*") if path.is_file()}
 
 
-# run, put, get
+# Run, put, get.
 
 
-def test_a_program_reports_its_exit_code_and_its_words(way, tmp_path):
+def test_a_program_returns_its_exit_code_and_output(way, tmp_path):
     env = {"WORD": "'a'  \"b\"\n$(c)"}
     done = way.run(["sh", "-c", "cat; echo $WORD; pwd >&2; exit 7"], stdin=b"in\n", timeout_s=20, cwd=tmp_path, env=env)
     assert done == Result(7, "in\n'a' \"b\" $(c)\n", f"{tmp_path}\n")
     assert way.run(["cat"], timeout_s=20) == Result(0, "", "")
 
 
-def test_a_program_that_takes_too_long_is_ended_with_its_children(way, tmp_path):
+def test_a_program_beyond_its_timeout_is_ended_with_its_children(way, tmp_path):
     script = f"sleep 300 & echo $! > {tmp_path}/child; mkfifo {tmp_path}/never; cat {tmp_path}/never"
     with pytest.raises(TimedOut, match="no end after 1.5 s"):
         way.run(["sh", "-c", script], timeout_s=1.5)
@@ -88,12 +88,12 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children(way, tmp_path)
     assert not is_running(child)
 
 
-def test_a_program_that_is_not_there_is_named():
+def test_a_missing_program_is_named():
     with pytest.raises(SlipwayError, match="no-such-program cannot be run"):
         ThisMachine().run(["no-such-program"], timeout_s=1)
 
 
-def test_a_file_is_put_whole_with_its_mode_and_read_back(way, tmp_path):
+def test_a_file_is_put_atomically_with_its_mode_and_read_back(way, tmp_path):
     place = tmp_path / "de ep/it's"
     for content in (b"one", b"\x00two" * 200_000):
         way.put(content, place, 0o600)
@@ -103,27 +103,27 @@ def test_a_file_is_put_whole_with_its_mode_and_read_back(way, tmp_path):
         way.get(tmp_path / "absent")
 
 
-def test_words_arrive_as_they_are(way):
+def test_arguments_arrive_unchanged(way):
     words = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü", "!x", "a;b&c|d>e"]
     done = way.run(["printf", "<%s>", *words], timeout_s=20)
     assert done.stdout == "".join(f"<{word}>" for word in words)
 
 
-def test_much_goes_through_both_ways_at_once(way):
+def test_large_input_and_output_pass_at_the_same_time(way):
     text = os.urandom(300_000).hex().encode()
     done = way.run(["sh", "-c", "tee /dev/stderr"], stdin=(text for _ in range(5)), timeout_s=30)
     assert done.stdout.encode() == done.stderr.encode() == text * 5
 
 
-def test_a_program_ended_by_a_signal_says_so(way):
+def test_a_program_ended_by_a_signal_reports_the_signal(way):
     assert way.run(["sh", "-c", "kill -TERM $$"], timeout_s=20).exited == -15
 
 
-def test_a_program_that_leaves_its_input_unread_is_no_failure(way):
+def test_unread_input_is_no_failure(way):
     assert way.run(["true"], stdin=b"x" * 5_000_000, timeout_s=20).exited == 0
 
 
-def test_what_the_maker_of_the_input_raises_comes_through(way):
+def test_an_exception_of_the_input_generator_is_raised(way):
     def pieces():
         yield b"one"
         raise UsageError("no more")
@@ -132,7 +132,7 @@ def test_what_the_maker_of_the_input_raises_comes_through(way):
         way.run(["cat"], stdin=pieces(), timeout_s=20)
 
 
-def test_a_growing_file_is_read_on_from_where_reading_stopped(way, tmp_path):
+def test_a_growing_file_is_read_on_from_the_last_offset(way, tmp_path):
     log, held = tmp_path / "log", b""
     for number in range(3):
         with open(log, "ab") as file:
@@ -143,10 +143,10 @@ def test_a_growing_file_is_read_on_from_where_reading_stopped(way, tmp_path):
         way.read(tmp_path / "absent", 0)
 
 
-# push
+# Push.
 
 
-def test_a_push_sends_what_git_would_keep_and_a_second_one_touches_nothing(way, root, dest):
+def test_a_push_sends_files_known_to_git_and_a_second_push_changes_nothing(way, root, dest):
     assert push(way, root, dest, TOKEN) == PushResult(4, 0, 0)
     assert held(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
     assert os.access(dest / "sub/run.sh", os.X_OK) and not os.access(dest / "new.txt", os.X_OK)
@@ -155,7 +155,7 @@ def test_a_push_sends_what_git_would_keep_and_a_second_one_touches_nothing(way, 
     assert {path: path.stat() for path in dest.rglob("*")} == before
 
 
-def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, root, dest):
+def test_a_push_applies_changes_and_deletions_but_keeps_files_of_the_pod(way, root, dest):
     push(way, root, dest, TOKEN)
     write(dest, {"made.txt": "by the pod", "__pycache__/x.pyc": "compiled"})
     (root / "tracked.py").write_text("2")
@@ -181,7 +181,7 @@ def test_a_file_may_become_a_folder_and_a_folder_a_file(way, root, dest):
     assert held(dest) == {"tracked.py": "1", ".gitignore": "/var/\n", "new.txt/inner": "i", "sub": "s"}
 
 
-def test_a_folder_that_is_no_checkout_is_walked(way, tmp_path, dest):
+def test_a_folder_outside_git_is_walked(way, tmp_path, dest):
     write(tmp_path / "plain", {"a.py": "a", "b/c.py": "c", "var/x": "x", ".venv/y": "y", "__pycache__/z": "z"})
     (tmp_path / "plain/link").symlink_to("b")
     push(way, tmp_path / "plain", dest, TOKEN)
@@ -209,13 +209,13 @@ def test_an_empty_or_missing_source_is_refused_and_deletes_nothing(way, root, de
     assert len(held(dest)) == 4
 
 
-def test_a_checkout_that_git_cannot_read_is_refused(way, root, dest):
+def test_a_checkout_unreadable_by_git_is_refused(way, root, dest):
     (root / ".git/HEAD").write_text("nonsense")
     with pytest.raises(UsageError, match="git cannot list the files"):
         push(way, root, dest, TOKEN)
 
 
-def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
+def test_secrets_are_not_sent_by_name_and_by_content(way, root, dest):
     named = {".env": "A=1", ".env.local": "A=1", "tls/server.pem": "x", ".netrc": "machine x", "journal.sqlite": "x"}
     filled = {
         "keys/deploy": KEY,
@@ -238,14 +238,14 @@ def test_no_source_file_of_this_repository_looks_like_a_secret():
     assert [one for one in pack(repository).refused if one.path.endswith((".py", ".toml", ".txt"))] == []
 
 
-def test_a_file_that_turned_secret_is_removed_from_the_pod(way, root, dest):
+def test_a_file_that_became_secret_is_removed_from_the_pod(way, root, dest):
     push(way, root, dest, TOKEN)
     (root / "new.txt").write_text(KEY)
     assert push(way, root, dest, TOKEN).removed == 1
     assert "new.txt" not in held(dest)
 
 
-def test_links_inside_stay_links_and_links_out_stay_behind(way, root, dest, tmp_path):
+def test_inner_links_stay_links_and_outer_links_are_not_sent(way, root, dest, tmp_path):
     (root / "inside").symlink_to("sub/run.sh")
     (root / "outside").symlink_to("../secret")
     (root / "absolute").symlink_to(root / "tracked.py")
@@ -268,7 +268,7 @@ def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest
     assert (victim / "run.sh").read_text() == "precious"
 
 
-def test_a_program_alongside_ends_with_who_wants_it_and_tells_when_it_ends_before(way, tmp_path):
+def test_a_background_program_ends_with_its_caller_and_reports_an_early_end(way, tmp_path):
     told = tmp_path / "pid"
     with way.alongside(["sh", "-c", 'echo $$ > "$1"; exec sleep 600', "sh", str(told)]) as look:
         pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
@@ -276,12 +276,12 @@ def test_a_program_alongside_ends_with_who_wants_it_and_tells_when_it_ends_befor
     until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)
     with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7", str(told)], cwd=tmp_path) as look:
         ending = until(look, "its end", 30)
-        # nor is it waited for any more: whoever has its number by then would be told to end
+        # the caller also stops waiting for the process: a later process with the same number must get no signal
         until(lambda: not any(bytes(told) in line for line in command_lines()), "the end of its watch", 30)
     assert (ending.exited, ending.stderr.strip()) == (7, str(tmp_path))
 
 
-def test_a_program_alongside_does_not_outlive_who_began_it(tmp_path):
+def test_a_background_program_does_not_outlive_its_parent(tmp_path):
     told = tmp_path / "pid"
     script = (
         "import sys, time\nfrom infra.transport.protocol import ThisMachine\n"

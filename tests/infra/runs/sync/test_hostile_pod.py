@@ -1,7 +1,7 @@
-"""A pod that lies: whatever it lists, reports and sends, only `pod/` of its run changes, and only that is sent on.
+"""A pod that lies: for any listing, report and content, only `pod/` of the run changes, and only `pod/` is sent on.
 
 Hypothesis draws the answers of the pod: listings, sizes, contents that change between two reads, manifests, reports;
-and links that somebody has put into `pod/` before. 2,000 examples: SLIPWAY_HOSTILE_EXAMPLES=2000.
+and links that a user has put into `pod/` before. 2,000 examples: SLIPWAY_HOSTILE_EXAMPLES=2000.
 """
 
 import contextlib
@@ -134,7 +134,7 @@ LINKS = st.lists(
 
 @dataclass
 class HostilePod:
-    """A transport to a machine that answers as it was drawn: each read of a file may give another content."""
+    """A transport to a machine with drawn answers: each read of a file may return different content."""
 
     laptop: Path
     listings: list[str]
@@ -159,13 +159,13 @@ class HostilePod:
         return ENDLESS if content == b"@endless" else content[offset : offset + PIECE]
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """Return the content, as a transport does that holds its limit."""
+        """Return the content, as a transport that enforces its limit."""
         return self.read(path, 0)
 
 
 @dataclass
 class NextPod(ThisMachine):
-    """The machine that gets what is at home: it keeps what it is sent, by path."""
+    """The machine that receives the files at home: keeps all received content, by path."""
 
     listing: str
     sent: dict[str, bytes] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class NextPod(ThisMachine):
 
 
 def tree(root: Path, without: Path | None = None) -> dict[str, tuple[int, bytes]]:
-    """Return all that lies below a folder: by path its mode, and its content or where it leads."""
+    """Return all entries below a folder: by path the mode, and the content or the target of the link."""
     found = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [one for one in folders if Path(folder, one) != without]
@@ -195,7 +195,7 @@ def tree(root: Path, without: Path | None = None) -> dict[str, tuple[int, bytes]
 
 
 def furnish(laptop: Path) -> RunHome:
-    """Make a laptop with a secret, somebody's work, another run, and the home of the run with its records."""
+    """Make a laptop with a secret, a user's work, a second run, and the home of the run with its records."""
     for path in ("precious/thesis", "runs/other-1/run.json", "runs/a-1/kept/code/a", "runs/a-1/kept/data/b"):
         (laptop / path).parent.mkdir(parents=True, exist_ok=True)
         (laptop / path).write_bytes(SECRET)
@@ -225,7 +225,7 @@ def tight_bounds() -> Iterator[None]:
 
 
 def attempt(act: Callable[[], object]) -> None:
-    """Let an act be refused in words; anything else that it raises is a fault."""
+    """Run an action that may be refused with an error of ours; every other exception is a failure."""
     with contextlib.suppress(SlipwayError, StoreError):
         act()
 
@@ -237,18 +237,18 @@ def attempt(act: Callable[[], object]) -> None:
     manifest=st.one_of(MANIFESTS.map(lambda one: json.dumps(one).encode()), st.binary(max_size=60)),
     links=LINKS,
 )
-def test_a_hostile_pod_changes_nothing_but_its_folder_and_nothing_else_is_sent_or_removed(
+def test_a_hostile_pod_changes_only_its_folder_and_only_its_folder_is_sent_or_removed(
     listings, contents, manifest, links
 ):
-    folder = Path(tempfile.mkdtemp(dir=MEMORY))  # each example makes what it writes durable
+    folder = Path(tempfile.mkdtemp(dir=MEMORY))  # each example writes durably
     try:
         with tight_bounds():
-            hold_against(HostilePod(folder / "laptop", listings, contents, manifest), folder / "laptop", links)
+            check_hostile_pod(HostilePod(folder / "laptop", listings, contents, manifest), folder / "laptop", links)
     finally:
         shutil.rmtree(folder)
 
 
-def hold_against(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) -> None:
+def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) -> None:
     home, store = furnish(laptop), Store(str(laptop.parent / "store"))
     put_links(home, laptop, links)
     before = tree(laptop, without=home.pod.root)
@@ -262,7 +262,7 @@ def hold_against(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) ->
     held = {path: home.pod.root / path for path in fetched.files_below(home.pod.root)}
     assert all(SECRET not in path.read_bytes() for path in held.values())
     counted = [path for name, path in held.items() if name.startswith(("logs/", "state/", "work/runs/"))]
-    assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # reports and marks beside them
+    assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # plus reports and marks
     assert all(path.stat().st_size <= FILE_BYTES for path in counted)
 
     attempt(lambda: reports.at_home(OP, home))
@@ -287,7 +287,7 @@ def hold_against(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) ->
         max_size=8,
     )
 )
-def test_the_files_of_a_real_folder_are_listed_whatever_their_names_are(tmp_path, names):
+def test_files_with_any_name_are_listed_in_a_real_folder(tmp_path, names):
     forged = ["x\n7 ../../run.json\n.log", "a b.log", "*.log", "-n.log", "$(id).log", "good.log"]
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder, "pod", "logs")
@@ -295,7 +295,7 @@ def test_the_files_of_a_real_folder_are_listed_whatever_their_names_are(tmp_path
         (logs.parent / "secret").write_bytes(SECRET)
         (logs / "link.log").symlink_to(logs.parent / "secret")
         for name in (*names, *forged):
-            with contextlib.suppress(OSError):  # the name is too long, or there is one
+            with contextlib.suppress(OSError):  # the name is too long, or exists
                 (logs / name).write_bytes(b"said")
         op, home = Op(token=TOKEN, run=RUN, vendor="ssh", address=str(logs.parent)), RunHome(Path(folder, "home"))
         found = [path.name for path in mirror.bring_logs(op, ThisMachine(), home)]

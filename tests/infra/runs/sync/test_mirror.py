@@ -23,26 +23,26 @@ def write(root: Path, text: str, folder: str = "logs") -> None:
     (root / folder / "fetch.log").write_text(text)
 
 
-def test_the_copy_of_a_log_is_that_of_the_earlier_pods_and_of_the_last_one_in_order(tmp_path):
+def test_the_copy_of_a_log_joins_the_logs_of_all_pods_in_order(tmp_path):
     first, second, home = tmp_path / "first", tmp_path / "second", tmp_path / "home"
     write(first, "one\n")
     assert bring(first, home) == "one\n"
     write(first, "one\n" + "two\n" * 200)
     assert bring(first, home) == "one\n" + "two\n" * 200
     write(second, "three, which is as long as all that the first one has written\n" * 50)
-    write(second, "one\n", "state/earlier")  # as far as the store had it
+    write(second, "one\n", "state/earlier")  # as far as the store had the log
     for _ in range(2):
         assert bring(second, home) == "one\n" + "three, which is as long as all that the first one has written\n" * 50
     third = tmp_path / "third"
-    write(third, "")  # it has begun the log, and nothing came along
+    write(third, "")  # the pod began the log without an earlier log
     assert bring(third, home) == ""
 
 
-def test_of_a_log_that_is_too_large_the_beginning_comes_and_the_cut_is_told_until_it_is_over(tmp_path, monkeypatch):
+def test_a_too_large_log_is_cut_at_the_end_and_the_cut_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(fetched, "FILE_BYTES", 100_000)
     there, home = tmp_path / "there", RunHome(tmp_path / "home")
     write(there, "beginning\n")
-    os.truncate(there / "logs" / "fetch.log", 10**12)  # a hole
+    os.truncate(there / "logs" / "fetch.log", 10**12)  # a sparse file
     for _ in range(2):
         assert len(bring(there, home.folder)) == 100_000
         (told,) = fetched.cuts_at_home(home)

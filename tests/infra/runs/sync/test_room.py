@@ -1,4 +1,6 @@
-"""This machine's disk keeps a reserve: below it only the last words of pods are fetched, and `status` says so."""
+"""This machine's disk keeps a reserve: below the reserve only the last reports of pods are fetched, and `status`
+reports it.
+"""
 
 import shutil
 
@@ -15,7 +17,7 @@ from tests.world import World
 OP = Op(token="sw1-aaaaaaaa-bbbbbbbb", run="brave-otter-1", vendor="ssh")
 
 
-def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_path, monkeypatch):
+def test_only_reports_are_fetched_below_the_reserve_with_a_reason(tmp_path, monkeypatch):
     brought, said = [], []
     monkeypatch.setattr(reports, "bring", lambda *_: brought.append("words"))
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: brought.append("logs"))
@@ -29,7 +31,7 @@ def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_pat
     assert brought == ["words", "logs", "words"] and len(said) == 3
 
 
-def test_the_disk_is_that_of_the_next_folder_that_exists(tmp_path):
+def test_the_disk_of_the_nearest_existing_folder_counts(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     assert fetched.lacks_room(tmp_path / "a" / "b", free // 2) == ""
     assert f"are free on the disk of {tmp_path}, and " in fetched.lacks_room(tmp_path / "a" / "b", free * 2)
@@ -38,7 +40,7 @@ def test_the_disk_is_that_of_the_next_folder_that_exists(tmp_path):
 
 
 @pytest.mark.process
-def test_status_says_that_nothing_is_fetched_any_more(tmp_path):
+def test_status_reports_that_fetching_has_stopped(tmp_path):
     process = World(tmp_path, {"SLIPWAY_RESERVE_BYTES": str(1 << 60)}).begin("status", "--json")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and out == "[]\n", (out, err)

@@ -1,4 +1,4 @@
-"""The snapshot of a run that is kept at home, and what another pod gets of it, on folders of this machine."""
+"""The snapshot of a run at home, and the files that a new pod gets from the snapshot, on folders of this machine."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def write_figures(root: Path, steps: int) -> None:
 
 
 class BreaksAt(ThisMachine):
-    """A transport whose connection breaks when a file of this name is requested."""
+    """A transport whose connection breaks at the request for a file of this name."""
 
     name = ""
 
@@ -54,7 +54,7 @@ def steps_at(root: Path) -> list[str]:
     return sorted(one.name for one in (root / "work" / "checkpoints" / "base").iterdir())
 
 
-def test_no_checkpoint_is_at_home_without_the_figures_that_lead_to_it(tmp_path):
+def test_a_checkpoint_at_home_has_all_earlier_figures(tmp_path):
     there, home, way = tmp_path / "there", tmp_path / "home", BreaksAt()
     for step in (4, 8):
         save(there, step, f"weights {step}")
@@ -73,7 +73,7 @@ def test_no_checkpoint_is_at_home_without_the_figures_that_lead_to_it(tmp_path):
     assert len(figures(home / "pod").read_text().splitlines()) == 8
 
 
-def test_another_pod_gets_what_is_at_home_and_nothing_that_its_machine_made_of_the_run_before(tmp_path):
+def test_a_new_pod_gets_the_snapshot_and_no_old_files_of_its_machine(tmp_path):
     first, home, second = tmp_path / "first", tmp_path / "home", tmp_path / "second"
     save(first, 8, "ours")
     write_figures(first, 8)
@@ -90,7 +90,7 @@ def test_another_pod_gets_what_is_at_home_and_nothing_that_its_machine_made_of_t
     assert len(figures(second).read_text().splitlines()) == 8
 
 
-def test_a_checkpoint_that_the_machine_has_is_not_sent_again(tmp_path):
+def test_a_checkpoint_on_the_machine_is_not_sent_again(tmp_path):
     there, home = tmp_path / "there", tmp_path / "home"
     weights = save(there, 8, "ours") / "weights"
     snapshot.bring(pod(there), ThisMachine(), RunHome(home))
