@@ -1,4 +1,4 @@
-"""Conftest of the flows: what a plan reads of other people's files stays within its test."""
+"""Conftest of the flows: files of other users, as read by a plan, stay within the test."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from trainer.records.phase_registry import PHASES
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """Leave this process with the phases and the extensions that it had."""
+    """Restore the phases and the extensions of this process after the test."""
     before, used = dict(PHASES), dict(_used)
     yield
     PHASES.clear()

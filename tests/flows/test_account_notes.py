@@ -1,4 +1,4 @@
-"""Notes on accounts: of those that packs know of, whatever else offers machines."""
+"""Notes on accounts: only for vendors known by packs."""
 
 from flows.reading import account_notes
 from infra.settings import Settings
@@ -11,7 +11,7 @@ def notes(settings: Settings, vendors: list[str], now: float) -> AccountNotes:
     return AccountNotes(lines=tuple(vendors), document={})
 
 
-def test_notes_are_of_vendors_and_of_nobodys_own_machines(tmp_path, monkeypatch):
+def test_notes_exist_for_vendors_and_not_for_own_machines(tmp_path, monkeypatch):
     monkeypatch.setattr(packs, "entries", lambda kind: {"seen": f"{__name__}:notes"})
     settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
     found = account_notes.of_accounts(settings, ["local", "runpod", "ssh", "lium", "held"])

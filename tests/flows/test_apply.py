@@ -1,4 +1,4 @@
-"""The money that all pods of a set may cost together."""
+"""The maximum common cost of all pods of a set."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from infra.settings import Settings
 from tests.world import ROOT
 
 
-def test_the_limit_of_a_set_whose_pods_stay_is_changed_where_it_has_one(tmp_path):
+def test_apply_changes_an_existing_limit_of_a_set_with_unchanged_pods(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)}
     settings = Settings.load(ROOT, environ=environ)
 
@@ -24,7 +24,7 @@ def test_the_limit_of_a_set_whose_pods_stay_is_changed_where_it_has_one(tmp_path
         return found and found.amount
 
     with Journal.open(settings.state_file, environ) as journal:
-        assert not limit("2").change(journal, settings) and amount() is None  # its pods are paid from none
+        assert not limit("2").change(journal, settings) and amount() is None  # no budget pays for the pods
         limit("2").open(journal, settings)
         assert not limit("2").change(journal, settings) and limit("5").change(journal, settings)
         assert amount() == 5_000_000

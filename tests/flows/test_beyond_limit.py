@@ -1,4 +1,4 @@
-"""A forecast that is compared with the limits of a run: what is said, and the command that raises them."""
+"""A forecast compared with the limits of a run: the message, and the command that raises the limits."""
 
 import json
 from dataclasses import replace
@@ -19,14 +19,14 @@ def at(seconds: float) -> Clocks:
     return Clocks("b", seconds, 1000 + seconds)
 
 
-def test_a_forecast_within_the_limits_says_nothing():
+def test_a_forecast_within_the_limits_gives_no_message():
     assert beyond_limit(OP, [OP], (100.0, 3999.0, 9000.0), at(1000), 1.0) is None
     assert beyond_limit(replace(OP, cap=None), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
     assert beyond_limit(replace(OP, rate=0), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
 
 
 @pytest.mark.parametrize(("limits", "scale", "command"), [
-    ({}, 1.0, "--spend-limit 8"),  # 1.00 spent, 6000 s of work and 300 s for another pod at 3.60 USD/h
+    ({}, 1.0, "--spend-limit 8"),  # 1.00 spent, 6000 s of work and 300 s for a new pod at 3.60 USD/h
     ({"ttl_s": 3000.0}, 1.0, "--spend-limit 8 --ttl 105m"),
     ({"ttl_s": 3000.0, "cap": 50_000_000}, 1.0, "--ttl 105m"),
 ])  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_forecast_above_a_limit_names_the_cost_and_the_command_that_raises_it(
     assert (notice.event, notice.subject, notice.note) == ("beyond limit", "calm-1", found.words)
 
 
-def test_the_cost_is_that_of_all_nodes_and_of_earlier_pods_by_the_vendors_clock():
+def test_the_cost_includes_all_nodes_and_earlier_pods_by_the_vendors_clock():
     op = replace(OP, request=json.dumps({"run": "calm-1", "nodes": 2}))
     assert Request(**json.loads(op.request)).nodes == 2
     earlier = replace(OP, token="sw1-b", state="TERMINATED", lived_s=10.0)

@@ -16,7 +16,7 @@ no_keys, hub = stores.no_keys, stores.hub
 
 
 @pytest.mark.process
-def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
+def test_every_machine_of_the_inventory_is_reachable_or_has_a_reason(tmp_path):
     world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     with loopback(tmp_path / "one") as one, loopback(tmp_path / "two") as two:
         hosts = [
@@ -46,28 +46,28 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
 
 
 @pytest.mark.process
-def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_is_named(hub, tmp_path):
-    """Not only that one is set: one that may only read is bad, and so is a repository that is not there."""
+def test_the_store_is_checked_for_write_access_and_the_effective_token_is_named(hub, tmp_path):
+    """A set token is not enough: a read-only token fails, and so does a missing repository."""
     open_place("hf://us/things").create()
 
-    def told(code: int, uri: str, **environ: str) -> dict:
+    def report(code: int, uri: str, **environ: str) -> dict:
         keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": "", "SLIPWAY_STORE": uri, **environ}
         found = json.loads(World(tmp_path, keys).inv("doctor", "--json", code=code))
         return {one["name"]: (one["state"], one["detail"]) for one in found}
 
     both = {"HUGGINGFACEHUB_API_TOKEN": stores.TOKEN, "HF_TOKEN": "hf_canary-read-94"}
-    good = told(0, "hf://us/things", **both)
+    good = report(0, "hf://us/things", **both)
     assert good["store"] == ("ok", "hf://us/things can be written, 0 artifacts")
     assert good["hub token"][0] == "ok" and good["hub token"][1].startswith("HUGGINGFACEHUB_API_TOKEN from ")
     assert "HF_TOKEN is also set, but not used" in good["hub token"][1]
-    assert len(hub.repos["us/things"].commits) == 1  # nothing was left there
+    assert len(hub.repos["us/things"].commits) == 1  # no file was left in the store
     for uri, token, words in (
         ("hf://us/things", "hf_canary-read-94", "may only read"),
         ("hf://us/nothing", stores.TOKEN, "inv ckpt.init --to hf://us/nothing"),
     ):
-        bad = told(1, uri, HF_TOKEN=token)
+        bad = report(1, uri, HF_TOKEN=token)
         assert bad["store"][0] == "bad" and words in bad["store"][1] and "canary" not in str(bad)
-    local = told(0, str(tmp_path / "artifacts"))
+    local = report(0, str(tmp_path / "artifacts"))
     assert local["store"][0] == "ok" and "hub token" not in local
 
 
@@ -78,14 +78,14 @@ def _tools(artifacts: Path) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.process
 @pytest.mark.needs("ssh", "rsync")
-def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path):
+def test_each_tool_is_shown_with_its_use(tmp_path):
     tools = _tools(tmp_path / "artifacts")
     assert tools["ssh"][0] == "ok" and "OpenSSH" in tools["ssh"][1]
     assert "rsync sends files above 32 MB if the other machine has rsync" in tools["rsync"][1]
 
 
 @pytest.mark.process
-def test_of_each_missing_tool_it_is_said_what_cannot_be_done_or_is_done_without_it(tmp_path, monkeypatch):
+def test_each_missing_tool_is_shown_with_the_lost_feature_or_the_replacement(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name, **_: None)
     tools = _tools(tmp_path / "artifacts")
     off = dict.fromkeys(("ssh", "rsync", "sshd"), "off")
@@ -94,7 +94,7 @@ def test_of_each_missing_tool_it_is_said_what_cannot_be_done_or_is_done_without_
     assert "sent without rsync" in tools["rsync"][1] and "in pieces of 32 MB" in tools["rsync"][1]
 
 
-def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
+def test_pending_uploads_of_the_last_run_are_reported(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
     assert doctor._uploads(settings) == []
     log = tmp_path / "runs" / "calm-wren-1" / "pod" / "logs" / "carry.log"
@@ -113,7 +113,7 @@ def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
 
 
 @pytest.mark.process
-def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
+def test_the_requirements_of_a_service_are_reported_before_its_start(hub, tmp_path):
     open_place("hf://us/things").create()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "fake.json").write_text("{}")
@@ -125,7 +125,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     }
     world = World(tmp_path, keys)
 
-    def told(code: int, model: str, **policy: float) -> dict[str, tuple[str, str]]:
+    def report(code: int, model: str, **policy: float) -> dict[str, tuple[str, str]]:
         file = {
             "name": "demo",
             "service": {"replica_policy": {"min_replicas": 2, **policy}},
@@ -139,8 +139,8 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     with loopback(tmp_path / "one") as one:
         host = {"ip": "127.0.0.1", "port": one.address.port, "identity_file": one.address.key}
         (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": [host]}}))
-        good = told(0, str(tmp_path / "model"), max_replicas=3, target_qps_per_replica=7.5)
-        bad = told(1, "hf://us/things")
+        good = report(0, str(tmp_path / "model"), max_replicas=3, target_qps_per_replica=7.5)
+        bad = report(1, "hf://us/things")
     place = f"ssh box/127.0.0.1:{one.address.port}"
     assert good[place][0] == "ok" and good["runpod"][0] == "off" and good["model"][0] == "ok"
     assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 rented permanently")
@@ -149,7 +149,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     assert good["resources.zone"][0] == "off" and "only `region`" in good["resources.zone"][1]
     assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
     world.inv("serve.key", "demo", "--for", "ann")
-    assert told(1, "hf://us/nowhere")["access"][0] == "ok"
+    assert report(1, "hf://us/nowhere")["access"][0] == "ok"
     assert "--for serve" in json.loads(world.inv("doctor", "--for", "money", "--json", code=2))["error"]
 
 
@@ -157,15 +157,15 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
 @pytest.mark.pack("slurm")
 @pytest.mark.pack("skypilot")
 def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path):
-    """No machine, cluster or API server is asked: the inventories name addresses where nobody is."""
+    """No machine, cluster or API server gets a request: the inventories name addresses without a listener."""
     keys = dict.fromkeys(("RUNPOD_API_KEY", "SHADEFORM_API_KEY"), "") | {"LIUM_API_KEY": "lium-canary-0123456789"}
     files = {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "SLIPWAY_CLUSTERS": str(tmp_path / "clusters.yaml")}
     world = World(tmp_path, {**keys, **files, "SLIPWAY_ENVIRONMENTS": str(tmp_path / "environments")})
 
-    def told() -> dict[str, tuple[str, str]]:
+    def report() -> dict[str, tuple[str, str]]:
         return {one["name"]: (one["state"], one["detail"]) for one in world.json("doctor")}
 
-    found = told()
+    found = report()
     names = ["local", "ssh pools", "runpod", "lium", "shadeform", "skypilot", "slurm"]
     assert [name for name in found if name in names] == names
     for name, why in (
@@ -180,12 +180,12 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     own = {"user": "nobody", "identity_file": str(tmp_path / "key")}
     (tmp_path / "pools.yaml").write_text(json.dumps({"box": {**own, "hosts": ["192.0.2.1", "192.0.2.2"]}}))
     (tmp_path / "clusters.yaml").write_text(json.dumps({"lab": {**own, "host": "192.0.2.3"}}))
-    found = told()
+    found = report()
     assert found["ssh pools"] == ("ok", "enabled: 2 machines; to check the machines: inv doctor --provider ssh")
     assert found["slurm"] == ("ok", "enabled: 1 cluster; to check the machines: inv doctor --provider slurm")
 
 
-def test_what_a_training_needs_is_told_before_a_machine_is_rented(tmp_path):
+def test_the_requirements_of_a_training_are_reported_before_renting(tmp_path):
     settings = Settings.load(
         tmp_path,
         {"profile": "runpod_1b", "store": str(tmp_path / "here")},

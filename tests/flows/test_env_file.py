@@ -1,4 +1,4 @@
-"""`.env` as `inv init` changes it: one variable is set, and every other byte stays."""
+"""`.env` after a change by `inv init`: one variable is set, and every other byte stays."""
 
 import io
 import stat
@@ -13,7 +13,7 @@ from infra.errors import UsageError
 OWN = "# mine\nexport LIUM_API_KEY='old one'  # note\n\nOTHER = 3\nnot a line of ours\nHF_TOKEN=a\nHF_TOKEN=b"
 
 
-def test_a_variable_is_set_where_it_stands_and_all_else_stays():
+def test_a_variable_is_set_in_place_and_all_other_bytes_stay():
     text = env_file.amended(OWN, {"LIUM_API_KEY": "li-2", "HF_TOKEN": "hf_3", "RUNPOD_API_KEY": "rp"})
     lines = [
         "# mine",
@@ -27,7 +27,7 @@ def test_a_variable_is_set_where_it_stands_and_all_else_stays():
     assert text.splitlines() == lines
 
 
-def test_a_new_line_stands_behind_the_one_that_explains_it():
+def test_a_new_line_follows_its_explanation():
     text = env_file.amended(
         "# RunPod: the key\n# RUNPOD_API_KEY=\n\n# Lium\n# LIUM_API_KEY=\n", {"RUNPOD_API_KEY": "k"}
     )
@@ -38,27 +38,27 @@ def test_a_new_line_stands_behind_the_one_that_explains_it():
 @pytest.mark.parametrize(
     "value", ["rpa_ABC123", "a'b", 'a"b', "back\\slash", "a b#c", "#x", "$HOME", "a=b", "s3://b/f?x=1"]
 )
-def test_whatever_a_key_holds_is_read_again_as_it_was(before, value):
+def test_a_key_with_any_content_is_read_back_unchanged(before, value):
     text = env_file.amended(before, {"RUNPOD_API_KEY": value})
     assert dotenv_values(stream=io.StringIO(text))["RUNPOD_API_KEY"] == value
     assert text.startswith(before)
 
 
 @pytest.mark.parametrize("value", ["two\nlines", " lead", "größer", "${HOME}", "bell\a"])
-def test_what_env_cannot_hold_is_refused_without_being_told(value):
+def test_an_unrepresentable_value_is_refused_without_being_shown(value):
     with pytest.raises(UsageError) as seen:
         env_file.amended("", {"LIUM_API_KEY": value})
     assert value.strip() not in str(seen.value) and "LIUM_API_KEY" in str(seen.value)
 
 
-def test_a_file_in_which_a_line_would_not_be_read_is_left_as_it_is(tmp_path):
+def test_a_file_with_an_unreadable_line_is_left_unchanged(tmp_path):
     (tmp_path / ".env").write_text("A='open\n")
     with pytest.raises(UsageError, match="correct the syntax of the file"):
         env_file.put(tmp_path, {"RUNPOD_API_KEY": "k'"})
     assert (tmp_path / ".env").read_text() == "A='open\n"
 
 
-def test_the_file_is_for_its_owner_only_and_a_link_stays_one(tmp_path):
+def test_the_file_is_private_and_a_link_stays_a_link(tmp_path):
     shared = tmp_path / "dotfiles" / "env"
     shared.parent.mkdir()
     shared.write_text("A=1\n")
@@ -73,7 +73,7 @@ def test_the_file_is_for_its_owner_only_and_a_link_stays_one(tmp_path):
     assert (stat.S_IMODE(shared.stat().st_mode), shared.stat().st_mtime_ns) == (0o600, before)
 
 
-def test_of_many_at_once_each_finds_its_line(tmp_path):
+def test_concurrent_writers_keep_each_others_lines(tmp_path):
     names = [f"NAME_{n}" for n in range(16)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: env_file.put(tmp_path, {name: name.lower()}), names))

@@ -1,4 +1,4 @@
-"""The one estimator: every recipe has a time without an account, and whoever asks for a job is told the same."""
+"""The only estimator: every recipe has a time without an account, and all commands give a job the same estimate."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ TEN_YEARS_S = 10 * 365 * 86400.0
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """An installation without an account, on a machine that does not say what its CPUs do."""
+    """Return an installation without an account, on a machine with unknown CPU load."""
     monkeypatch.setattr(figures, "STAT", tmp_path / "none")
     estimates._others.cache_clear()
     mine = {"SLIPWAY_STATE_FILE": "state/journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
@@ -67,7 +67,7 @@ def test_every_phase_of_every_profile_has_an_estimate_on_every_kind_of_gpu_witho
         assert slow["H100"] <= slow["A100"] <= slow["L4"]
 
 
-def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_of_the_simulation(settings):
+def test_a_rehearsal_shows_the_real_time_and_the_simulated_time_separately(settings):
     offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=4, micro_usd_per_hour=10_000_000)
     own = rehearsed(settings)
     plan = planned(own, offer, profile="qwen3_4b", phase="base")
@@ -78,7 +78,7 @@ def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_o
     document = plan_json(plan)
     assert document["machine"] == "4 x H100-SXM" and 1e6 < document["estimate_s"] < 2e6
     assert document["simulation_s"] is None or document["simulation_s"] < TEN_YEARS_S
-    assert billed(plan) is plan.imitated  # nobody waits for the simulation: the limit follows the real machine
+    assert billed(plan) is plan.imitated  # no limit on the simulation: the limit follows the real machine
     assert forecast_of(plan, offer, own) == shown_forecast(plan, offer)
     small = planned(own, offer, profile="tiny", phase="base")
     assert billed(small) is small.estimate and small.estimate.machine.is_here
@@ -86,7 +86,7 @@ def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_o
     assert [one.estimate_s for one in small.artifacts] == [one.seconds for one in small.imitated.steps]
 
 
-def test_a_plan_whose_gpu_no_table_has_is_not_known(settings):
+def test_a_plan_with_a_gpu_outside_the_tables_has_no_estimate(settings):
     offer = Offer(provider="runpod", offer_id="o", gpu="TPU-9", num_gpus=1, micro_usd_per_hour=1)
     plan = planned(rehearsed(settings), offer, profile="tiny", phase="base")
     assert plan.shown.steps == () and plan_json(plan)["estimate_s"] is None
@@ -97,7 +97,7 @@ def test_a_plan_whose_gpu_no_table_has_is_not_known(settings):
 
 
 class Stat:
-    """/proc/stat of a machine whose CPUs do nothing but the work of others for `share` of the time."""
+    """Fake /proc/stat of a machine whose CPUs do only work of other processes for `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self.share, self.looks = share, 0
@@ -108,7 +108,7 @@ class Stat:
         return "".join(f"cpu{number} {busy} 0 0 0 0 0 0 0\n" for number in range(4096))
 
 
-def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, monkeypatch):
+def test_an_estimate_for_this_machine_counts_other_processes(settings, monkeypatch):
     calm = this_machine()
     assert calm.is_here and calm.others == 0.0
     phase = profile_named("tiny").phases["base"]
@@ -132,12 +132,12 @@ def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, 
         pytest.param({"phase": "dlm", "tokens": 2e6}, "dlm ", marks=pytest.mark.pack("blocks")),
     ],
 )
-def test_the_length_of_work_is_named_in_steps_or_in_tokens(settings, words, said):
+def test_the_length_of_work_is_given_in_steps_or_tokens(settings, words, said):
     found = quotes.work_named(words["phase"], Typed(), settings, words.get("steps"), words.get("tokens", 0.0))
     assert said in found.words and "smoke" in found.words
 
 
-def test_conversations_of_others_are_taken_as_full_rows(settings):
+def test_foreign_conversations_count_as_full_rows(settings):
     sft = profile_named("d20").phases["sft"]
     machine = machine_with("H100", 8)
     ours, theirs = (
@@ -147,7 +147,7 @@ def test_conversations_of_others_are_taken_as_full_rows(settings):
     assert theirs - PHASE_START_S > 5 * (ours - PHASE_START_S)
 
 
-def test_an_estimate_is_of_all_steps_or_of_none():
+def test_an_estimate_covers_all_steps_or_no_step():
     assert Estimate(machine=machine_with("H100", 1), steps=()).range_s == (0.0, 0.0, 0.0)
     assert machine_with("H100", 8, 2).name == "2 nodes of 8 x H100"
     assert machine_with("H100", 8, 2).flops_per_s == 16 * machine_with("H100", 1).flops_per_s

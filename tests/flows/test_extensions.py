@@ -46,7 +46,7 @@ def step(found, name):
     return next(one for one in found.job.steps if one.name == name)
 
 
-def test_a_phase_is_planned_with_the_settings_of_another_and_its_code_goes_along(settings_of):
+def test_an_extension_phase_is_planned_with_inherited_settings_and_shipped_code(settings_of):
     settings = settings_of(slow=PHASE)
     found = planned(settings, "base+slow", options={"slow.steps": "7"})
     one = step(found, "slow")
@@ -57,7 +57,7 @@ def test_a_phase_is_planned_with_the_settings_of_another_and_its_code_goes_along
     assert not any("extensions" in each.config for each in found.job.steps if each is not one)
 
 
-def test_a_file_that_was_edited_makes_its_artifact_another_one_and_is_named(settings_of, tmp_path):
+def test_an_edited_file_changes_its_artifact_and_is_named(settings_of, tmp_path):
     settings = settings_of(source="words", slow=PHASE, words=SOURCE)
     assert settings.source == "words"
     before = {one.name: one for one in planned(settings, "slow").artifacts}
@@ -73,7 +73,7 @@ def test_a_file_that_was_edited_makes_its_artifact_another_one_and_is_named(sett
     assert prints["base_checkpoints/tiny"] == now["base_checkpoints/tiny"].fingerprint
 
 
-def test_why_an_artifact_is_stale_names_the_file(settings_of, tmp_path):
+def test_the_reason_for_a_stale_artifact_names_the_file(settings_of, tmp_path):
     settings = settings_of(slow=PHASE)
     old = step(planned(settings, "slow"), "slow").config["making"]
     (tmp_path / "slow.py").write_text(f"{PHASE}# edited\n")
@@ -98,17 +98,17 @@ def test_why_an_artifact_is_stale_names_the_file(settings_of, tmp_path):
         ("slow", "PHASE = {'like': 'sft'}\ndef phases(run): ...\n", r"did you mean phases in line 2\?"),
     ],
 )
-def test_a_phase_that_cannot_be_one_is_refused_in_words(settings_of, name, text, said):
+def test_an_invalid_phase_is_refused_with_a_message(settings_of, name, text, said):
     with pytest.raises((UsageError, ConfigError), match=said):
         extensions.use_phases(name, settings_of(**{name: text}))
 
 
-def test_a_misspelt_phase_of_a_file_is_told(settings_of):
+def test_a_misspelt_phase_of_a_file_is_reported(settings_of):
     with pytest.raises(UsageError, match=r"did you mean 'gentle', of SLIPWAY_EXTENSIONS"):
         extensions.use_phases("gentel", settings_of(gentle=PHASE))
 
 
-def test_sources_are_mixed_and_ours_stay_ours(settings_of):
+def test_extension_sources_mix_with_ours_and_do_not_replace_ours(settings_of):
     settings = settings_of(source="words=0.5,pydocs=0.5", words=SOURCE)
     assert settings.source == "words=0.5,pydocs=0.5"
     assert extensions.use_source(settings.source, settings) == {"words": SOURCE}
@@ -116,7 +116,7 @@ def test_sources_are_mixed_and_ours_stay_ours(settings_of):
         extensions.use_source("fineweb", settings_of(fineweb=SOURCE))
 
 
-def test_a_reward_is_named_or_is_a_file(settings_of, tmp_path):
+def test_a_reward_is_a_name_or_a_file(settings_of, tmp_path):
     text = (ROOT / "examples" / "reward.py").read_text()
     settings = settings_of(short=text)
     assert extensions.reward_text("short", settings) == text == extensions.reward_text(f"{tmp_path}/short.py", settings)
@@ -127,7 +127,7 @@ def test_a_reward_is_named_or_is_a_file(settings_of, tmp_path):
         extensions.reward_text(f"{tmp_path}/none.py", settings)
 
 
-def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(settings_of, tmp_path):
+def test_a_tracker_is_a_name_or_a_file_and_duplicates_are_refused(settings_of, tmp_path):
     text = (ROOT / "examples" / "tracker.py").read_text()
     settings = settings_of(table=text, plain=text)
     work = planned(settings, "base").job.steps
@@ -145,7 +145,7 @@ def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(setting
         extensions.asked_trackers("tabel", settings)
 
 
-def test_a_receipt_tells_whose_code_ran_and_what_became_of_it(settings_of, tmp_path):
+def test_a_receipt_names_the_code_that_ran_and_later_changes(settings_of, tmp_path):
     settings = settings_of(source="words", slow=PHASE, words=SOURCE)
     job = planned(settings, "slow").job
     recorded = extensions.of_job({"steps": [{"config": one.config} for one in job.steps]}, "local", settings)
@@ -158,6 +158,6 @@ def test_a_receipt_tells_whose_code_ran_and_what_became_of_it(settings_of, tmp_p
     assert "source words: " in gone and "words.py: no such file" in gone
 
 
-def test_the_examples_add_what_their_page_says():
+def test_the_examples_match_their_page():
     added = {name: read(str(OWN / f"{name}.py")).adds for name in ("lab", "sentences", "smooth")}
     assert added == {"lab": ("provider",), "sentences": ("source",), "smooth": ("phase",)}

@@ -1,4 +1,4 @@
-"""The default model where none is named."""
+"""The default model without a named model."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from store.artifacts.artifacts import Store
 
 @pytest.mark.pack("bits")
 @pytest.mark.parametrize(("tag", "typed"), [("", ""), ("tiny", " --profile tiny"), ("ours", " --tag ours")])
-def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_type(tmp_path, tag, typed):
+def test_a_substitute_model_is_reported_with_the_command_for_the_usual_model(tmp_path, tag, typed):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     store, made, name = Store(settings.store), tmp_path / "made", tag or "smoke"
     made.mkdir()
@@ -37,7 +37,7 @@ def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_t
 
 
 @pytest.mark.pack("bits")
-def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_none(tmp_path):
+def test_the_newest_model_is_the_default_if_the_usual_profile_has_no_model(tmp_path):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     store, made, told = Store(settings.store), tmp_path / "made", []
     made.mkdir()
@@ -50,13 +50,13 @@ def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_non
     assert find_model(settings, "bits3", "", told.append)[0].name == "bits3_checkpoints/new"
     assert find_model(settings, "base", "old", told.append)[0].name == "base_checkpoints/old"
     chosen = Settings.load(tmp_path, {"store": settings.store, "profile": "tiny"}, environ={})
-    with pytest.raises(UsageError, match="no model 'tiny'"):  # who has chosen a profile means that one
+    with pytest.raises(UsageError, match="no model 'tiny'"):  # a chosen profile is meant
         find_model(chosen, "", "", told.append)
     store.publish(made, "base_checkpoints/smoke", "a" * 64, {})
     assert find_model(settings, "", "", told.append, ("bits3",))[0].name == "base_checkpoints/smoke"
 
 
-def test_what_a_phase_of_an_extension_has_made_is_found_by_its_name(tmp_path):
+def test_the_model_of_an_extension_phase_is_found_by_name(tmp_path):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     made = tmp_path / "made"
     made.mkdir()

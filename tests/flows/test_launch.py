@@ -1,4 +1,4 @@
-"""A launch, planned and checked without a word at the terminal: what is open, what it comes to, what is refused."""
+"""A launch, planned and checked without terminal interaction: open questions, cost, refusals."""
 
 from dataclasses import asdict, replace
 
@@ -59,7 +59,7 @@ def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
     assert asked("ACCELERATOR=A100:8", gpu="H100:2") == (("H100", 2),), "a flag outweighs a variable"
 
 
-def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path, monkeypatch):
+def test_an_artifact_of_different_code_needs_a_decision_of_the_user(settings, journal, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(CheckoutCode, "of", lambda *_: {"commit": "cd" * 20})
     monkeypatch.setattr(CheckoutCode, "differing", lambda _, before, folders: ("trainer/loop.py",) if before else ())
@@ -80,7 +80,7 @@ def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, 
     assert told == [] and journal.ops() == []
 
 
-def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact(settings, journal, tmp_path):
+def test_options_of_a_source_reach_its_step_and_change_the_artifact(settings, journal, tmp_path):
     (tmp_path / "one.jsonl").write_text('{"body": "some text", "stars": 3}\n')
     (tmp_path / "two.txt").write_text("more text\n")
     source = f"{tmp_path}/one.jsonl=0.7,{tmp_path}/two.txt=0.3"
@@ -103,14 +103,14 @@ def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact
             text_of(**{**said, name: wrong})
 
 
-def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal):
+def test_a_dry_run_without_a_suitable_machine_is_refused(settings, journal):
     found = launch.prepare(resolved(settings, gpu="B200", num_gpus=64, dry_run=True), journal, settings, print)
     with pytest.raises(NoOffer, match=r"the requested GPUs \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
     assert launch.check(replace(found, resolved=resolved(settings)), settings, "", print).offers == ()
 
 
-def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(settings, journal, monkeypatch):
+def test_a_code_reward_without_isolation_is_refused_before_the_start(settings, journal, monkeypatch):
     asked = [resolved(settings, phase="sft+rl", task="mbpp", unsafe_rewards=one) for one in (False, True)]
     held, unheld = (launch.prepare(one, journal, settings, print) for one in asked)
     assert launch.check(held, settings, "", print).offers == ()
@@ -126,7 +126,7 @@ def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(
     ({"unsafe_rewards": True}, {"sort": 1.0}, "--unsafe-rewards"),
     ({}, {"mbpp": 0.5, "sort": 0.5}, "task mbpp"),
 ])  # fmt: skip
-def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, mixture, why):
+def test_a_pod_with_foreign_code_gets_no_self_end_key(rl, mixture, why):
     phases = tiny().phases
 
     def job(phase: PhaseConfig) -> Job:
@@ -137,11 +137,11 @@ def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, m
     with pytest.raises(UsageError, match=why):
         launch.refuse_code_of_others(job(replace(learns, rl=replace(learns.rl, **rl), mixture=mixture)))
     launch.refuse_code_of_others(job(replace(learns, mixture={"sort": 1.0, "math": 1.0})))
-    # sft reads them, and runs nothing
+    # sft reads the data, and runs no code
     launch.refuse_code_of_others(job(replace(phases["sft"], mixture={"mbpp": 0.1, "identity": 0.9})))
 
 
-def test_a_key_for_the_end_of_a_pod_is_for_rented_ones(settings):
+def test_only_rented_pods_get_a_self_end_key(settings):
     with pytest.raises(UsageError, match="--self-end applies to rented machines"):
         resolved(settings, self_end=True)
 
@@ -154,9 +154,7 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones(settings):
     ({"phase": "base"}, {"SLIPWAY_EXTENSIONS": "examples/own/sentences.py", "SLIPWAY_SOURCE": "sentences"},
      "extension sentences: step text"),
 ])  # fmt: skip
-def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
-    settings, journal, tmp_path, flags, own, what
-):
+def test_no_self_end_key_reaches_code_of_a_third_party(settings, journal, tmp_path, flags, own, what):
     environ = {one: str(tmp_path / path) for one, path in (("SLIPWAY_STORE", "store"), ("HOME", "."))}
     settings = Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, **own})
     job = launch.prepare(launch.understand(LaunchSpec(**flags), settings), journal, settings, print).plan.job
@@ -169,14 +167,14 @@ def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
     ("=3", "expected NAME, or NAME=USD"), ("two words=3", "expected NAME, or NAME=USD"),
     ("evals", "budget 'evals' does not exist; known: none"),
 ])  # fmt: skip
-def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):
+def test_an_insufficient_budget_is_refused_with_the_plan(said, why, settings, journal):
     vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}
     settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
     with pytest.raises(UsageError, match=why):
         launch.prepare(resolved(settings, budget=said), journal, settings, print)
 
 
-def test_five_steps_and_an_hour_make_a_launch_small(settings, journal):
+def test_a_launch_of_five_steps_and_an_hour_is_small(settings, journal):
     found = launch.prepare(resolved(settings, phase="base+sft", steps=5, ttl="1h"), journal, settings, print)
     steps = {one.name: one.config["spec"]["steps"] for one in found.plan.job.steps if one.name in ("base", "sft")}
     assert steps == {"base": 5, "sft": 5} and found.resolved.limits.time_s == 3600
@@ -193,7 +191,7 @@ def renting(tmp_path):
     )
 
 
-def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_least(renting):
+def test_the_first_plan_has_the_minimum_number_of_gpus(renting):
     def drafted(**flags) -> int:
         one = resolved(renting, provider="runpod", **flags)
         return one.work.draft(one.request, renting).num_gpus
@@ -209,7 +207,7 @@ def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_lea
     assert bare.job.torch == "cpu" and bare.request.work_disk_bytes < plan.request.work_disk_bytes
 
 
-def test_of_all_configurations_the_launch_is_planned_for_the_one_that_is_picked(renting):
+def test_a_launch_is_planned_for_the_picked_configuration(renting):
     one, two, again = (
         Offer(provider="runpod", offer_id=f"offer-{at}", gpu="L40S", num_gpus=many) for at, many in enumerate((1, 2, 2))
     )

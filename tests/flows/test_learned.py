@@ -1,4 +1,4 @@
-"""Plans learn from runs that are over, by what their pods have left on this machine."""
+"""Plans learn from finished runs, by the records of their pods on this machine."""
 
 import json
 import re
@@ -30,7 +30,7 @@ SECONDS = {"text": 2.0, "tokenizer": 1.0, "tokens": 3.0, "base": 40.0}
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "STAT", tmp_path / "none")  # what others do on this machine is not of these plans
+    monkeypatch.setattr(figures, "STAT", tmp_path / "none")  # other load on this machine must not affect these plans
     estimates._others.cache_clear()
     mine = {
         "SLIPWAY_ENVIRONMENTS": "environments",
@@ -63,7 +63,9 @@ def ran(
     is_carried: bool = False,
     **said,
 ) -> Op:
-    """A run that is over, as its pod has left it; `said`: more of its progress. `is_carried`: as on a rented pod."""
+    """Return a finished run with the records of its pod; `said`: more of the progress. `is_carried`: as on a rented
+    pod.
+    """
     folder = PodFolder(settings.pods / run)
     before = [step("fetch", ASKED_AT + 6.5, 0.4, [])] if is_carried else []
     job = with_courier(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
@@ -77,7 +79,7 @@ def ran(
     ):
         op = journal.advance(op, event, **facts)
     learned.remember(op, plan, ASKED_AT, settings)
-    at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, []), *before]  # it was built
+    at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, []), *before]  # the environment was built
     for name, seconds in SECONDS.items():
         marks = [[5.0 * slower, 1 / 12], [35.0 * slower, 1.0]] if name == "base" else []
         steps.append(step(name, at, seconds * slower, marks))
@@ -107,11 +109,11 @@ def step(name: str, at: float, seconds: float, marks: list) -> dict:
     }
 
 
-def test_a_plan_is_by_the_table_until_something_has_run_and_then_by_what_it_took(settings, journal):
+def test_a_plan_uses_the_table_until_a_run_and_then_the_measured_time(settings, journal):
     first = planned(settings)
     assert {one.source for one in first.forecast} == {"a guess"}
     ran(settings, journal, first)
-    assert planned(settings).forecast == first.forecast  # nobody has looked yet
+    assert planned(settings).forecast == first.forecast  # no command has looked yet
     learned.gather(journal, settings)
     second = planned(settings)
     assert {one.step: one.seconds for one in second.forecast} == {**SECONDS, AROUND: 8.0}
@@ -122,21 +124,21 @@ def test_a_plan_is_by_the_table_until_something_has_run_and_then_by_what_it_took
     assert longer["base"].seconds == pytest.approx(40.0 + 9 * 30.0 * 12 / 11) and longer["base"].source == SAME
 
 
-def test_what_came_is_kept_once_and_compared_with_the_forecast(settings, journal):
+def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, journal):
     op = ran(settings, journal, planned(settings))
     (first,) = learned.errors(journal, settings)
     assert (first.run, first.came_s, first.is_repeated) == ("calm-ox-1", 54.0, False)
-    PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # its folder may go now
+    PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # the folder may be removed now
     learned.gather(journal, settings)
     ran(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
     _, second = learned.errors(journal, settings)
     assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
-    assert second.early_error == pytest.approx(second.error)  # at a tenth of it no step had begun
+    assert second.early_error == pytest.approx(second.error)  # at a tenth of the time no step had begun
     assert learned.errors(journal, settings, "calm-ox-1") == [first]
     assert Timings.beside(settings.state_file).of(op.token).state == "succeeded"
 
 
-def test_a_run_on_a_rented_pod_which_first_restores_what_an_earlier_one_left_is_learned_from(settings, journal):
+def test_a_resumed_run_on_a_rented_pod_is_learned_from(settings, journal):
     plan = planned(settings)
     op = ran(settings, journal, plan, is_carried=True)
     assert [step.name for step in Job.from_json(op.job).steps] == ["fetch", *(step.name for step in plan.job.steps)]
@@ -145,7 +147,7 @@ def test_a_run_on_a_rented_pod_which_first_restores_what_an_earlier_one_left_is_
     assert {one.step: one.seconds for one in planned(settings).forecast} == {**SECONDS, AROUND: 8.0}
 
 
-def test_a_first_run_that_builds_its_environment_for_most_of_its_time_has_not_run_before(settings, journal):
+def test_a_first_run_that_mostly_builds_its_environment_counts_as_new(settings, journal):
     plan = planned(settings)
     around = replace(next(one for one in plan.forecast if one.step == AROUND), seconds=3600.0, high=7200.0)
     ran(settings, journal, with_around(plan, around))
@@ -158,7 +160,7 @@ def kept(settings: Settings, op: Op) -> tuple[dict[str, StepTime], float | None]
     return {one.work.step: one for one in found.times}, found.wall_s
 
 
-def test_a_run_that_was_cut_off_tells_its_pace_and_not_its_time(settings, journal):
+def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal):
     plan = planned(settings)
     resumed = ran(settings, journal, plan, "calm-ox-1", agents=2)
     went_on = ran(settings, journal, plan, "calm-ox-2")
@@ -175,10 +177,10 @@ def test_a_run_that_was_cut_off_tells_its_pace_and_not_its_time(settings, journa
     assert base.times == 2 and 40.0 < base.seconds < 90.0
 
 
-def test_a_journal_of_before_there_were_records_is_understood(settings, journal):
+def test_a_journal_without_records_is_understood(settings, journal):
     op = ran(settings, journal, planned(settings))
     timings = Timings.beside(settings.state_file)
-    timings._path(op.token).unlink()  # no forecast was kept, and its agent told no marks
+    timings._path(op.token).unlink()  # no forecast was kept, and the agent reported no marks
     folder = PodFolder(settings.pods / op.run)
     progress = json.loads(folder.progress.read_text())
     for one in progress["steps"]:
@@ -188,18 +190,18 @@ def test_a_journal_of_before_there_were_records_is_understood(settings, journal)
     learned.gather(journal, settings)
     seconds = {one.step: one.seconds for one in planned(settings).forecast}
     assert {name: seconds[name] for name in SECONDS} == SECONDS
-    assert learned.errors(journal, settings) == []  # there was no forecast that could be wrong
+    assert learned.errors(journal, settings) == []  # no forecast could be wrong
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": "another"}', '{"token": "TOKEN", "steps": [{"name": 7}]}'])
-def test_what_a_pod_has_left_and_nobody_can_read_teaches_nothing(settings, journal, text):
+def test_unreadable_records_of_a_pod_are_ignored(settings, journal, text):
     op = ran(settings, journal, planned(settings))
     PodFolder(settings.pods / op.run).progress.write_text(text.replace("TOKEN", op.token))
     learned.gather(journal, settings)
     assert {one.source for one in planned(settings).forecast} == {"a guess"}
 
 
-def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
+def test_a_working_run_shows_its_remaining_time(settings, journal):
     plan = planned(settings)
     op = ran(settings, journal, plan)
     now = ASKED_AT + 17.0
@@ -218,15 +220,15 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
     view = PodView(run=op.run, provider="local", state="running", progress={"steps": steps, "updated_at": now})
     found = with_left(view, journal, settings)
     low, expected, high = found.left_s
-    assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by its pace: 3 s a step, 9 steps
+    assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by the pace of the run: 3 s a step, 9 steps
     assert found.left_from == "from a table"
     assert with_left(replace(view, state="succeeded"), journal, settings).left_s is None
     Timings.beside(settings.state_file)._path(op.token).write_text("{")
     assert with_left(view, journal, settings).left_s is None
 
 
-def test_an_environment_whose_packages_are_here_is_built_in_seconds(settings, tmp_path, monkeypatch):
-    """Nothing is known of the network of a machine, but whether it is needed is."""
+def test_an_environment_with_cached_packages_is_built_in_seconds(settings, tmp_path, monkeypatch):
+    """The network of a machine is unknown, but the need for the network is known."""
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     downloaded = planned(settings)
     pins = (ROOT / "constraints" / "train.txt").read_text()

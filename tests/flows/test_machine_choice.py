@@ -1,4 +1,4 @@
-"""The machine that a plan gets where nobody has named one: memory decides, then the price."""
+"""The machine of a plan without a named machine: memory decides, then the price."""
 
 from dataclasses import replace
 
@@ -47,13 +47,13 @@ def narrowed(choice: MachineChoice, market=MARKET, **request):
     return choice.narrow(wanted, satisfying(wanted, market))
 
 
-def test_without_a_word_about_gpus_the_cheapest_offer_that_holds_every_phase_is_taken_and_says_why():
+def test_the_default_is_the_cheapest_offer_that_fits_every_phase_with_a_reason():
     found = narrowed(fit("tiny", "base", "sft"))
     assert found.offers[0] == SMALL and (found.request.gpu, found.request.num_gpus) == (
         "RTX4090,RTX5090,L40S,H100-SXM",
         1,
     )
-    assert {one.num_gpus for one in found.offers} == {1}  # the others are tried next
+    assert {one.num_gpus for one in found.offers} == {1}  # the other offers are tried next
     assert found.reason.startswith("machine: 1 x RTX4090 at 0.30 USD/h; the price decides: the plan needs 1.2 GB")
     found = narrowed(fit("runpod_2b", "base"))  # 38 GB, one row at a time
     assert found.offers[0] == MIDDLE and MIDDLE.micro_usd_per_hour > SMALL.micro_usd_per_hour
@@ -64,14 +64,14 @@ def test_without_a_word_about_gpus_the_cheapest_offer_that_holds_every_phase_is_
     assert "has 24.0 GB" in found.reason and "to choose a machine: --gpu, --num-gpus" in found.reason
 
 
-def test_the_largest_need_of_all_phases_counts_and_several_gpus_that_share_a_model_may_be_the_cheapest():
+def test_the_largest_phase_counts_and_several_gpus_may_be_cheapest():
     alone = fit("runpod_4b", "base")
     assert narrowed(alone).offers[0] == FOUR and narrowed(alone).request.num_gpus == 4
     assert narrowed(replace(alone, phases=(*fit("tiny", "sft").phases, *alone.phases))).offers[0] == FOUR
     assert narrowed(alone, market=(SMALL, LARGE, EIGHT)).offers == (LARGE,)
 
 
-def test_a_gpu_that_no_training_is_known_to_run_on_is_taken_by_name_alone():
+def test_an_untested_gpu_is_used_only_by_name():
     assert narrowed(fit("tiny", "base"), market=(AMD, ODD, PARTS, NO_GPU, LARGE)).offers == (LARGE,)
     with pytest.raises(NoOffer, match="chosen for a training by default: 1 x GTX9, 1 x MI300X"):
         narrowed(fit("tiny", "base"), market=(AMD, ODD))
@@ -80,7 +80,7 @@ def test_a_gpu_that_no_training_is_known_to_run_on_is_taken_by_name_alone():
         assert found.offers == (one,) and (found.request.gpu, found.request.num_gpus) == (gpu, 1)
 
 
-def test_what_is_typed_stays_and_the_other_follows_from_the_plan():
+def test_typed_values_stay_and_missing_values_follow_from_the_plan():
     by_kind = narrowed(fit("runpod_4b", "base"), gpu="RTX5090")
     assert by_kind.offers == (FOUR,) and (by_kind.request.gpu, by_kind.request.num_gpus) == ("RTX5090", 4)
     assert "cheapest offer with RTX5090 that holds the plan; 1 x RTX5090" in by_kind.reason
@@ -99,7 +99,7 @@ def test_what_is_typed_stays_and_the_other_follows_from_the_plan():
     assert (by_type.request.gpu, by_type.request.num_gpus, by_type.offers[0].instance_type) == ("", 1, "h")
 
 
-def test_spot_machines_are_asked_for_with_the_fewest_gpus_that_may_hold_the_plan():
+def test_spot_machines_are_requested_with_the_fewest_sufficient_gpus():
     open_one = Request(run="r", provider="runpod", spot=True)
     assert fit("tiny", "base").asked(open_one).num_gpus == 1
     large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=32)
@@ -111,7 +111,7 @@ def test_spot_machines_are_asked_for_with_the_fewest_gpus_that_may_hold_the_plan
     assert fit("tiny", "base", any_number=True).asked(open_one) == open_one
 
 
-def test_all_configurations_stay_on_offer_where_they_are_asked_for():
+def test_all_configurations_stay_on_offer_on_request():
     found = narrowed(fit("tiny", "base", any_number=True))
     assert {one.num_gpus for one in found.offers} == {1, 4, 8} and found.request.num_gpus == 1
 
@@ -122,21 +122,21 @@ def test_all_configurations_stay_on_offer_where_they_are_asked_for():
     ({"max_micro_usd_per_hour": 10**6}, r"--max-price 1.20 \(4 x RTX5090"),
     ({"gpu": "L40S", "num_gpus": 1}, r"--gpu H100-SXM \(1 x H100-SXM, 2.20 USD/h\)"),
 ])  # fmt: skip
-def test_a_plan_that_no_offer_holds_is_refused_with_the_smallest_change_of_what_was_typed(wanted, change):
-    kind = UsageError if {"gpu", "num_gpus"} <= wanted.keys() else NoOffer  # waiting helps where the rest is open
+def test_a_plan_too_large_for_every_offer_is_refused_with_the_smallest_change_of_flags(wanted, change):
+    kind = UsageError if {"gpu", "num_gpus"} <= wanted.keys() else NoOffer  # waiting helps if the rest is open
     with pytest.raises(kind, match=f"base needs .* The smallest change: {change}") as refused:
         narrowed(fit("runpod_4b", "base"), **wanted)
     assert type(refused.value) is kind
 
 
-def test_a_plan_that_nothing_on_the_market_holds_is_refused_with_the_smallest_change_of_the_plan():
+def test_a_plan_too_large_for_the_market_is_refused_with_the_smallest_change_of_the_plan():
     with pytest.raises(NoOffer, match=r"--set base\.sequence_len=1024 \(on 1 x L4\)"):
         narrowed(fit("runpod_1b", "base", market=(near := (offer("L4", 1, 20, 0.5),))), market=near)
     with pytest.raises(NoOffer, match=r"The smallest change: a smaller recipe \(--profile\)"):
         narrowed(fit("runpod_4b", "base", market=(SMALL,)), market=(SMALL,))
 
 
-def test_gpus_that_answer_count_beside_those_that_train():
+def test_rollout_gpus_count_in_addition_to_training_gpus():
     rl = PROFILES["tiny"]().phases["rl"]
     split = replace(rl, rl=replace(rl.rl or RlConfig(), engine="vllm", engine_devices=(1, 2)))
     choice = replace(fit("tiny", "base"), phases=(split,))
@@ -146,7 +146,7 @@ def test_gpus_that_answer_count_beside_those_that_train():
 
 
 class Listing:
-    """An engine that knows four kinds of GPU."""
+    """An engine with four kinds of GPU."""
 
     title, gpu_kinds = "Queue", ("L4", "A100-80GB", "H100", "B200")
 
@@ -154,14 +154,14 @@ class Listing:
 LISTING = Listing()
 
 
-def test_a_job_without_phases_keeps_every_offer_and_its_own_request():
+def test_a_job_without_phases_keeps_all_offers_and_its_request():
     wanted = Request(run="r", provider="market")
     choice = replace(fit("tiny", "base"), phases=())
     assert choice.narrow(wanted, MARKET) == as_found(wanted, MARKET)
     assert choice.of_kinds(wanted, LISTING).request == wanted
 
 
-def test_an_engine_is_given_the_kinds_that_hold_the_plan_unless_one_is_named():
+def test_an_engine_gets_the_sufficient_gpu_kinds_unless_a_kind_is_named():
     wanted = Request(run="r", provider="queue")
     found = fit("runpod_4b", "base").of_kinds(wanted, LISTING)
     assert (found.request.gpu, found.request.num_gpus) == ("A100-80GB,H100,B200", 1)
@@ -173,7 +173,7 @@ def test_an_engine_is_given_the_kinds_that_hold_the_plan_unless_one_is_named():
         replace(fit("tiny", "base"), phases=(large,)).of_kinds(replace(wanted, num_gpus=1), LISTING)
 
 
-def test_the_machine_of_a_recipe_fills_what_is_not_typed_field_by_field():
+def test_the_machine_of_a_recipe_fills_missing_flags_field_by_field():
     guide = PROFILES["d20"]()
     assert guide.machine == RecipeMachine(gpu="B200", num_gpus=8)
 
@@ -184,13 +184,13 @@ def test_the_machine_of_a_recipe_fills_what_is_not_typed_field_by_field():
     assert named() == ("B200", 8, "recipe d20 names 8 x B200")
     assert named(gpu="H100") == ("H100", 8, "recipe d20 names 8 GPUs")
     assert named(num_gpus=4) == ("B200", 4, "recipe d20 names B200")
-    assert named(gpu="B200", num_gpus=8) == ("B200", 8, "")  # typed, although it is the same
+    assert named(gpu="B200", num_gpus=8) == ("B200", 8, "")  # typed, although equal
     assert named(gpu="H100:2") == ("H100:2", 0, "") and named(instance_type="x") == ("", 0, "")
     assert named(all_configs=True) == ("B200", 0, "recipe d20 names B200")
     assert with_recipe(LaunchSpec(), PROFILES["d26"]()) == (LaunchSpec(), "")
 
 
-def test_a_launch_leaves_the_machine_open_and_remembers_the_one_that_was_chosen(tmp_path):
+def test_a_launch_leaves_the_machine_open_and_remembers_the_chosen_machine(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "j.db"), "RUNPOD_API_KEY": "k" * 20, "HOME": str(tmp_path)}
 
     def meant(profile: str, **flags) -> launch.ResolvedLaunch:

@@ -1,4 +1,4 @@
-"""The events worth a notice: limits that come near, idle GPUs, replicas in trouble, and nothing else."""
+"""The events worth a notice: nearby limits, idle GPUs, replicas in trouble, and no other events."""
 
 from dataclasses import replace
 
@@ -30,14 +30,14 @@ def at(seconds: float) -> Clocks:
      ["near limit"]),
     (replace(RENTED, rate=0, cap=None), Observation(guard={"limit_s": None}), 1e6, 0.0, []),
 ])  # fmt: skip
-def test_a_run_is_told_of_when_its_limit_is_near_or_its_gpus_are_idle(op, seen, seconds, idle_s, events):
+def test_a_run_near_its_limit_or_with_idle_gpus_gets_a_notice(op, seen, seconds, idle_s, events):
     found = list(of_run(op, seen, at(seconds), idle_s))
     assert [one.event for one in found] == events
     later = [one.key for one in of_run(op, seen, at(seconds + 2), idle_s)]
-    assert [one.key for one in found] == later[: len(found)]  # the same trouble is told once
+    assert [one.key for one in found] == later[: len(found)]  # the same trouble is reported once
 
 
-def test_a_replica_is_told_of_when_it_fails_or_stops_to_answer_and_not_while_it_starts():
+def test_a_failed_or_silent_replica_gets_a_notice_but_a_starting_replica_does_not():
     well = Facts(launch=ProcessStatus.SUCCEEDED)
     starting = Member(number=0, version=1, run="demo-0", facts=well)
     ended = replace(well, down=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)

@@ -1,4 +1,4 @@
-"""One vendor or service that cannot be read is an error of that one: the others are listed."""
+"""An unreadable vendor or service is an error of this entry: all other entries are listed."""
 
 import logging
 
@@ -26,7 +26,7 @@ def of(environ, tmp_path, **more):
     return Settings.load(tmp_path, environ={**environ, **more})
 
 
-def test_a_vendor_that_cannot_be_opened_does_not_keep_the_others_from_being_asked(environ, tmp_path, caplog):
+def test_an_unusable_vendor_does_not_stop_requests_to_other_vendors(environ, tmp_path, caplog):
     bad = {"RUNPOD_API_KEY": KEY, "SLIPWAY_RUNPOD_URL": "http://example.org/no-tls", "LIUM_API_KEY": KEY}
     both = of(environ, tmp_path, **bad, SLIPWAY_PROVIDER="market")
     assert [one.name for one in offers.sources(both)] == ["runpod", "lium"]
@@ -41,7 +41,7 @@ def test_a_vendor_that_cannot_be_opened_does_not_keep_the_others_from_being_aske
 
 
 @pytest.mark.process
-def test_every_service_is_listed_where_none_is_named(tmp_path):
+def test_every_service_is_listed_without_a_named_service(tmp_path):
     world = World(tmp_path)
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         for name in ("first", "second"):
@@ -51,7 +51,7 @@ def test_every_service_is_listed_where_none_is_named(tmp_path):
     assert world.json("serve.status", "second")["service"] == "second"
 
 
-def test_a_service_that_cannot_be_read_is_listed_with_its_reason_beside_the_others(environ, tmp_path):
+def test_an_unreadable_service_is_listed_with_its_reason(environ, tmp_path):
     found = of(environ, tmp_path)
     with Journal.open(found.state_file) as journal:
         for name, wanted in (("bad", '{"nope": 1}'), ("worse", "{")):

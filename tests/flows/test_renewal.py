@@ -41,7 +41,7 @@ def journal(settings):
 
 @pytest.fixture
 def needed(journal):
-    """Start a process at work on a sweep, which is a reason for a supervisor to live."""
+    """Start a process at work on a sweep, which keeps a supervisor alive."""
     words = [sys.executable, "-m", "tests.infra.ledger.holder", "", "leaves", "sweep:demo"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -51,7 +51,7 @@ def needed(journal):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """Make another checkout, which a supervisor looks at often; supervisors are started from it."""
+    """Make a second checkout, which a supervisor checks often; supervisors are started from this checkout."""
     folder = tmp_path / "checkout"
     for name in own_code.PRODUCT:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,16 +64,14 @@ def checkout(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ended(journal):
-    """Kill the supervisor that is left at the end of a test."""
+    """Kill the remaining supervisor at the end of a test."""
     yield
     if (holder := of_supervisor(journal)) is not None:
         os.kill(holder.process.pid, 9)
 
 
 @pytest.mark.process
-def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
-    journal, settings, needed, checkout, ended
-):
+def test_a_supervisor_of_older_code_is_replaced_once_its_successor_is_up(journal, settings, needed, checkout, ended):
     op, log = begun(journal, "far-1"), supervisor_client.log_file(settings)
     supervisor_client.start(settings)
     until(lambda: "far-1: kept by the supervisor from now on" in log.read_text(), "its keeper", GUARD_S)
@@ -99,7 +97,7 @@ def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
 
 
 @pytest.mark.process
-def test_control_start_replaces_a_supervisor_of_other_code_and_no_other(journal, settings, needed, checkout, ended):
+def test_control_start_replaces_only_a_supervisor_of_different_code(journal, settings, needed, checkout, ended):
     supervisor_client.start(settings)
     until(lambda: of_supervisor(journal), "the supervisor", GUARD_S)
     older = of_supervisor(journal)
@@ -110,7 +108,7 @@ def test_control_start_replaces_a_supervisor_of_other_code_and_no_other(journal,
     assert pid != older.process.pid and supervisor_client.renew(settings) is None
 
 
-def test_a_successor_is_started_once_for_each_code(journal, settings, monkeypatch):
+def test_a_successor_is_started_once_per_code_version(journal, settings, monkeypatch):
     codes, started, told = ["", "b" * 12, "b" * 12, "b" * 12, "c" * 12], [], []
     monkeypatch.setattr(supervisor_module, "load", lambda: settings)
 
@@ -126,7 +124,7 @@ def test_a_successor_is_started_once_for_each_code(journal, settings, monkeypatc
     assert started == [True, True] and sum("has exited with code 1" in one for one in told) == 1
 
 
-def test_code_counts_once_two_looks_in_a_row_have_found_it(monkeypatch):
+def test_new_code_counts_after_two_looks_in_a_row(monkeypatch):
     clock, found = [0.0], [own_code.stamp()]
     monkeypatch.setattr(own_code, "stamp_now", lambda: found[0])
     monkeypatch.setattr(own_code.time, "monotonic", lambda: clock[0])
@@ -145,7 +143,7 @@ def test_code_counts_once_two_looks_in_a_row_have_found_it(monkeypatch):
     ("other", "supervisor", "leaves"),
     [("", "b", False), ("b", "", False), ("b", "a", False), ("b", "b", True)],
 )
-def test_a_controller_leaves_for_other_code_once_a_supervisor_of_it_lives(journal, other, supervisor, leaves):
+def test_a_controller_exits_for_new_code_once_a_new_supervisor_lives(journal, other, supervisor, leaves):
     if supervisor:
         journal.leases.take(SUPERVISOR, supervisor)
     told = []

@@ -1,4 +1,4 @@
-"""The limit in money of a service: what was typed outweighs its file, and what is rented never goes without one."""
+"""The spend limit of a service: a typed limit overrides the file, and a rented service always has a limit."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from infra.ledger.journal import Journal
 from infra.settings import Settings
 from tests.world import ROOT
 
-FILE = "examples/service.yaml"  # its limit is 50 USD
+FILE = "examples/service.yaml"  # has a limit of 50 USD
 
 
 def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
@@ -25,14 +25,14 @@ def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
         return serve.plan(spec, journal, settings, print)
 
 
-def test_a_service_has_the_limit_that_was_typed_else_that_of_its_file(tmp_path):
+def test_a_typed_limit_of_a_service_overrides_its_file(tmp_path):
     assert planned(tmp_path).version.service.ours.spend_limit == 50
     assert planned(tmp_path, spend_limit="$7.5").version.service.ours.spend_limit == "$7.5"
 
 
 @pytest.mark.parametrize(("said", "why"), [("0", "give an amount above 0"), ("-1", "--spend-limit: "),
                                            ("much", "'much' is not an amount of dollars")])  # fmt: skip
-def test_a_limit_of_a_service_that_is_none_is_refused(said, why, tmp_path):
+def test_an_invalid_limit_of_a_service_is_refused(said, why, tmp_path):
     with pytest.raises(UsageError, match=why):
         planned(tmp_path, spend_limit=said)
 

@@ -1,4 +1,4 @@
-"""The model of a service: as its file names it, whichever model the shipped file names."""
+"""The model of a service: the model of its file, independent of the model of the shipped file."""
 
 import json
 
@@ -9,7 +9,7 @@ from serve import revision, service
 from serve.policy.service_state import Version
 from tests.world import World
 
-HUB = "hf://Qwen/Qwen3-0.6B"  # which the shipped file and examples/service.yaml name
+HUB = "hf://Qwen/Qwen3-0.6B"  # the shipped file and examples/service.yaml name this model
 OLD = Version(number=1, document={}, where="x", engine="fake", provider="local", model="/old", store="", weights="")
 
 
@@ -26,24 +26,24 @@ def meant(document, config="service.yaml", model="", tag="", old=None):
         ({"envs": {"MODEL": "Qwen/Qwen3-0.6B"}, "slipway": {"model": "sft"}}, "sft"),
     ],
 )
-def test_the_model_of_a_given_file_is_the_one_that_it_names(document, said):
+def test_the_model_of_a_given_file_is_its_named_model(document, said):
     assert meant(document) == meant(document, old=OLD) == said
     assert meant(document, model="base") == "base"
 
 
-def test_without_a_file_the_newest_model_here_is_taken_or_the_one_that_is_served():
+def test_the_default_is_the_newest_local_model_or_the_served_model():
     assert meant({"slipway": {"model": HUB}}, config="") == ""
     assert meant({}, config="", old=OLD) == meant({}, old=OLD) == "/old"
     assert meant({}, tag="mine", old=OLD) == ""
 
 
-def test_a_file_that_names_no_model_is_refused():
+def test_a_file_without_a_model_is_refused():
     with pytest.raises(UsageError, match="service.yaml names no model; add `slipway"):
         meant({})
 
 
 @pytest.mark.process
-def test_a_file_is_taken_by_its_flag_and_as_a_bare_word(tmp_path):
+def test_a_file_is_given_by_flag_or_as_a_bare_word(tmp_path):
     world = World(tmp_path)
     model = tmp_path / "mine"
     model.mkdir()

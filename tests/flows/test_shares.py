@@ -1,4 +1,4 @@
-"""The words for a launch that finds its machine taken, and what a launch gets that waits for an offer."""
+"""The message of a launch that finds its machine in use, and the machine of a launch that waits for an offer."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from infra.settings import Settings
         (False, "box: the machine holds the pod of a-1"),
     ],
 )
-def test_whoever_finds_a_machine_taken_is_told_how_to_wait_where_that_is_possible(tmp_path, may_wait, said):
+def test_a_launch_that_finds_its_machine_in_use_learns_how_to_wait(tmp_path, may_wait, said):
     def work():
         raise Busy("box: the machine holds the pod of a-1")
 
@@ -29,8 +29,8 @@ def test_whoever_finds_a_machine_taken_is_told_how_to_wait_where_that_is_possibl
     assert str(error.value) == said
 
 
-@pytest.mark.process  # nvidia-smi, where there is one
-def test_of_several_machines_that_would_do_a_launch_that_waits_takes_the_one_that_can_be_had(tmp_path):
+@pytest.mark.process  # nvidia-smi, if installed
+def test_a_waiting_launch_takes_the_first_free_machine(tmp_path):
     settings = Settings.load(tmp_path, environ={"SLIPWAY_PROVIDER": "local", "HOME": str(tmp_path)})
     wanted, plain = (Request(run="new", num_gpus=number) for number in (999, 0))
     told = []
@@ -42,8 +42,8 @@ def test_of_several_machines_that_would_do_a_launch_that_waits_takes_the_one_tha
     assert told[0].startswith("1 of 2 kinds of machine are not available: ")
 
 
-@pytest.mark.process  # likewise
-def test_a_launch_that_finds_no_offer_is_told_why_and_how_to_wait_for_one(tmp_path):
+@pytest.mark.process  # also nvidia-smi, if installed
+def test_a_launch_without_offer_learns_the_reason_and_how_to_wait(tmp_path):
     settings = Settings.load(tmp_path, environ={"SLIPWAY_PROVIDER": "local", "HOME": str(tmp_path)})
     with Journal.open(tmp_path / "journal.db") as journal, pytest.raises(NoOffer) as error:
         offered(

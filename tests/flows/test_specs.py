@@ -33,7 +33,7 @@ TINY = PROFILES["tiny"]()
         ("sft.rows", "16", 16),
         ("sft.recompute", "true", True),
         ("sft.mixture.identity", "0.5", 0.5),
-        ("sft.mixture.talk.jsonl", "0.5", 0.5),  # a dot belongs to the name of what is drawn
+        ("sft.mixture.talk.jsonl", "0.5", 0.5),  # a dot belongs to the name of the drawn value
     ],
 )
 def test_an_option_has_the_type_of_its_field(path, text, value):
@@ -65,13 +65,13 @@ def test_an_option_has_the_type_of_its_field(path, text, value):
         ("sft.mixture", "identity", "expected mixture.NAME=VALUE"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_with_the_nearest_one(path, text, said):
+def test_an_unknown_option_is_refused_with_the_nearest_option(path, text, said):
     with pytest.raises(ConfigError, match=r"^--set sft\.") as refused:
         phase_options.with_options(TINY.phases["sft"], {path: text})
     assert said in str(refused.value)
 
 
-def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_back():
+def test_a_file_gives_options_nested_or_by_path_and_the_command_line_repeats_them():
     nested = {"phases": {"sft": {"optimizer": {"lr": 1e-3}, "rows": 16}}, "sft.steps": 7, "spend_limit": 12.5}
     read = files.read("f", nested, LaunchSpec)
     spec = LaunchSpec(**{**read, "options": work.read_options(read["options"])})
@@ -83,7 +83,7 @@ def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_bac
         files.read("f", {"sed": 1}, LaunchSpec)
 
 
-def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tmp_path):
+def test_env_gives_a_setting_a_job_variable_or_a_secret_by_name(tmp_path):
     environ = {"HOME": str(tmp_path), "MY_TOKEN": "hidden"}
     words = ("STAGE=2", "MY_TOKEN", "SLIPWAY_TRACK=here")
     found = Settings.load(ROOT, {}, words, environ)
@@ -99,7 +99,7 @@ def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tm
         serve.with_environment({}, found)
 
 
-def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
+def test_a_working_run_with_a_different_environment_does_not_match():
     env = {"STAGE": "2", "MY_KEY": "hidden"}
     asked = same_request.asking(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env=env)
     assert "STAGE=2" in asked.record() and "hidden" not in asked.record()
@@ -108,7 +108,7 @@ def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
         asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))
 
 
-def test_how_often_and_how_many_checkpoints_are_saved_reaches_the_plan():
+def test_the_interval_and_number_of_checkpoints_reach_the_plan():
     settings = Settings.load(ROOT, {}, environ={})
     wanted = PlannedWork.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
     assert wanted.keeping == {"save_every": 1000, "keep": 10, "prefix": "checkpoint"}

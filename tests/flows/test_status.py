@@ -1,4 +1,4 @@
-"""Status reads; what is due is settled by who asks, and told."""
+"""Status only reads; the command settles overdue rows and reports them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def journal(settings):
 
 
 def cut_off(settings, journal, run):
-    """A pod that is to end, and whose end was cut off before it was proven."""
+    """Return a pod whose requested end was cut off before the proof."""
     local = registry.provider(settings, "local")
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
     request = Request(run=run)
@@ -43,7 +43,7 @@ def cut_off(settings, journal, run):
     return journal.advance(op, "end", reason="nobody wants it")
 
 
-def test_status_writes_nothing_and_names_what_is_due(settings, journal):
+def test_status_writes_no_row_and_names_overdue_rows(settings, journal):
     op = cut_off(settings, journal, "otter-1")
     before = journal.ops()
     views = status(journal, settings)
@@ -55,7 +55,7 @@ def test_status_writes_nothing_and_names_what_is_due(settings, journal):
         status(journal, settings, "beaver")
 
 
-def test_a_run_between_two_pods_waits_and_one_that_was_left_for_long_is_stopped(settings, journal, monkeypatch):
+def test_a_run_between_two_pods_waits_and_a_long_abandoned_run_is_stopped(settings, journal, monkeypatch):
     local = registry.provider(settings, "local")
     pods.end(local, cut_off(settings, journal, "otter-1"), journal)
     assert [view.state for view in status(journal, settings)] == ["stopped"]
@@ -67,7 +67,7 @@ def test_a_run_between_two_pods_waits_and_one_that_was_left_for_long_is_stopped(
     assert [view.state for view in status(journal, settings)] == ["stopped"]
 
 
-def test_a_pod_that_is_ending_is_settled_here_unless_the_supervisor_asks_its_vendor(settings, journal):
+def test_an_ending_pod_is_settled_here_unless_the_supervisor_settles_it(settings, journal):
     op = cut_off(settings, journal, "otter-1")
     (view,) = status(journal, settings)
     assert (view.state, view.note) == ("ending", "being ended, not yet proven gone")
@@ -78,7 +78,7 @@ def test_a_pod_that_is_ending_is_settled_here_unless_the_supervisor_asks_its_ven
     assert due_of == {"local": [op.token], "ssh": [op.token], "runpod": []}
 
 
-def test_the_command_settles_what_is_due_and_says_so_once(settings, journal, capsys):
+def test_the_command_settles_overdue_rows_and_reports_once(settings, journal, capsys):
     for run in ("otter-1", "otter-2"):
         cut_off(settings, journal, run)
     views = look(journal, settings, "otter-2")
@@ -89,7 +89,7 @@ def test_the_command_settles_what_is_due_and_says_so_once(settings, journal, cap
     assert capsys.readouterr().err == ""
 
 
-def test_what_has_ended_stays_in_the_table_and_is_due_no_more(settings, journal):
+def test_ended_runs_stay_in_the_table_and_are_no_longer_overdue(settings, journal):
     op = cut_off(settings, journal, "otter-1")
     (ended,) = settle(journal, settings, print, [op.token])
     assert (ended.token, ended.reason) == (op.token, "nobody wants it")
@@ -97,7 +97,7 @@ def test_what_has_ended_stays_in_the_table_and_is_due_no_more(settings, journal)
     assert [view.run for view in of_run(views, journal, "otter")] == ["otter-1"] and due(views, journal) == []
 
 
-def test_of_two_that_settle_a_row_at_the_same_time_one_does_it_and_the_other_is_silent(settings, journal, monkeypatch):
+def test_one_of_two_concurrent_settlers_settles_a_row_and_reports_it(settings, journal, monkeypatch):
     """An error names its run once."""
     told: list[str] = []
     for run in ("otter-1", "otter-2"):
@@ -105,7 +105,7 @@ def test_of_two_that_settle_a_row_at_the_same_time_one_does_it_and_the_other_is_
 
     def meanwhile(op, *_):
         if op.run == "otter-1":
-            return journal.note(journal.note(op, rate=1) and op, rate=2)  # the row is not as it was read any more
+            return journal.note(journal.note(op, rate=1) and op, rate=2)  # the row has changed since the read
         raise SlipwayError("otter-2: nobody can be asked")
 
     monkeypatch.setattr("infra.runs.settle._settle", meanwhile)

@@ -1,4 +1,4 @@
-"""The supervisor keeps runs that go on elsewhere and that nobody keeps, and nothing else."""
+"""The supervisor keeps unattended runs on other machines, and no other runs."""
 
 import json
 import time
@@ -35,7 +35,9 @@ def journal(settings):
 
 @pytest.fixture
 def supervisor_of(settings, journal, monkeypatch):
-    """Supervisors whose threads end with the test: they would lend what the next one has in its environment."""
+    """Return a factory of supervisors whose threads end with the test: a leftover thread would use the environment of
+    the next test.
+    """
     monkeypatch.setattr(supervisor_module, "load", lambda: settings)
     made = []
 
@@ -51,7 +53,7 @@ def supervisor_of(settings, journal, monkeypatch):
 
 
 def begun(journal, run, vendor="ssh", **more):
-    """A run whose pod is at work."""
+    """Return a run with a pod at work."""
     token = f"sw1-{run}"
     op = journal.plan(token=token, run=run, vendor=vendor, remote_id=f"{token}@box/a", **more)
     for event in ("sending", "created", "armed"):
@@ -64,12 +66,12 @@ def kept(journal, settings):
 
 
 def die(journal, lease):
-    """Make its holder a dead process: none has this pid and this start."""
+    """Turn the holder into a dead process: no process has this pid and this start time."""
     held = journal.leases.take(lease)
     journal.leases._hold(held, "another boot", 1, "0")
 
 
-def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, settings):
+def test_a_run_elsewhere_is_kept_once_and_a_local_run_keeps_itself(journal, settings):
     begun(journal, "far-1")
     begun(journal, "near-2", vendor="local")
     begun(journal, "idle-3", owner_kind="held")
@@ -88,28 +90,30 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
     [({}, 1, False), ({"state": "limit"}, 1, True), ({"state": "limit"}, 6, False)],
     ids=["nothing is heard of it", "its results are brought home", "for too long"],
 )
-def test_a_pod_past_its_limit_ends_whoever_keeps_it(journal, settings, monkeypatch, verdict, minutes_past, is_left):
-    """A living keeper has minutes for the results of one that has its verdict; without one there is nothing to save."""
+def test_a_pod_beyond_its_limit_ends_with_any_keeper(journal, settings, monkeypatch, verdict, minutes_past, is_left):
+    """A living keeper has minutes to fetch the results of a pod with a verdict; without a verdict no results are
+    expected.
+    """
     settings, now = replace(settings, runpod_api_key="k" * 32), int(time.time())
     common = {"vendor": "runpod", "rate": 2_000_000, "ttl_s": 3600.0}
     past = begun(journal, "over-1", **common)
     past = journal.note(past, sent_at=now - 3600 - 60 * minutes_past)
     begun(journal, "young-2", **common)
     journal.leases.take(keeper_lease("over-1"))
-    monkeypatch.setattr(due_ends, "is_kept_by_another", lambda op, journal: True)  # as this process holds the lease
+    monkeypatch.setattr(due_ends, "is_kept_by_another", lambda op, journal: True)  # this process holds the lease
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]
     assert due.is_needed(journal, settings)
     assert due_ends.is_being_concluded(past, Observation(verdict=verdict), journal, settings) is is_left
     journal.advance(past, "end", reason="its limit", outcome="limit")
-    assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until it is proven gone
+    assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until the pod is proven gone
 
 
-def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings, monkeypatch):
+def test_a_finished_run_stays_finished_and_a_run_of_a_dead_keeper_continues(journal, settings, monkeypatch):
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
-    assert kept(journal, settings) == ["lost-2"]  # its launch died before it could follow it
+    assert kept(journal, settings) == ["lost-2"]  # the launch died before it could follow the run
     journal.leases.release(journal.leases.take(keeper_lease("lost-2")))
-    assert kept(journal, settings) == []  # whoever kept it has given it up, and whoever wants it back resumes it
+    assert kept(journal, settings) == []  # the keeper has given up, and a user can resume the run
     for op in (asked, lost):
         die(journal, keeper_lease(op.run))
     assert kept(journal, settings) == ["lost-2"]
@@ -117,28 +121,26 @@ def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_o
     assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
 
 
-def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_before_it_has_looked(
-    tmp_path, monkeypatch
-):
+def test_an_abandoned_run_continues_even_if_its_pod_is_gone_before_the_first_look(tmp_path, monkeypatch):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "LIUM_API_KEY": "a-key"}
     settings = Settings.load(ROOT, environ=environ)
     monkeypatch.setattr(supervisor_client, "ensure", lambda _: None)
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
-        journal.leases.release(journal.leases.take(keeper_lease("far-1")))  # as whoever followed it does
+        journal.leases.release(journal.leases.take(keeper_lease("far-1")))  # as the earlier follower does
         supervisor_client.hand_on(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
 
 
-def test_none_is_started_where_nothing_needs_one(journal, settings):
+def test_no_supervisor_starts_without_need(journal, settings):
     assert supervisor_client.ensure(settings) is None and journal.leases.holder(SUPERVISOR) is None
     assert supervisor_client.last_state(settings) is None
     supervisor_client.state_file(settings).write_text(json.dumps({"pid": 7}))
-    assert supervisor_client.last_state(settings) is None  # another Slipway wrote it
+    assert supervisor_client.last_state(settings) is None  # written by a different version of Slipway
 
 
-def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, supervisor_of, monkeypatch):
+def test_a_failing_duty_is_restarted_with_backoff_and_then_given_up(journal, settings, supervisor_of, monkeypatch):
     op = begun(journal, "far-1")
     supervisor = supervisor_of()
     tried, now = [], [1000.0]
@@ -162,7 +164,7 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
     assert len(tried) == 6
 
 
-def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, settings, supervisor_of, monkeypatch):
+def test_a_failure_for_the_user_is_given_up_at_once_and_reported(journal, settings, supervisor_of, monkeypatch):
     begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
     monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
@@ -179,10 +181,10 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
     assert not supervisor.finds_more()
 
 
-def test_a_rented_pod_is_looked_after_until_its_limit_though_its_run_was_given_up(
+def test_a_rented_pod_is_watched_until_its_limit_after_its_run_was_given_up(
     journal, settings, supervisor_of, monkeypatch
 ):
-    """The supervisor exited as soon as it had given the run up, and a pod without guard and timer billed on."""
+    """Before the fix the supervisor exited after giving up the run, and a pod without guard and timer billed on."""
     settings = replace(settings, runpod_api_key="k" * 32)
     op = begun(journal, "far-1", vendor="runpod", rate=2_000_000, ttl_s=3600.0)
     op = journal.note(op, sent_at=int(time.time()))
@@ -205,7 +207,7 @@ def test_a_rented_pod_is_looked_after_until_its_limit_though_its_run_was_given_u
     assert not supervisor.look() and not supervisor.finds_more()
 
 
-def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervisor_of, monkeypatch):
+def test_a_run_without_a_keeper_is_reported(journal, settings, supervisor_of, monkeypatch):
     op = begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
     monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
@@ -225,7 +227,7 @@ def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervis
     assert supervisor.look() is False
 
 
-def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, settings, supervisor_of, tmp_path):
+def test_a_supervisor_without_its_journal_exits_and_makes_no_new_journal(journal, settings, supervisor_of, tmp_path):
     begun(journal, "rented-1", vendor="lium")
     said = []
     supervisor = supervisor_of(said.append)
@@ -233,10 +235,10 @@ def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, set
     supervisor.run()
     assert said == [f"{settings.state_file} is gone"] and supervisor.is_leaving.is_set()
     assert not settings.state_file.exists()
-    (tmp_path / "elsewhere").rename(tmp_path / "state")  # which the fixture closes
+    (tmp_path / "elsewhere").rename(tmp_path / "state")  # the fixture closes the journal
 
 
-def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_room(
+def test_a_supervisor_that_cannot_write_starts_no_duty_and_waits_for_room(
     journal, settings, supervisor_of, monkeypatch
 ):
     begun(journal, "far-1")
@@ -258,9 +260,9 @@ def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_roo
         supervisor_module._when_there_is_room(lambda: [journal.leases.take("a"), journal.leases.take("a")], said.append)
 
 
-def test_a_disk_that_fills_is_told_from_a_journal_that_is_wrong(journal, settings):
+def test_a_full_disk_differs_from_a_damaged_journal(journal, settings):
     (pages,) = journal.read("PRAGMA page_count")[0]
-    journal.read(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to have no room
+    journal.read(f"PRAGMA max_page_count = {pages}")  # SQLite's own error for a full disk
     with pytest.raises(JournalFull, match="database or disk is full"):
         for number in range(200):
             begun(journal, f"far-{number}")

@@ -1,4 +1,4 @@
-"""Variables of the sources' job files, typed without a file: known, or refused with the command that does it."""
+"""Variables of the sources' job files, typed without a file: accepted, or refused with the equivalent command."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from infra.errors import UsageError
 from tests.world import World
 
 
-def test_model_and_stage_mean_a_profile_and_a_phase():
+def test_model_and_stage_select_a_profile_and_a_phase():
     spec = variables.applied(LaunchSpec(), {"MODEL": "qwen3_4b", "STAGE": "2", "INIT": "hf://a/b"})
     assert (spec.profile, spec.phase, spec.init) == ("qwen3_4b", "2", "hf://a/b")
     assert variables.applied(LaunchSpec(), {"MODEL": "examples/jobs/profiles/toy.yaml"}).init == ""
 
 
 @pytest.mark.parametrize("model", ["1bitLLM/bitnet_b1_58-large", "hf://1bitLLM/bitnet_b1_58-large"])
-def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
+def test_a_hub_path_is_the_initial_model(model):
     spec = variables.applied(LaunchSpec(), {"MODEL": model})
     assert (spec.profile, spec.init) == ("", "hf://1bitLLM/bitnet_b1_58-large")
 
@@ -37,13 +37,13 @@ def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
         ({"MODEL": "a/b", "INIT": "hf://c/d"}, (), "INIT names a different model"),
     ],
 )
-def test_what_would_be_ignored_is_refused(given, typed, said):
+def test_a_variable_without_effect_is_refused(given, typed, said):
     with pytest.raises(UsageError, match=said):
         variables.applied(LaunchSpec(typed=frozenset(typed)), given)
 
 
 @pytest.mark.pack("bits")
 @pytest.mark.process
-def test_the_plan_without_a_file_is_that_of_the_stage(tmp_path):
+def test_the_plan_without_a_file_is_the_plan_of_the_stage(tmp_path):
     plan = World(tmp_path).json("launch", "-e", "MODEL=smoke_bits", "-e", "STAGE=2", "--provider", "local", "--dry-run")
     assert plan["artifacts"][-1]["name"] == "bits2_checkpoints/smoke_bits"

@@ -1,4 +1,4 @@
-"""The explanation of a run: the first line names the cause, by what the journal and the pod have written down."""
+"""The explanation of a run: the first line names the cause, from the records of journal and pod."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ KILLED = "step sft was killed by SIGKILL; the usual cause: the machine ran out o
         verdict=failed("step sft failed with exit code 1"))),
     ("killed engine", "killed by SIGKILL", dict(
         state="failed", rows=[ENDED], is_engine=True, verdict=failed("step engine was killed by SIGKILL", "", -9))),
-    ("killed engine", "ended with exit code 3", dict(  # its folder, and its verdict with it, are gone
+    ("killed engine", "ended with exit code 3", dict(  # the folder and its verdict are gone
         state="failed", is_engine=True, rows=[pod("t1", "the engine has ended: step engine failed with exit code 3")])),
     ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
     ("failure", "KeyError: 'text'", dict(
@@ -77,7 +77,7 @@ DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit c
 
 
 @pytest.mark.parametrize(("claim", "record", "without"), [
-    # each sentence that says more than that something ended: the claim, what records it, and the same without that
+    # each sentence that claims more than an end: the claim, its record, and the explanation without the record
     ("newest checkpoint on record is sft-1/step-40, ", dict(state="limit", rows=[ENDED], verdict=HOUR, progress=SAVED),
      dict(progress={})),
     ("the run reached the limit: 1 h is over", dict(state="limit", rows=[pod("t1", "", "limit")], verdict=HOUR),
@@ -108,7 +108,7 @@ DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit c
     ("the GPU ran out of memory", dict(state="failed", rows=[ENDED], verdict=DEAD, words="CUDA out of memory"),
      dict(words="")),
 ])  # fmt: skip
-def test_nothing_is_claimed_that_no_record_shows(claim, record, without):
+def test_every_claim_has_a_record(claim, record, without):
     common = {"run": "calm-1", "armed": frozenset(op.token for op in record["rows"])}
     assert claim in cause_of(RunEvidence(**{**common, **record})).says
     assert claim not in cause_of(RunEvidence(**{**common, **record, **without})).says
@@ -118,13 +118,13 @@ def test_nothing_is_claimed_that_no_record_shows(claim, record, without):
     ({"name": "chatsft_checkpoints/tiny"}, "talk to the new model: inv chat chatsft_checkpoints/tiny"),
     (None, "read the log: inv logs calm-1"),
 ])  # fmt: skip
-def test_only_a_run_that_made_a_model_is_talked_to(making, then):
+def test_chat_is_suggested_only_for_a_run_with_a_model(making, then):
     step = Step(name="run", words=("x",), config={"making": making} if making else {})
     row = replace(ENDED, outcome="succeeded", job=Job(run="calm-1", token="t1", steps=(step,)).to_json())
     assert cause_of(RunEvidence(run="calm-1", state="succeeded", rows=[row], armed=frozenset())).then == then
 
 
-def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_path):
+def test_the_explanation_has_at_most_ten_lines_from_the_journal(tmp_path):
     environ = {
         "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
         "HOME": str(tmp_path),
@@ -138,7 +138,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
             for event in ("sending", "created", "armed"):
                 op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))
             op = journal.advance(op, "gone", reason="runpod says it is EXITED")
-        journal.leases.release(journal.leases.take(keeper_lease("calm-1")))  # whoever kept it has given it up
+        journal.leases.release(journal.leases.take(keeper_lease("calm-1")))  # the keeper has given up
         story = of_run(op, journal, settings)
     assert len(story.text) <= 10
     assert "pods 2 to 4: gone: runpod says it is EXITED (3)" in story.text
@@ -147,7 +147,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
 
 
-def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
+def test_a_resumed_run_lists_every_stop(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)})
     with Journal.open(settings.state_file) as journal:
         for number, reason in enumerate(("the work has ended: failed: step sft was killed by SIGKILL", "")):
@@ -173,7 +173,7 @@ def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
      "sft stopped after 281 of 5,000 steps"),
     ({"state": "waiting", "attempts": 1, "record": None}, "sft stopped"),
 ])  # fmt: skip
-def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
+def test_a_begun_step_shows_its_progress(said, shown):
     waiting = {"name": "rl", "state": "waiting", "attempts": 0}
     view = PodView("calm-1", "runpod", "limit")
     evidence = RunEvidence(run="calm-1", state="limit", rows=[], progress={"steps": [{"name": "sft", **said}, waiting]})
@@ -183,7 +183,7 @@ def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
 @pytest.mark.parametrize(("said", "cause"), [
     ("the engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
 ])  # fmt: skip
-def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_path, said, cause):
+def test_a_killed_engine_is_named_while_its_replica_is_ending(tmp_path, said, cause):
     environ = {
         "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
         "HOME": str(tmp_path),

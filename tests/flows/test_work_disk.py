@@ -1,4 +1,4 @@
-"""The disk that a plan asks for: environment, data and checkpoints, with a margin."""
+"""The disk size of a plan: environment, data and checkpoints, with a margin."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,22 +27,22 @@ def disk_of(wanted, inventory=None, torch="cuda", **asked):
     return disk_of_plan(plan)
 
 
-def test_a_small_work_needs_its_environment_above_all():
+def test_small_work_mainly_needs_its_environment():
     assert disk_of(WANTED) == 15 * GB and disk_of(WANTED, torch="cpu") == 10 * GB
 
 
-def test_checkpoints_count_as_often_as_they_are_kept():
+def test_every_kept_checkpoint_counts():
     large = replace(WANTED, profile="d20")
     few, many = (disk_of(replace(large, keeping={"keep": keep})) for keep in (1, 20))
     assert few > disk_of(WANTED) and many - few >= 19 * 12 * 400_000_000
 
 
-def test_with_a_volume_only_the_environment_lies_on_the_disk():
+def test_only_the_environment_is_on_the_disk_with_a_volume():
     large = replace(WANTED, profile="d20", source="fineweb")
     assert disk_of(large) > 80 * GB and disk_of(large, volume="v") == 15 * GB
 
 
-def test_what_the_store_holds_is_fetched_and_counts_by_its_size():
+def test_stored_artifacts_are_fetched_and_count_by_size():
     nodes = recipe(WANTED)
     chosen = choices(nodes, {}, {}, CheckoutCode(ROOT), {})
     held = {
@@ -51,10 +51,10 @@ def test_what_the_store_holds_is_fetched_and_counts_by_its_size():
     }
     assert disk_of(WANTED, Inventory("s", held)) == 75 * GB  # 1.2 x (10 + 1 + 1 + 50) and the checkpoints
     del held[nodes["tokens"].artifact]
-    assert disk_of(WANTED, Inventory("s", held)) == 70 * GB  # the tokens are made of the text: half as many bytes
+    assert disk_of(WANTED, Inventory("s", held)) == 70 * GB  # the tokens are made from the text: half as many bytes
 
 
-def test_a_plan_with_nothing_to_do_asks_for_no_disk():
+def test_a_plan_without_steps_needs_no_disk():
     nodes = recipe(WANTED)
     chosen = choices(nodes, {}, {}, CheckoutCode(ROOT), {})
     held = {node.artifact: HeldArtifact(node.artifact, chosen[name].fingerprint) for name, node in nodes.items()}
@@ -72,17 +72,17 @@ def test_a_plan_with_nothing_to_do_asks_for_no_disk():
         ([TextSpec(source="hf://somebody/data")], 10),
     ],
 )
-def test_data_is_estimated_by_its_source(specs, gb):
+def test_data_size_is_estimated_by_source(specs, gb):
     assert estimates.made_bytes(specs, 0) == gb * GB
 
 
-def test_files_of_this_machine_count_by_their_size_unpacked(tmp_path):
+def test_local_files_count_by_unpacked_size(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 1000)
     (tmp_path / "b.txt.gz").write_bytes(b"x" * 1000)
     assert estimates.made_bytes([TextSpec(source=str(tmp_path))], 0) == 5000
 
 
-def test_environments_of_training_differ_by_their_build_of_torch():
+def test_training_environments_differ_by_their_torch_build():
     sizes = ENVIRONMENT_BYTES
     assert disk_of_environments(["train", "serve-cuda", "store", ""], "cuda") == (
         sizes["train-cuda"] + sizes["serve-cuda"] + OTHER_ENVIRONMENT_BYTES

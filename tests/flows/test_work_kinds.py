@@ -1,4 +1,4 @@
-"""Kinds of work that packs add to launches: claimed by flags and by keys of a file; missed by the name of the pack."""
+"""Kinds of work that packs add to launches: claimed by flags and by keys of a file; a missing pack is named."""
 
 import sys
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Dances(WorkKind):
 
 @pytest.fixture
 def dances(monkeypatch):
-    """A pack `ball` with a kind of work, as far as the core asks for it."""
+    """Return a pack `ball` with a kind of work, with the parts that the core uses."""
     monkeypatch.setattr(DanceFlags, "__module__", "packs.ball.control.flags")
     monkeypatch.setitem(sys.modules, "packs.ball", SimpleNamespace(kind=Dances))
     work = PackWork(where="packs.ball:kind", file_keys=("waltz",))
@@ -51,7 +51,7 @@ def dances(monkeypatch):
 
 @pytest.fixture
 def no_dances(monkeypatch, tmp_path):
-    """The same pack without its folder."""
+    """Return the same pack without its folder."""
     monkeypatch.setattr(packs, "installed", dict)
     monkeypatch.setattr(packs, "known", lambda: {"ball": WORDS})
     monkeypatch.setattr(packs, "FOLDER", tmp_path / "packs")
@@ -61,7 +61,7 @@ def spec(**flags) -> LaunchSpec:
     return LaunchSpec(added=(DanceFlags(**flags),))
 
 
-def test_a_kind_is_asked_where_its_flag_was_given_or_a_file_has_its_key(dances, tmp_path):
+def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_path):
     ours, theirs = tmp_path / "flags.yaml", tmp_path / "dance.yaml"
     ours.write_text("gpu: H100")
     theirs.write_text("name: one\n---\nwaltz: {}")
@@ -74,18 +74,18 @@ def test_a_kind_is_asked_where_its_flag_was_given_or_a_file_has_its_key(dances, 
     assert [one.text for one in work_kinds.findings(ours)] == ["too fast"]
 
 
-def test_work_of_phases_is_what_it_was_typed_as():
+def test_work_of_phases_matches_the_typed_flags():
     typed = LaunchSpec(provider="local", phase="base")
     assert AskedWork().placed(typed) == typed and AskedWork().variables(None) == {}
 
 
-def test_a_record_of_a_pack_is_reached_by_its_type_and_shown_with_the_flags_of_the_command():
+def test_a_record_of_a_pack_is_found_by_type_and_shown_with_the_command_flags():
     typed = spec(steps_of="waltz")
     assert typed.of(DanceFlags).steps_of == "waltz" and Typed().of(DanceFlags) == DanceFlags()
     assert given(typed) == {"steps-of": "waltz"} and as_typed(typed) == ["--steps-of=waltz"]
 
 
-def test_a_file_and_a_question_of_a_pack_that_is_not_there_are_answered_with_its_name(no_dances, tmp_path):
+def test_a_file_or_request_of_a_missing_pack_names_the_pack(no_dances, tmp_path):
     path = tmp_path / "dance.yaml"
     path.write_text("waltz: {}")
     for asked in (

@@ -1,4 +1,4 @@
-"""Stores on loopback, spoken to by their real clients: buckets of moto's server and of our own, and our hub."""
+"""Stores on loopback with their real clients: buckets of moto's server and of our own server, and our hub."""
 
 import hashlib
 import uuid
@@ -21,7 +21,7 @@ GOOGLES = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CL
 
 
 class S3:
-    """moto's server, and what came to it."""
+    """moto's server, with the received requests."""
 
     def __init__(self) -> None:
         import logging
@@ -35,7 +35,7 @@ class S3:
         self.url = f"http://{host}:{port}"
 
     def bucket(self) -> str:
-        """A new one that is not made yet."""
+        """Return a new bucket name; the bucket does not exist yet."""
         return f"s3://bucket-{uuid.uuid4().hex[:12]}/some/folder"
 
 
@@ -48,7 +48,7 @@ def s3_server() -> Iterator[S3]:
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests have no keys but their own, and leave nothing in the user's cache."""
+    """Give tests only their own keys, and keep the user's cache unchanged."""
     for name in (*credentials.EVERY, "AWS_PROFILE", "AWS_ENDPOINT_URL", "HF_ENDPOINT", *GOOGLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(credentials, "_lent", {})
@@ -82,7 +82,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[googles.Google]:
 
 @pytest.fixture(params=["folder", "s3", "gs", "hf"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a store of each kind, empty and ready."""
+    """Return the address of a store of each kind, empty and ready."""
     if request.param == "folder":
         return str(tmp_path / "the store")
     return away(request.param, request)
@@ -108,7 +108,7 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
 
 
 def quick(uri: str, **words: Any) -> Backend:
-    """The place, with little patience."""
+    """Return the place, with a short timeout."""
     from store.backends.gs import GoogleBucket
     from store.backends.hub import Repository
     from store.backends.s3 import Bucket

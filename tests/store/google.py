@@ -1,9 +1,9 @@
 """A server of Google's buckets on loopback: the JSON API by its documentation, tokens for a service account, faults.
 
-Objects have generations, writes can depend on them; uploads in one request or in parts that are asked for after a cut;
-ranges, rewrites in two answers, pages. A token is given for an assertion that the account's own key has signed.
-`server.asked` is what came, `server.faults` what is to go wrong: (part of `METHOD path?query`, a status, "cut": half of
-what was sent is taken and the line goes dead, or "lost": it is done and nobody hears of it), each once.
+Objects have generations, and writes can depend on generations; uploads use one request, or parts with a status request
+after a cut; ranges, rewrites in two answers, pages. The server gives a token for an assertion signed by the account's
+own key. `server.asked` are the received requests, `server.faults` the planned faults: (part of `METHOD path?query`, a
+status, "cut": take half of the content and go silent, or "lost": act without an answer), each used once.
 """
 
 import base64
@@ -42,11 +42,11 @@ class Google(ThreadingHTTPServer):
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
     def bucket(self) -> str:
-        """The address of a new one that is not made yet."""
+        """Return the address of a new bucket, which does not exist yet."""
         return f"gs://bucket-{uuid.uuid4().hex[:12]}/some/folder"
 
     def key_file(self) -> str:
-        """The content of the key file of an account that may do all."""
+        """Return the content of the key file of an account with all rights."""
         from cryptography.hazmat.primitives import serialization
 
         pem = self.key.private_bytes(

@@ -1,4 +1,4 @@
-"""A wire to a server that can be cut: TCP on loopback, with faults for the connections to come."""
+"""A wire to a server that can be cut: TCP on loopback, with faults for future connections."""
 
 import contextlib
 import socket
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Wire:
-    """`cuts`: of each connection that is made next, after how many bytes of the client it is cut; None: never.
+    """`cuts`: for each future connection, the number of bytes from the client before the cut; None: never.
 
-    `answer`: instead of the server, this is what the next connections hear.
+    `answer`: future connections get these bytes instead of the server.
     """
 
     host: str

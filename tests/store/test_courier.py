@@ -1,4 +1,4 @@
-"""Results of a run in the store are whole, however its courier ends, and come back from there."""
+"""Results of a run in the store are complete after any end of the courier, and can be fetched from the store."""
 
 import hashlib
 import json
@@ -37,14 +37,14 @@ FOLDER = "work/checkpoints/base-f00d"
 
 
 class Pod:
-    """The folder of a pod, and a courier's processes."""
+    """The folder of a pod, and the processes of a courier."""
 
     def __init__(self, root: Path, store: Path | str) -> None:
         self.root, self.store = root, str(store)
         self.started: list[subprocess.Popen[str]] = []
         (root / "work").mkdir(parents=True)
         (root / "logs").mkdir()
-        self.write("state/marks/fetch.json", "{}")  # as if it had begun
+        self.write("state/marks/fetch.json", "{}")  # as if the pod had begun
         self.configure()
 
     def configure(self, **more: Any) -> None:
@@ -57,7 +57,7 @@ class Pod:
         draft.rename(self.root / name)
 
     def save(self, step: int, folder: str = FOLDER, size: int = 1000) -> str:
-        """A checkpoint as the trainer saves it; its name."""
+        """Save a checkpoint as the trainer does; return the name."""
         name = f"{folder}/step-{step:09d}"
         draft = self.root / folder / ".tmp-save"
         draft.mkdir(parents=True)
@@ -82,7 +82,7 @@ class Pod:
         return one
 
     def end(self, one: subprocess.Popen[str], code: int = 0) -> str:
-        """It is told to end as soon as it is at work, and leaves with `code`; what it said."""
+        """Ask the courier to end as soon as it works; check the exit `code`, and return the output."""
         until(lambda: is_held(self.root / "state" / "courier.lock") or one.poll() is not None, "it is at work")
         one.send_signal(signal.SIGTERM)
         return left(one, code)
@@ -96,17 +96,19 @@ class Pod:
         return RunFolder(self.store, RUN)
 
     @property
-    def there(self) -> Path:
+    def stored(self) -> Path:
         return Path(self.store, "runs", RUN)
 
     def log(self, name: str) -> str:
-        """A log, where people look for it: at the top of the store."""
+        """Return a log at its usual place: at the top of the store."""
         return Path(self.store, "logs", RUN, name).read_text()
 
-    def shown(self) -> list[str]:
-        """The checkpoints that the store shows, before we look and after it; each of them must verify."""
+    def stored_checkpoints(self) -> list[str]:
+        """Return the checkpoints in the store, before and after our look; each must verify."""
         problems = {name: self.folder.problem(name) for names in self.listed().values() for name in names}
-        still = [name for names in self.listed().values() for name in names if name in problems]  # not tidied meanwhile
+        still = [
+            name for names in self.listed().values() for name in names if name in problems
+        ]  # not removed meanwhile
         assert [(name, problems[name]) for name in still if problems[name]] == []
         return still
 
@@ -122,7 +124,7 @@ def left(one: subprocess.Popen[str], code: int = 0) -> str:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Any]:
-    """Makes pods of one run, over one store."""
+    """Return a function that makes pods of one run, over one store."""
     made: list[Pod] = []
 
     def make(name: str, store: Path | str = tmp_path / "store") -> Pod:
@@ -138,42 +140,42 @@ def pods(tmp_path: Path) -> Iterator[Any]:
 
 
 def courier(pod: Pod) -> Courier:
-    """One within this process."""
+    """Return a courier within this process."""
     return Courier(pod.root, Config(store=pod.store, run=RUN, makings={}), print)
 
 
 def fetch(pod: Pod, **makings: dict[str, str]) -> dict[str, Any]:
-    """The result of a fetch within this process."""
+    """Return the result of a fetch within this process."""
     records: list[dict[str, Any]] = []
     Fetch(pod.root, pod.folder, makings, lambda kind, **values: records.append({"kind": kind, **values}), print).run()
     return records[-1]
 
 
 @pytest.mark.process
-def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_kept(pods):
+def test_results_are_in_the_store_during_the_run_and_the_newest_two_checkpoints_are_kept(pods):
     pod = pods("one")
     one = pod.begin()
     for step in (5, 10, 15):
         pod.write("work/runs/base/metrics.jsonl", "".join(f'{{"step": {n + 1}}}\n' for n in range(step)))
         name = pod.save(step)
         until(lambda name=name: name in pod.acknowledged(), "it is acknowledged")
-        assert pod.there.joinpath("work/runs/base/metrics.jsonl").read_text().count("\n") == step
-    until(lambda: len(pod.shown()) == 2, "the oldest has gone")
+        assert pod.stored.joinpath("work/runs/base/metrics.jsonl").read_text().count("\n") == step
+    until(lambda: len(pod.stored_checkpoints()) == 2, "the oldest has gone")
     pod.write("state/marks/text.json", json.dumps({"digest": "d", "result": {}}))
     pod.write("logs/base.log", "hello\n")
     until(lambda: {"state/marks/text.json", "logs/base.log"} <= pod.acknowledged().keys(), "mark and log")
-    assert pod.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    assert pod.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     pod.write("logs/base.log", "hello\nworld\n")
     pod.write("state/ending.json", json.dumps({"state": "succeeded", "ends_at_monotonic_s": time.monotonic() + 30}))
-    assert left(one).endswith("all files are in the store\n")  # it has seen the ending by itself
+    assert left(one).endswith("all files are in the store\n")  # the courier has seen the ending by itself
     assert pod.log("base.log") == "hello\nworld\n"
-    assert json.loads((pod.there / "state/ending.json").read_text())["state"] == "succeeded"
-    assert set(json.loads((pod.there / "state/acknowledged.json").read_text())) == set(pod.shown())
+    assert json.loads((pod.stored / "state/ending.json").read_text())["state"] == "succeeded"
+    assert set(json.loads((pod.stored / "state/acknowledged.json").read_text())) == set(pod.stored_checkpoints())
     assert json.loads((pod.root / "state/waiting.json").read_text()) == {"names": []}
 
 
 @pytest.mark.process
-def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
+def test_a_second_pod_begins_at_the_end_of_the_first(pods, tmp_path):
     first, second = pods("one"), pods("two")
     made = tmp_path / "made"
     made.mkdir()
@@ -197,7 +199,7 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
         "other": {"name": "text", "store": first.store, "fingerprint": "f2"},
         "lost": {"name": "nowhere", "store": first.store, "fingerprint": "f1"},
     }
-    for _ in range(2):  # what is done twice is done once
+    for _ in range(2):  # repeated work is recorded once
         brought = fetch(second, **makings)
         assert (second.root / FOLDER / "step-000000010" / "model.safetensors").read_bytes() == (
             first.root / FOLDER / "step-000000010" / "model.safetensors"
@@ -215,7 +217,7 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
 
 
 @pytest.mark.process
-def test_a_first_start_finds_nothing_and_says_so(pods):
+def test_a_first_start_reports_an_empty_store(pods):
     pod = pods("one")
     assert fetch(pod)["checkpoints"] == []
     one = pod.begin("fetch")
@@ -227,28 +229,28 @@ def test_a_first_start_finds_nothing_and_says_so(pods):
 
 @pytest.mark.process
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "hostile"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_comes(pods, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(pods, damage):
     first, second, third = pods("one"), pods("two"), pods("three")
     for step in (5, 10):
         first.save(step)
         courier(first).carry()
-    hurt(first.there / FOLDER / "step-000000010", damage)
+    hurt(first.stored / FOLDER / "step-000000010", damage)
     brought = fetch(second)
     assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
     assert len(brought["damaged"]) == 1 and "step-000000010" in brought["damaged"][0]
-    hurt(first.there / FOLDER / "step-000000005", damage)
+    hurt(first.stored / FOLDER / "step-000000005", damage)
     with pytest.raises(StoreError, match=f"no checkpoint of {FOLDER} in .* is whole: .*step-000000010: "):
         fetch(third)
     assert "is whole" in left(third.begin("fetch"), code=1)
-    shutil.rmtree(first.there / FOLDER)
+    shutil.rmtree(first.stored / FOLDER)
     with pytest.raises(StoreError, match="are missing now"):
         fetch(third)
     assert not list(third.root.glob("work/checkpoints/*/step-*"))
-    assert not (first.there.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
-    # What the second pod makes takes the place of what was damaged.
+    assert not (first.stored.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
+    # Results of the second pod replace the damaged files.
     second.save(10)
     courier(second).carry()
-    assert f"{FOLDER}/step-000000010" in second.shown()
+    assert f"{FOLDER}/step-000000010" in second.stored_checkpoints()
     assert fetch(third)["checkpoints"] == [f"{FOLDER}/step-000000010"]
 
 
@@ -271,19 +273,19 @@ def hurt(folder: Path, damage: str) -> None:
 
 
 @pytest.mark.process
-def test_a_checkpoint_that_is_damaged_here_is_never_carried_and_the_one_before_it_is(pods):
+def test_a_locally_damaged_checkpoint_is_skipped_and_the_previous_checkpoint_is_uploaded(pods):
     pod = pods("one")
     pod.save(5)
     name = pod.save(10)
     hurt(pod.root / name, "flip")
     said = pod.end(pod.begin(), code=1)
     assert f"not in the store: {name}" in said and "has other content than was written" in said
-    assert pod.shown() == [f"{FOLDER}/step-000000005"]
+    assert pod.stored_checkpoints() == [f"{FOLDER}/step-000000005"]
     assert name not in pod.acknowledged()
 
 
 @pytest.mark.process
-def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(pods, tmp_path):
+def test_a_failing_store_is_retried_without_an_early_acknowledgement(pods, tmp_path):
     pod = pods("one")
     (tmp_path / "store").write_text("a file is in the way")
     one = pod.begin()
@@ -300,11 +302,11 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(po
     (tmp_path / "store").unlink()
     until(lambda: name in pod.acknowledged(), "it is acknowledged")
     pod.end(two)
-    assert pod.shown() == [name] and json.loads(log.read_text()) == {"names": []}
+    assert pod.stored_checkpoints() == [name] and json.loads(log.read_text()) == {"names": []}
 
 
 @pytest.mark.process
-def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp_path):
+def test_a_full_store_keeps_its_content_and_continues_when_there_is_room(pods, tmp_path):
     needs(PRIVILEGE)
     store = tmp_path / "small"
     store.mkdir()
@@ -317,24 +319,24 @@ def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp
         large = pod.save(10, size=800_000)
         until(lambda: json.loads((pod.root / "state/waiting.json").read_text())["names"] == [large], "it waits")
         said = pod.end(one, code=1)
-        assert "No space left" in said and pod.shown() == [small] and large not in pod.acknowledged()
-        assert shutil.disk_usage(store).free > 150_000  # what could not be finished is not in the way
+        assert "No space left" in said and pod.stored_checkpoints() == [small] and large not in pod.acknowledged()
+        assert shutil.disk_usage(store).free > 150_000  # unfinished uploads do not block
         subprocess.run(["mount", "-o", "remount,size=4m", store], check=True)
         pod.end(pod.begin())
-        assert pod.shown() == [large, small]
+        assert pod.stored_checkpoints() == [large, small]
     finally:
         subprocess.run(["umount", store], check=True)
 
 
 @pytest.mark.process
 @rounds(5, 200)
-def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verify(pods, rounds):
+def test_a_killed_courier_leaves_only_verified_checkpoints(pods, rounds):
     seed = seeds.seed()
     chance, pod = random.Random(seed), pods("one")
     began = time.monotonic()
     one = pod.begin()
     name = pod.save(1, size=4_000_000)
-    until((pod.there / name).exists, "it is being brought there")
+    until((pod.stored / name).exists, "it is being brought there")
     seen = time.monotonic()
     until(lambda: name in pod.acknowledged(), "the first is there")
     whole_s, upload_s = time.monotonic() - began, time.monotonic() - seen
@@ -346,24 +348,24 @@ def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verif
         if chance.random() < 0.2:
             time.sleep(chance.uniform(0, 1.2) * whole_s)
         else:
-            until((pod.there / name).exists, "it is being brought there")
+            until((pod.stored / name).exists, "it is being brought there")
             time.sleep(chance.uniform(0, 1.2) * upload_s)
         one.kill()
         one.communicate()
-        shown = pod.shown()
+        shown = pod.stored_checkpoints()
         assert shown, "what was acknowledged has gone"
         known = [one for one in pod.acknowledged() if one.startswith(FOLDER)]
         assert set(known) <= set(shown) and (name not in known or shown[0] == name)
         for old in sorted((pod.root / FOLDER).glob("step-*"))[:-2]:
             shutil.rmtree(old)
     pod.end(pod.begin())
-    assert pod.shown()[0] == name and len(pod.shown()) == 2
+    assert pod.stored_checkpoints()[0] == name and len(pod.stored_checkpoints()) == 2
     other = pods("two")
     assert fetch(other)["checkpoints"] == [name]
 
 
 @pytest.mark.process
-def test_there_is_one_courier_for_a_pod(pods):
+def test_a_pod_has_one_courier(pods):
     pod = pods("one")
     one = pod.begin()
     until((pod.root / "state" / "waiting.json").exists, "it is at work")
@@ -372,7 +374,7 @@ def test_there_is_one_courier_for_a_pod(pods):
 
 
 @pytest.mark.process
-def test_before_the_fetch_is_done_only_last_words_are_carried(pods):
+def test_only_final_reports_are_uploaded_before_the_fetch_is_done(pods):
     first, second = pods("one"), pods("two")
     first.write("logs/base.log", "of the first\n")
     first.end(first.begin())
@@ -383,11 +385,11 @@ def test_before_the_fetch_is_done_only_last_words_are_carried(pods):
     left(second.begin())
     assert first.log("base.log") == "of the first\n"
     assert first.log("error-20261121T000000Z.log") == "why\n"
-    assert json.loads((first.there / "state/ending.json").read_text())["state"] == "failed"
+    assert json.loads((first.stored / "state/ending.json").read_text())["state"] == "failed"
 
 
-def test_a_store_that_is_no_folder_holds_the_same(pods):
-    """An object store has no renames and no fsync; here one in memory."""
+def test_an_object_store_gets_the_same_content(pods):
+    """An object store has no renames and no fsync; this test uses an in-memory store."""
     store = f"memory://{random.randrange(1 << 40)}"
     first, second = pods("one", store), pods("two", store)
     one = courier(first)
@@ -396,13 +398,13 @@ def test_a_store_that_is_no_folder_holds_the_same(pods):
         first.save(step)
         one.carry()
     one.carry(last=True)
-    assert first.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    assert first.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     assert first.folder.read("logs/base.log") == b"hello\n"
     assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
 
 
 class Lossy(MemoryFileSystem):
-    """An object store of which the next few writes, or listings, are not what they should be."""
+    """An object store with faults in the next few writes or listings."""
 
     protocol = "memory"
     flips = 0
@@ -430,7 +432,7 @@ class Lossy(MemoryFileSystem):
 @pytest.mark.parametrize(
     ("flips", "omits", "why"), [(1, 0, "reads back with other bytes"), (0, 1, "the store does not list")]
 )
-def test_what_does_not_read_back_or_is_not_listed_is_not_acknowledged(pods, flips, omits, why, request):
+def test_an_unreadable_or_unlisted_upload_is_not_acknowledged(pods, flips, omits, why, request):
     register_implementation("memory", Lossy, clobber=True)
     request.addfinalizer(lambda: register_implementation("memory", MemoryFileSystem, clobber=True))
     pod = pods("one", f"memory://{random.randrange(1 << 40)}")
@@ -439,28 +441,28 @@ def test_what_does_not_read_back_or_is_not_listed_is_not_acknowledged(pods, flip
     with pytest.raises(StoreError, match=why):
         one.carry()
     assert (Lossy.flips, Lossy.omits) == (0, 0)
-    assert name not in pod.acknowledged() and pod.shown() == []
+    assert name not in pod.acknowledged() and pod.stored_checkpoints() == []
     one.carry()
-    assert name in pod.acknowledged() and pod.shown() == [name]
+    assert name in pod.acknowledged() and pod.stored_checkpoints() == [name]
 
 
 @pytest.mark.process
-def test_what_an_upload_that_was_cut_off_has_left_is_used_where_it_is_whole(pods):
+def test_complete_parts_of_an_interrupted_upload_are_reused(pods):
     pod = pods("one")
     name = pod.save(5)
     for file in ("model.safetensors", "optimizer.safetensors"):
-        (pod.there / name).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(pod.root / name / file, pod.there / name / file)
-    content = bytearray((pod.there / name / "model.safetensors").read_bytes())
-    content[7] ^= 1  # as long as it should be
-    (pod.there / name / "model.safetensors").write_bytes(content)
-    before = (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns
+        (pod.stored / name).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(pod.root / name / file, pod.stored / name / file)
+    content = bytearray((pod.stored / name / "model.safetensors").read_bytes())
+    content[7] ^= 1  # with the right length
+    (pod.stored / name / "model.safetensors").write_bytes(content)
+    before = (pod.stored / name / "optimizer.safetensors").stat().st_ctime_ns
     pod.end(pod.begin())
-    assert pod.shown() == [name]
-    assert (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns == before
+    assert pod.stored_checkpoints() == [name]
+    assert (pod.stored / name / "optimizer.safetensors").stat().st_ctime_ns == before
 
 
-def test_of_a_log_that_is_a_hole_without_end_only_the_beginning_is_carried(pods, monkeypatch):
+def test_only_the_beginning_of_an_endless_sparse_log_is_uploaded(pods, monkeypatch):
     monkeypatch.setattr(courier_module, "MOST_LOG_BYTES", 100_000)
     pod = pods("first")
     pod.write("logs/base.log", "the beginning\n")
@@ -471,7 +473,7 @@ def test_of_a_log_that_is_a_hole_without_end_only_the_beginning_is_carried(pods,
 
 
 @pytest.mark.process
-def test_secrets_are_struck_out_of_what_is_carried_and_places_stay(pods, monkeypatch):
+def test_secrets_are_masked_in_uploads_and_offsets_stay(pods, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-8b1d-77")
     pod = pods("one")
     pod.configure(secrets=["HF_TOKEN", "NOT_THERE"])
@@ -482,7 +484,7 @@ def test_secrets_are_struck_out_of_what_is_carried_and_places_stay(pods, monkeyp
     assert there == "with " + "*" * 14 + " and " + "*" * 28 + "\nend\n"
 
 
-def test_a_secret_is_found_wherever_a_piece_ends():
+def test_a_secret_is_found_across_any_piece_boundary():
     text = b"a secret-1234 b secret-1234secret-1234 c"
     wanted = text.replace(b"secret-1234", b"*" * 11)
     for size in range(1, len(text) + 1):
@@ -491,13 +493,13 @@ def test_a_secret_is_found_wherever_a_piece_ends():
     assert b"".join(Mask([])([b"a", b"b"])) == b"ab"
 
 
-def test_a_mounted_folder_goes_to_the_store_and_is_there_for_the_next_run(tmp_path):
+def test_a_mounted_folder_is_uploaded_and_available_to_the_next_run(tmp_path):
     first = MountFolder(str(tmp_path / "store"), "data", tmp_path / "first")
     assert first.bring(lambda done, total: None) == 0
     (first.here / "deep").mkdir()
     (first.here / "deep" / "a.bin").write_bytes(b"a" * 1000)
     assert first.pending() == ["deep/a.bin"]
-    assert first.carry() == ["deep/a.bin"]  # it may still be written
+    assert first.carry() == ["deep/a.bin"]  # may still be written
     assert first.carry() == [] and first.pending() == []
     (first.here / "marker").write_text("whole")
     assert first.carry(last=True) == []

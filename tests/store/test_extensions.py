@@ -1,4 +1,6 @@
-"""The user's own files: found by name, read and not run, refused in words, shipped as text, run from that text."""
+"""The user's own files: found by name, read without running, refused with a message, shipped as text, run from the
+text.
+"""
 
 import os
 import stat
@@ -29,7 +31,7 @@ def refused(setting, kind, name, ours=()):
     return str(error.value)
 
 
-def test_a_file_is_read_for_what_it_adds_and_not_run(write):
+def test_the_additions_of_a_file_are_read_without_running_it(write):
     word = write("mes données/short.py", f"raise SystemExit('run')\n\n\n{REWARD}")
     found = extensions.find(f" {word} , {word}", "reward", "short")
     assert (found.name, found.adds, found.where) == ("short", ("reward",), word)
@@ -38,7 +40,7 @@ def test_a_file_is_read_for_what_it_adds_and_not_run(write):
         function(found, "reward")
 
 
-def test_files_of_other_names_are_not_even_opened(write):
+def test_files_with_other_names_are_not_opened(write):
     broken = write("broken.py", "def reward(:\n")
     good = write("good.py", REWARD)
     assert extensions.find(f"{broken},/no/such/file.py,{good}", "reward", "good").name == "good"
@@ -58,11 +60,11 @@ def test_files_of_other_names_are_not_even_opened(write):
         ("", "mine.py has no function reward(question, answer, completion)"),
     ],
 )
-def test_what_is_wrong_is_told_with_file_and_line(write, text, said):
+def test_an_error_is_reported_with_file_and_line(write, text, said):
     assert said in refused(write("mine.py", text), "reward", "mine")
 
 
-def test_a_file_that_is_no_text_or_is_not_there_is_told(write, tmp_path):
+def test_a_binary_or_missing_file_is_reported(write, tmp_path):
     path = tmp_path / "latin.py"
     path.write_bytes(b"# ok\n# \xe9\n")
     assert "latin.py:2: not UTF-8" in refused(str(path), "reward", "latin")
@@ -74,7 +76,7 @@ def test_a_file_that_is_no_text_or_is_not_there_is_told(write, tmp_path):
     assert "is not a valid name" in refused(f"{tmp_path}/two words.py", "reward", "two words")
 
 
-def test_a_name_of_ours_is_refused_and_so_are_two_of_one_name(write):
+def test_reserved_and_duplicate_names_are_refused(write):
     mine = write("RunPod.py", "def provider(settings): ...\n")
     assert "is also a provider of Slipway; rename the file" in refused(mine, "provider", "runpod", ("runpod",))
     other = write("other/wandb.py", REWARD)
@@ -85,7 +87,7 @@ def test_a_name_of_ours_is_refused_and_so_are_two_of_one_name(write):
     assert "did you mean 'short'" in refused(both, "reward", "Short")
 
 
-def test_a_file_that_others_may_write_is_refused(write, tmp_path):
+def test_a_file_writable_by_others_is_refused(write, tmp_path):
     path = tmp_path / "mine.py"
     write("mine.py", REWARD)
     path.chmod(0o666)
@@ -109,7 +111,7 @@ def about(mode, uid, gid=0):
     return os.stat_result((mode, 1, 1, 1, uid, gid, 1, 0, 0, 0))
 
 
-def test_code_of_another_user_is_refused_whatever_its_mode():
+def test_code_of_a_second_user_is_refused_with_any_mode():
     owners = frozenset({0, 1000})
     assert "belongs to" in extensions.complaint(about(stat.S_IFREG | 0o600, 4242), owners)
     assert "belongs to" in extensions.complaint(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
@@ -119,7 +121,7 @@ def test_code_of_another_user_is_refused_whatever_its_mode():
     assert {0, os.geteuid()} <= extensions.trusted_owners()
 
 
-def test_a_module_goes_along_with_its_package_and_is_found_without_running_any_of_it(write, tmp_path, monkeypatch):
+def test_a_module_is_shipped_with_its_package_and_found_without_running(write, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     write("my_lab/__init__.py", "")
     write("my_lab/parts/weights.py", "BASE = 10\n")
@@ -143,12 +145,12 @@ def test_a_module_goes_along_with_its_package_and_is_found_without_running_any_o
 
 
 @pytest.mark.parametrize("word", ["trainer.phases.sft", "json", "no_such_package_of_anybody.mod", "a-b"])
-def test_a_module_that_is_ours_pythons_or_nobodys_is_refused(word):
+def test_a_module_of_ours_of_python_or_unknown_is_refused(word):
     with pytest.raises(ExtensionError):
         extensions.read(word)
 
 
-def test_what_it_raises_is_told_with_its_own_line(write):
+def test_an_exception_is_reported_with_the_line_of_the_file(write):
     word = write("deep.py", "def low():\n    return {}['x']\n\n\ndef source():\n    yield low()\n")
     found = extensions.read(word)
     with pytest.raises(KeyError) as error:
@@ -156,7 +158,7 @@ def test_what_it_raises_is_told_with_its_own_line(write):
     assert blame(found, error.value) == f"{word}:2: KeyError: 'x'"
 
 
-def test_constants_are_read_and_must_be_written_out(write):
+def test_constants_are_read_and_must_be_literals(write):
     found = extensions.read(write("one.py", "PHASE = {'like': 'sft'}\nN = len('x')\n"))
     assert found.literal("PHASE") == ({"like": "sft"}, 1) and found.literal("OTHER") == (None, 0)
     with pytest.raises(ExtensionError, match=r"one\.py:2: N must be a literal"):

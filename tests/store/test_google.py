@@ -1,4 +1,4 @@
-"""A bucket of Google's where the network and the keys are bad; what it shares with other stores is in test_places."""
+"""A Google bucket with a bad network and bad keys; test_places has the tests common to all stores."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def place(google):
     return found
 
 
-def test_what_arrived_of_a_cut_upload_is_not_sent_again(google, place, tmp_path):
+def test_received_parts_of_a_cut_upload_are_not_sent_again(google, place, tmp_path):
     (tmp_path / "large").write_bytes(LARGE)
     google.faults = [("PUT /session", 503), ("PUT /session", "cut"), ("PUT /session", "lost")]
     place.put({"large": tmp_path / "large"}, guard=("large", ""))
@@ -34,7 +34,7 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again(google, place, tmp_path)
     assert google.sent_bytes < len(LARGE) + 5 * STEP_BYTES
 
 
-def test_a_write_whose_answer_was_lost_is_no_conflict_and_one_of_somebody_else_is(google, place):
+def test_an_unanswered_write_is_no_conflict_but_a_foreign_write_is(google, place):
     google.faults = [("uploadType=media", "lost")]
     place.put({"note": b"first"}, guard=("note", ""))
     seen = place.listing()["note"].version
@@ -48,7 +48,7 @@ def test_a_write_whose_answer_was_lost_is_no_conflict_and_one_of_somebody_else_i
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, "cut", "lost"])
-def test_a_bucket_that_stumbles_is_asked_again(google, place, fault):
+def test_requests_to_a_failing_bucket_are_retried(google, place, fault):
     place.put({f"deep/{number}": b"x" * number for number in range(20)})
     google.faults = [(f"GET /storage/v1/b/{place.bucket}/o?", fault)]
     assert len(place.listing("deep")) == 20
@@ -56,14 +56,14 @@ def test_a_bucket_that_stumbles_is_asked_again(google, place, fault):
     assert place.get("deep/9", 0, 99) == b"x" * 9 and not google.faults
 
 
-def test_a_bucket_that_answers_nothing_but_503_is_given_up(google, place):
+def test_a_bucket_that_only_answers_503_is_given_up(google, place):
     google.faults = [("GET", 503)] * 99
     place.patience = Patience(first_wait_s=0.1, tries=4)
     with pytest.raises(StoreAway, match="listing it: it answers 503 backendError; given up after 4 tries"):
         place.listing()
 
 
-def test_names_of_any_letters_are_kept(place):
+def test_names_with_any_characters_are_kept(place):
     names = ["a b/c+d?e#f%20", "ü/ß&=.json", "x"]
     place.put({name: name.encode() for name in names})
     assert sorted(place.listing()) == sorted(names) and place.get(names[0], 0, 99) == names[0].encode()
@@ -72,7 +72,7 @@ def test_names_of_any_letters_are_kept(place):
 
 
 @pytest.mark.parametrize("form", ["content", "path"])
-def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp_path, monkeypatch, form):
+def test_an_account_key_signs_for_a_token_and_both_stay_secret(google, tmp_path, monkeypatch, form):
     google.wants_token = True
     (tmp_path / "key.json").write_text(google.key_file())
     said = google.key_file() if form == "content" else str(tmp_path / "key.json")
@@ -88,7 +88,7 @@ def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp
 
 
 @pytest.mark.parametrize("said", ["{}", "{", "/no/such/file", '{"type": "service_account"}', "nonsense"])
-def test_what_is_no_key_file_is_told_in_one_line(google, monkeypatch, said):
+def test_an_invalid_key_file_is_reported_in_one_line(google, monkeypatch, said):
     monkeypatch.setenv("GOOGLE_CREDENTIALS", said)
     with pytest.raises(
         AccessDenied, match="GOOGLE_CREDENTIALS is neither a key file nor the path of a key file"
@@ -97,14 +97,14 @@ def test_what_is_no_key_file_is_told_in_one_line(google, monkeypatch, said):
     assert "\n" not in str(seen.value) and seen.value.exit_code == 4
 
 
-def test_a_bucket_that_is_not_there_says_how_to_make_it(google):
+def test_the_error_for_a_missing_bucket_shows_how_to_make_it(google):
     with pytest.raises(NoStore, match="no such bucket; to make the bucket: inv ckpt.init --to gs://nowhere"):
         open_place("gs://nowhere/x").listing()
     with pytest.raises(NoStore, match="expected gs://bucket/folder"):
         open_place("gs:///x").listing()
 
 
-def test_a_job_is_given_the_content_of_the_key_file_and_only_where_its_store_is_there(google, tmp_path, monkeypatch):
+def test_a_job_gets_the_google_key_only_for_a_google_store(google, tmp_path, monkeypatch):
     (tmp_path / "key.json").write_text(google.key_file())
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     settings = Settings.load(tmp_path, {"store": "gs://bucket/runs"}, environ={})
@@ -112,7 +112,7 @@ def test_a_job_is_given_the_content_of_the_key_file_and_only_where_its_store_is_
     assert "GOOGLE_CREDENTIALS" not in secrets(Settings.load(tmp_path, {"store": "s3://bucket/runs"}, environ={}))
 
 
-def test_nothing_of_google_s_is_imported_before_a_bucket_is_asked():
+def test_google_modules_are_imported_only_for_a_bucket():
     probe = "import sys, store.backends.gs; print([one for one in sys.modules if one.split('.')[0] == 'google'])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

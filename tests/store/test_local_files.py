@@ -1,4 +1,4 @@
-"""Files that are written at once or not at all, and locks between processes."""
+"""Atomic writes of files, and locks between processes."""
 
 import os
 import stat
@@ -24,7 +24,7 @@ with local_files.held(sys.argv[1]):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds `tmp_path/lock`, until its stdin ends."""
+    """Return a process that holds `tmp_path/lock` until the end of its stdin."""
     words = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -40,7 +40,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):
+def test_a_file_is_replaced_atomically_with_the_requested_permissions(tmp_path):
     path = tmp_path / "new" / "secret"
     local_files.replace(path, b"first", mode=0o600)
     path.chmod(0o644)
@@ -51,11 +51,11 @@ def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):
         local_files.replace(path, b"third")
     finally:
         os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # as any new file under that umask
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # like any new file under this umask
     assert names(path.parent) == ["secret"]
 
 
-def test_what_fails_halfway_leaves_the_old_file_and_no_draft(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path):
     local_files.replace(tmp_path / "a", b"old")
 
     def pieces():
@@ -67,19 +67,19 @@ def test_what_fails_halfway_leaves_the_old_file_and_no_draft(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"old" and names(tmp_path) == ["a"]
 
 
-def test_a_draft_that_a_link_was_put_in_place_of_is_not_followed(tmp_path):
+def test_a_link_in_place_of_a_draft_is_not_followed(tmp_path):
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / ".a.draft").symlink_to(tmp_path / "theirs")
     local_files.write_whole(tmp_path / "a", [b"ours"], draft_name=".a.draft")
     assert (tmp_path / "theirs").read_bytes() == b"theirs" and not (tmp_path / "a").is_symlink()
 
 
-def test_a_name_as_long_as_names_may_be_can_be_replaced(tmp_path):
+def test_a_file_with_the_longest_possible_name_can_be_replaced(tmp_path):
     local_files.replace(tmp_path / ("n" * 255), b"1")
     assert names(tmp_path) == ["n" * 255]
 
 
-def test_threads_that_replace_one_file_do_not_meet(tmp_path):
+def test_threads_that_replace_a_file_do_not_interfere(tmp_path):
     contents = [bytes([number]) * 200_000 for number in range(4)]
     failed = []
 
@@ -98,7 +98,7 @@ def test_threads_that_replace_one_file_do_not_meet(tmp_path):
     assert not failed and (tmp_path / "a").read_bytes() in contents and names(tmp_path) == ["a"]
 
 
-def test_of_two_that_create_a_file_one_gets_it(tmp_path):
+def test_one_of_two_concurrent_creators_gets_a_file(tmp_path):
     local_files.create(tmp_path / "a", b"first", mode=0o600)
     with pytest.raises(FileExistsError):
         local_files.create(tmp_path / "a", b"second")
@@ -106,7 +106,7 @@ def test_of_two_that_create_a_file_one_gets_it(tmp_path):
 
 
 @pytest.mark.process
-def test_a_lock_of_another_process_is_refused_waited_for_and_had(tmp_path, holder):
+def test_a_lock_of_a_second_process_is_refused_awaited_and_taken(tmp_path, holder):
     busy = RuntimeError("somebody else")
     assert local_files.hold(tmp_path / "lock") is None
     began = time.monotonic()
@@ -114,7 +114,7 @@ def test_a_lock_of_another_process_is_refused_waited_for_and_had(tmp_path, holde
         pass
     assert time.monotonic() - began >= 0.3
     threading.Timer(0.2, holder.stdin.close).start()
-    with local_files.held(tmp_path / "lock"):  # waits for as long as it takes
+    with local_files.held(tmp_path / "lock"):  # waits without a limit
         assert local_files.hold(tmp_path / "lock") is None
     descriptor = local_files.hold(tmp_path / "lock")
     assert descriptor is not None
@@ -130,7 +130,7 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("kind", [Backoff, shortage.Backoff])
 @pytest.mark.parametrize("certain", [0.0, 0.5, 1.0])
-def test_waits_double_up_to_the_longest_and_chance_takes_its_share_only(certain, kind):
+def test_waits_double_up_to_a_maximum_with_limited_randomness(certain, kind):
     backoff = kind(first_s=1.0, longest_s=60.0, certain=certain)
     for failures, whole_s in enumerate([1, 2, 4, 8, 16, 32, 60, 60], 1):
         found = [backoff.wait_s(failures) for _ in range(50)]

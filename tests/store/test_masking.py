@@ -1,4 +1,4 @@
-"""A copy of a growing log that is made in parts, each masked by itself, is the masked log."""
+"""A copy of a growing log in separately masked parts equals the masked log."""
 
 import base64
 from urllib.parse import quote
@@ -30,7 +30,7 @@ def whole(mask: Mask, text: bytes) -> bytes:
 
 
 def grown(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
-    """Return the copy of a log that was looked at when it had these sizes."""
+    """Return the copy of a log after looks at these sizes."""
     copy = b""
     for size in [*sorted(min(one, len(text)) for one in sizes), len(text)]:
         begin = max(0, len(copy) - mask.longest)
@@ -44,7 +44,7 @@ def grown(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
 @example(b"say hunter2-x9Qk now", [8], 3)
 @example(b"hunter2-x9Qk", [1, 2, 3, 11], 1)
 @example(b"abababa end", [2, 3, 4, 5], 2)
-def test_a_log_that_is_copied_as_it_grows_is_masked_as_a_whole(text, sizes, piece):
+def test_a_log_copied_during_growth_is_masked_as_a_whole(text, sizes, piece):
     mask = Mask(SECRETS)
     copy = grown(mask, text, sizes, piece)
     left = mask.unfinished(whole(mask, text))
@@ -54,11 +54,11 @@ def test_a_log_that_is_copied_as_it_grows_is_masked_as_a_whole(text, sizes, piec
 
 @settings(max_examples=200, deadline=None)
 @given(LOGS, st.lists(st.integers(0, 200), max_size=4), st.integers(1, 40))
-def test_without_secrets_nothing_is_changed_or_held_back(text, sizes, piece):
+def test_text_without_secrets_is_copied_unchanged_at_once(text, sizes, piece):
     assert grown(Mask([]), text, sizes, piece) == text
 
 
-def test_an_end_with_which_a_secret_may_begin_waits_for_more():
+def test_a_possible_beginning_of_a_secret_at_the_end_is_held_back():
     mask = Mask(["hunter2-x9Qk"])
     assert b"".join(mask.part([b"pass hunt"], 0)) == b"pass "
     assert b"".join(mask.part([b"pass hunt", b"ing"], 0)) == b"pass hunting"

@@ -1,4 +1,4 @@
-"""Documents that others wrote: what is wrong with one is told of that one, and nothing else suffers."""
+"""Documents from outside: an error in a document is reported for this document, and affects no other document."""
 
 import json
 import os
@@ -36,7 +36,7 @@ MANY = settings(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A store with one good artifact, and room for one that somebody else made."""
+    """Return a store with one valid artifact, and a place for a foreign artifact."""
     root = tmp_path_factory.mktemp("store")
     made = root.parent / "made"
     made.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def root(tmp_path_factory):
 @given(document=hostile.documents(MANIFEST))
 @example(document=hostile.DEEP)
 @example(document=hostile.NESTED)
-def test_a_manifest_of_any_content_is_told_as_damaged_and_hides_no_other_artifact(root, document):
+def test_an_arbitrary_manifest_is_reported_as_damaged_and_hides_no_artifact(root, document):
     (root / "bad/ARTIFACT.json").write_bytes(document)
     found = {one.name: one for one in Store(root).artifacts()}
     assert found["good"].problem == "" and set(found) == {"good", "bad"}
@@ -66,7 +66,7 @@ def test_a_manifest_of_any_content_is_told_as_damaged_and_hides_no_other_artifac
 
 @MANY
 @given(document=hostile.documents({"good/a.json": [2, 1, 1, 1, SHA256]}))
-def test_a_memory_of_verified_files_of_any_content_is_read_or_done_without(root, document):
+def test_an_arbitrary_record_of_verified_files_is_read_or_ignored(root, document):
     (root / ".verified.json").write_bytes(document)
     assert {one.name: one.problem for one in Store(root).artifacts()}["good"] == ""
 
@@ -74,7 +74,7 @@ def test_a_memory_of_verified_files_of_any_content_is_read_or_done_without(root,
 @pytest.mark.process
 @MANY
 @given(document=hostile.documents(CHECKPOINT))
-def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_path, document):
+def test_a_checkpoint_with_any_manifest_is_reported_as_damaged_and_hides_no_checkpoint(tmp_path, document):
     for step, content in ((5, document), (6, json.dumps({**CHECKPOINT, "step": 6}).encode())):
         for folder in ("runs/calm-ox-1/work/checkpoints/base", "here/base"):
             there = tmp_path / folder / f"step-{step:09d}"
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_
 
 @MANY
 @given(document=hostile.documents({"work/checkpoints/base/step-000000005": 1.5}))
-def test_a_list_of_acknowledged_checkpoints_of_any_content_is_read_or_refused_in_words(tmp_path, document):
+def test_an_arbitrary_list_of_acknowledged_checkpoints_is_read_or_refused(tmp_path, document):
     path = tmp_path / "runs/calm-ox-1" / ACKNOWLEDGED
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(document)
@@ -109,7 +109,7 @@ def test_a_list_of_acknowledged_checkpoints_of_any_content_is_read_or_refused_in
 
 @MANY
 @given(document=hostile.documents(MANIFEST))
-def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document):
+def test_a_parsed_document_can_be_written_again(document):
     try:
         value = outside.parse(document)
     except outside.UnusableDocument as error:
@@ -127,7 +127,7 @@ def test_a_hostile_document_is_refused_within_300_mb_of_memory():
 
 @pytest.mark.parametrize("name", ["ARTIFACT.json", FILE["path"]])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link out", "link to itself", "socket"])
-def test_what_is_no_regular_file_is_damage_and_nothing_waits_for_it(root, tmp_path, name, kind):
+def test_an_irregular_file_is_damage_and_does_not_block(root, tmp_path, name, kind):
     shutil.copytree(root, tmp_path / "store", symlinks=True)
     path = tmp_path / "store/bad" / name
     path.parent.joinpath("ARTIFACT.json").write_text(json.dumps({**MANIFEST, "files": [{**FILE, "size": 0}]}))
@@ -145,33 +145,33 @@ def test_what_is_no_regular_file_is_damage_and_nothing_waits_for_it(root, tmp_pa
     assert Store(tmp_path / "store").check("bad").problem
 
 
-def test_names_that_a_terminal_cannot_show_are_told_escaped(root, tmp_path):
+def test_unprintable_names_are_shown_escaped(root, tmp_path):
     shutil.copytree(root, tmp_path / "store", symlinks=True)
     odd = os.fsencode(tmp_path / "store") + b"/x\xff\x1b[2J"
     os.mkdir(odd)
     Path(os.fsdecode(odd), "ARTIFACT.json").write_text("{}")
     Path(os.fsdecode(os.fsencode(tmp_path / "store/good") + b"/\xff")).touch()
     for one in Store(tmp_path / "store").artifacts():
-        if one.name == "bad":  # whatever a test before has left there
+        if one.name == "bad":  # whatever an earlier test has left
             continue
         assert f"{one.name}{one.problem}".isprintable() and f"{one.name}{one.problem}".encode() and one.problem
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "../x", "link/hostname", "a/../../x", "a\0b", "", "."])
-def test_a_path_that_leads_out_of_its_folder_is_refused_wherever_links_lead(tmp_path, path):
+def test_a_path_outside_its_folder_is_refused_for_any_links(tmp_path, path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/link").symlink_to("/etc")
     with pytest.raises(outside.UnusableDocument):
         outside.within(tmp_path / "in", path)
 
 
-def test_a_manifest_of_flat_files_names_none_in_a_folder():
+def test_a_manifest_of_flat_files_names_no_file_in_a_folder():
     for path in ("x/model.safetensors", ".lock", "other.artifact.json"):
         said = {**MANIFEST, "flat": True, "files": [{**FILE, "path": path}]}
         with pytest.raises(ValueError, match="flat"):
             Manifest.from_json(json.dumps(said).encode())
 
 
-def test_what_our_own_writers_write_is_read():
+def test_documents_of_our_own_writers_are_read():
     assert ListedCheckpoint.parse(json.dumps(CHECKPOINT).encode(), "step-000000005").files[0].size == 2
     assert Manifest.from_json(Manifest.from_json(json.dumps(MANIFEST).encode()).to_json().encode()).name == "bad"

@@ -1,4 +1,4 @@
-"""Packs are found by their folders, loaded by name, and missed by name."""
+"""Packs are found by folder, loaded by name, and reported missing by name."""
 
 import json
 
@@ -10,7 +10,7 @@ from store.packs import Pack
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of packs that do not import each other: `load` is replaced, `index` holds their words."""
+    """Return a folder of packs that do not import each other: `load` is replaced, `index` has their words."""
     made: dict[str, Pack] = {}
 
     def add(name, *, is_there=True, **about):
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
     packs.installed.cache_clear()
 
 
-def test_a_pack_is_on_when_its_folder_is_there(folder):
+def test_a_pack_is_on_if_its_folder_exists(folder):
     folder("one")
     folder("two", is_there=False)
     assert list(packs.installed()) == ["one"]
@@ -44,7 +44,7 @@ def test_a_pack_is_on_when_its_folder_is_there(folder):
     assert packs.lacking("commands", "three") == ""
 
 
-def test_a_pack_is_off_where_one_that_it_needs_is_not_there_and_so_on_upwards(folder):
+def test_a_pack_is_off_without_its_required_packs_recursively(folder):
     folder("low", is_there=False)
     folder("middle", needs=("low",))
     folder("top", needs=("middle",))
@@ -56,18 +56,18 @@ def test_a_pack_is_off_where_one_that_it_needs_is_not_there_and_so_on_upwards(fo
     assert "packs/low is missing" in packs.lacking("commands", "top")
 
 
-def test_a_pack_that_has_another_name_than_its_folder_is_refused(folder):
+def test_a_pack_with_a_different_name_than_its_folder_is_refused(folder):
     folder("one", called="other")
     with pytest.raises(ValueError, match="the pack is called other, and its folder one"):
         packs.installed()
 
 
-def test_a_suggested_command_names_the_pack_that_is_not_there(folder):
+def test_a_suggested_command_names_the_missing_pack(folder):
     folder("one")
     folder("two", is_there=False)
     assert packs.typed("inv one --yes") == "inv one --yes"
     assert packs.typed("inv two --yes").startswith("inv two --yes (two belongs to the pack two")
 
 
-def test_load_returns_what_is_at_a_place():
+def test_load_returns_the_object_at_a_place():
     assert packs.load("json:dumps") is json.dumps

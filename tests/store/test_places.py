@@ -1,4 +1,4 @@
-"""The common promises of a folder, a bucket and a repository, and requests to them over a bad network."""
+"""The common promises of a folder, a bucket and a repository, with requests over a bad network."""
 
 import os
 import random
@@ -31,12 +31,12 @@ pods = pods
 LARGE = random.Random(7).randbytes(700_000)
 
 
-def test_every_kind_of_address_that_has_keys_has_a_backend_in_the_table():
+def test_every_kind_of_address_with_keys_has_a_backend_in_the_table():
     assert {*credentials.PLACES, "", "file", "memory"} == set(BACKENDS)
     assert all(issubclass(packs.load(where), Backend) for where in BACKENDS.values())
 
 
-def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
+def test_a_stored_file_is_listed_read_by_ranges_and_removed(uri, tmp_path):
     place = open_place(uri)
     assert place.listing() == {} and place.create() is (uri == str(tmp_path / "the store"))
     (tmp_path / "large").write_bytes(LARGE)
@@ -58,7 +58,7 @@ def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
     assert list(place.listing()) == ["a"] and place.get("a", 0, 9) == b"new"
 
 
-def test_a_store_that_may_be_written_says_so_and_nothing_of_the_question_stays(uri, request):
+def test_the_write_check_of_a_store_succeeds_and_leaves_no_file(uri, request):
     place = open_place(uri)
     place.create()
     before = place.pin()
@@ -70,14 +70,14 @@ def test_a_store_that_may_be_written_says_so_and_nothing_of_the_question_stays(u
 
 
 @pytest.mark.parametrize("uri", ["s3://nowhere-91/some/folder", "hf://us/nowhere", "hf://us/there@no-branch"])
-def test_a_store_that_cannot_be_written_is_known_before_anything_is_made(s3, hub, uri):
+def test_an_unwritable_store_is_detected_before_any_work(s3, hub, uri):
     open_place("hf://us/there").create()
     with pytest.raises(NoStore) as seen:
         Store(uri).check_writable()
     assert seen.value.exit_code == 2 and "\n" not in str(seen.value)
 
 
-def test_a_bucket_that_only_lets_itself_be_read_is_known_before_anything_is_made(s3, monkeypatch):
+def test_a_read_only_bucket_is_detected_before_any_work(s3, monkeypatch):
     uri = s3.bucket()
     open_place(uri).create()
     denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
@@ -89,20 +89,20 @@ def test_a_bucket_that_only_lets_itself_be_read_is_known_before_anything_is_made
             Store(uri).check_writable()
 
 
-def test_what_somebody_else_has_changed_is_not_replaced_unseen(away_uri):
+def test_a_foreign_change_is_not_overwritten_silently(away_uri):
     place = open_place(away_uri)
     place.put({"m": b"one"}, guard=("m", ""))
     first = place.listing()["m"].version
     with pytest.raises(Conflict):
         place.put({"m": b"two"}, guard=("m", ""))
-    place.put({"other": b"x"})  # which is no change of m
+    place.put({"other": b"x"})  # no change of m
     place.put({"m": b"two"}, guard=("m", first))
     with pytest.raises(Conflict):
         place.put({"m": b"three"}, guard=("m", first))
     assert place.get("m", 0, 9) == b"two"
 
 
-def test_a_pinned_revision_is_read_whatever_comes_after_it(hub):
+def test_a_pinned_revision_is_read_despite_later_commits(hub):
     place = open_place("hf://us/things")
     place.create()
     place.put({"a": b"old", "large": LARGE})
@@ -114,7 +114,7 @@ def test_a_pinned_revision_is_read_whatever_comes_after_it(hub):
     assert named.get("a", 0, 9) == b"old"
 
 
-def test_a_bucket_says_when_an_object_changes_while_it_is_read(s3):
+def test_a_bucket_reports_an_object_that_changes_during_a_read(s3):
     place = open_place(s3.bucket())
     place.create()
     place.put({"a": b"old"})
@@ -127,7 +127,7 @@ def test_a_bucket_says_when_an_object_changes_while_it_is_read(s3):
 # Artifacts.
 
 
-def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_store(uri, tmp_path, monkeypatch):
+def test_artifacts_are_published_replaced_verified_and_downloaded_from_any_store(uri, tmp_path, monkeypatch):
     store = Store(uri)
     made = folder_of(tmp_path / "made", {"train/a.txt": b"alpha", "b.bin": LARGE})
     store.publish(made, "datasets/text", "f1", {"n": 1})
@@ -135,13 +135,13 @@ def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_sto
     store.publish(folder_of(tmp_path / "new", {"b.bin": LARGE, "c.txt": b"c"}), "datasets/text", "f2", {"n": 2})
     assert store.artifacts() == [Artifact("datasets/text", "f2", "", {"n": 2}), Artifact("who", "f3")]
     assert store.check("datasets/text", deep=True).problem == "" and store.check("nothing").problem == "it is missing"
-    for cache in ("cache", "another"):  # where it was published, and where it has to be brought
+    for cache in ("cache", "another"):  # the place of the publication, and a place that needs a download
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
         place = store.path("datasets/text", "f2")
         assert {one.name for one in place.rglob("*") if one.is_file()} == {"b.bin", "c.txt", "ARTIFACT.json"}
         assert (place / "b.bin").read_bytes() == LARGE
         assert (store.path("who", "f3") / "who.jsonl").read_bytes() == b"[]\n"
-        assert (store.path("datasets/text", "f1") / "train/a.txt").read_bytes() == b"alpha"  # what it was, stays
+        assert (store.path("datasets/text", "f1") / "train/a.txt").read_bytes() == b"alpha"  # the old content stays
     with pytest.raises(StoreError, match="the fingerprint is f2, but f7 is wanted"):
         store.path("datasets/text", "f7")
     store.point("datasets/text", "f1")
@@ -157,7 +157,7 @@ def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_sto
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing", "more", "garbled"])
 @pytest.mark.parametrize("where", ["text", "by-fingerprint/text/f1"])
-def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, tmp_path, monkeypatch, damage, where):
+def test_damage_in_a_remote_store_is_named_and_never_downloaded(away_uri, tmp_path, monkeypatch, damage, where):
     store, place = Store(away_uri), open_place(away_uri)
     store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE, "b": b"b"}), "text", "f1", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
@@ -189,8 +189,8 @@ def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, t
     assert store.check("text", deep=True).problem == ""
 
 
-def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path, monkeypatch):
-    """The store lists what it should, and sends something else."""
+def test_content_that_differs_after_download_is_not_used(hub, tmp_path, monkeypatch):
+    """The store lists the right files, and sends different content."""
     place = open_place("hf://us/things")
     place.create()
     store = Store("hf://us/things")
@@ -199,10 +199,10 @@ def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path,
     hub.faults = [Fault(f"GET /store/us/things/{digest(LARGE)}", "stale")]
     with pytest.raises(StoreError, match="the copy has a different sha256 than the published file"):
         store.path("text", "f1")
-    assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # the next time it is
+    assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # the next download is correct
 
 
-def test_what_reads_back_otherwise_is_not_published(hub, tmp_path):
+def test_content_that_reads_back_differently_is_not_published(hub, tmp_path):
     store = Store("hf://us/things")
     open_place("hf://us/things").create()
     hub.faults = [Fault("GET /store", "stale")]
@@ -213,7 +213,7 @@ def test_what_reads_back_otherwise_is_not_published(hub, tmp_path):
     assert store.artifacts() == [Artifact("text", "f1")]
 
 
-def test_a_name_on_a_hub_moves_in_one_commit_and_no_large_file_is_sent_again(hub, tmp_path):
+def test_a_name_on_a_hub_moves_in_one_commit_without_a_new_upload(hub, tmp_path):
     open_place("hf://us/things").create()
     store, repo = Store("hf://us/things"), hub.repos["us/things"]
     store.publish(folder_of(tmp_path / "one", {"a": b"1", "b": b"1"}), "text", "f1", {})
@@ -227,7 +227,7 @@ def test_a_name_on_a_hub_moves_in_one_commit_and_no_large_file_is_sent_again(hub
 # Runs at work.
 
 
-def test_a_run_goes_on_on_another_pod_from_any_store(uri, pods):
+def test_a_run_continues_on_a_second_pod_from_any_store(uri, pods):
     first, second = pods("one", uri), pods("two", uri)
     one = courier(first)
     first.write("logs/base.log", "hello\n")
@@ -245,7 +245,7 @@ def test_a_run_goes_on_on_another_pod_from_any_store(uri, pods):
     assert (second.root / "logs" / "base.log").read_text() == "hello\n"
 
 
-def test_a_damaged_checkpoint_elsewhere_is_named_and_the_one_before_it_comes(away_uri, pods):
+def test_a_damaged_remote_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(away_uri, pods):
     first, second = pods("one", away_uri), pods("two", away_uri)
     for step in (5, 10):
         first.save(step, size=3000)
@@ -259,7 +259,7 @@ def test_a_damaged_checkpoint_elsewhere_is_named_and_the_one_before_it_comes(awa
     assert "step-000000010" in brought["damaged"][0] and "other content" in brought["damaged"][0]
 
 
-def test_on_a_hub_a_checkpoint_is_one_commit_and_so_are_the_figures_of_one_look(hub, pods):
+def test_a_hub_gets_one_commit_per_checkpoint_and_per_look_at_figures(hub, pods):
     open_place("hf://us/things").create()
     pod = pods("one", "hf://us/things")
     repo, one = hub.repos["us/things"], courier(pod)
@@ -271,10 +271,10 @@ def test_on_a_hub_a_checkpoint_is_one_commit_and_so_are_the_figures_of_one_look(
     assert len(repo.commits) == before + 1
     pod.save(5, size=3000)
     one.carry()
-    assert len(repo.commits) == before + 3  # the checkpoint, and what is acknowledged
+    assert len(repo.commits) == before + 3  # the checkpoint, and the acknowledgement
 
 
-def test_the_logs_of_all_runs_are_downloaded_from_a_hub_by_its_own_client(hub, pods, tmp_path):
+def test_the_hub_client_downloads_the_logs_of_all_runs(hub, pods, tmp_path):
     open_place("hf://us/things").create()
     pod = pods("one", "hf://us/things")
     pod.write("logs/base.log", "a\n")
@@ -292,7 +292,7 @@ def test_the_logs_of_all_runs_are_downloaded_from_a_hub_by_its_own_client(hub, p
 # A bad network.
 
 
-def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_bucket(s3, tmp_path, monkeypatch):
+def test_received_parts_of_a_cut_upload_are_not_sent_again_to_a_bucket(s3, tmp_path, monkeypatch):
     part, size = 5 << 20, 21 << 20
     (tmp_path / "large").write_bytes(random.Random(3).randbytes(size))
     address = s3.bucket()
@@ -309,7 +309,7 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_bucket(s3, tmp_path
         sent, cable.cuts = cable.sent_bytes, []
         good = Bucket(address, QUICK, part_bytes=part)
         good.put({"large": tmp_path / "large"})
-        assert cable.sent_bytes - sent < size - 2 * part + (1 << 20)  # two of the five were there
+        assert cable.sent_bytes - sent < size - 2 * part + (1 << 20)  # two of the five parts were stored
         assert good.sha256("large") == digest((tmp_path / "large").read_bytes())
         assert good._begun("some/folder/large") == []
 
@@ -319,7 +319,7 @@ def _cut_third(request, **_):
         raise ConnectionResetError("the cable is cut")
 
 
-def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_hub(hub, tmp_path):
+def test_received_parts_of_a_cut_upload_are_not_sent_again_to_a_hub(hub, tmp_path):
     uri = "hf://us/things"
     open_place(uri).create()
     files = {f"{number}.bin": random.Random(number).randbytes(150_000) for number in range(4)}
@@ -332,7 +332,7 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_hub(hub, tmp_path):
     assert open_place(uri).listing() == {}
     hub.faults, before = [], hub.sent("/store")
     Repository(uri, QUICK).put({name: tmp_path / name for name in files})
-    assert hub.sent("/store") - before == 300_000  # the third and the fourth
+    assert hub.sent("/store") - before == 300_000  # the third and the fourth part
     assert {name: one.sha256 for name, one in open_place(uri).listing().items()} == {
         name: digest(content) for name, content in files.items()
     }
@@ -348,17 +348,17 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_hub(hub, tmp_path):
     ],
     ids=["busy", "commit unheard", "uploads unheard", "cut"],
 )
-def test_a_hub_that_stumbles_is_asked_again_and_the_result_is_the_same(hub, tmp_path, faults):
+def test_requests_to_a_failing_hub_are_retried_with_the_same_result(hub, tmp_path, faults):
     place = quick("hf://us/things")
     place.create()
     hub.faults = faults
     place.put({"a": b"small", "large": LARGE}, guard=("a", ""))
     assert place.sha256("large") == digest(LARGE) and place.get("a", 0, 9) == b"small"
     assert all(not fault.times for fault in hub.faults)
-    assert len(hub.repos["us/things"].commits) == 2  # the first, and ours once
+    assert len(hub.repos["us/things"].commits) == 2  # the first commit, and a single commit of ours
 
 
-def test_a_bucket_that_stumbles_is_asked_again(s3, monkeypatch):
+def test_requests_to_a_failing_bucket_are_retried(s3, monkeypatch):
     address = s3.bucket()
     open_place(address).create()
     busy = b"HTTP/1.1 503 Slow Down\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -368,12 +368,12 @@ def test_a_bucket_that_stumbles_is_asked_again(s3, monkeypatch):
         cable.answers = [busy, b"HTTP/1.1 200 OK\r\nContent-"]
         began = time.monotonic()
         place.put({"a": b"hello"})
-        assert time.monotonic() - began >= 1.0  # as it was asked to wait
+        assert time.monotonic() - began >= 1.0  # as requested by the server
         assert place.get("a", 0, 9) == b"hello" and cable.connections >= 3
 
 
 @pytest.mark.parametrize("kind", ["drip", "hole", 429])
-def test_a_store_that_gives_no_answer_is_given_up_in_time(hub, kind):
+def test_a_silent_store_is_given_up_in_time(hub, kind):
     place = Repository("hf://us/things", Patience(answer_s=0.5, total_s=1.5, first_wait_s=0.1))
     open_place("hf://us/things").create()
     hub.faults = [Fault("GET /api", kind, 1 if kind == 429 else -1, times=99)]
@@ -384,7 +384,7 @@ def test_a_store_that_gives_no_answer_is_given_up_in_time(hub, kind):
     assert len(hub.asked) < 12
 
 
-def test_a_bucket_that_gives_no_answer_is_given_up_in_time(monkeypatch, s3):
+def test_a_silent_bucket_is_given_up_in_time(monkeypatch, s3):
     with wire(s3.url) as cable:
         monkeypatch.setenv("AWS_ENDPOINT_URL", cable.url)
         cable.cuts = [0] * 99
@@ -410,7 +410,7 @@ WHERE = (
 
 
 @rounds(4, 300)
-def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_look_completes_it(
+def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_completes_them(
     hub, pods, monkeypatch, rounds
 ):
     seed = seeds.seed()
@@ -456,13 +456,13 @@ def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_l
         ("hf://us", "expected hf://user/repo"),
     ],
 )
-def test_a_store_that_is_not_there_says_how_to_make_it(s3, hub, uri, words):
+def test_the_error_for_a_missing_store_shows_how_to_make_it(s3, hub, uri, words):
     with pytest.raises(NoStore, match=words) as seen:
         open_place(uri).listing()
     assert seen.value.exit_code == 2 and "\n" not in str(seen.value)
 
 
-def test_a_token_that_may_not_write_is_told_so_and_never_shown(hub, monkeypatch):
+def test_a_token_without_write_access_is_reported_and_never_shown(hub, monkeypatch):
     open_place("hf://us/things").create()
     for token, words in (("hf_canary-read-94", "may only read"), ("hf_canary-gone-95", "Invalid username")):
         monkeypatch.setenv("HF_TOKEN", token)
@@ -473,7 +473,7 @@ def test_a_token_that_may_not_write_is_told_so_and_never_shown(hub, monkeypatch)
             assert "HF_TOKEN" in str(seen.value) and "canary" not in str(seen.value)
 
 
-def test_a_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub):
+def test_a_token_is_sent_to_the_hub_and_not_to_redirect_targets(hub):
     place = open_place("hf://us/things")
     place.create()
     place.put({"large": LARGE})
@@ -482,7 +482,7 @@ def test_a_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub):
     assert {one.authorization for one in hub.asked if one.path.startswith("/api/")} == {f"Bearer {TOKEN}"}
 
 
-def test_a_signed_address_is_not_told(hub):
+def test_a_signed_address_is_not_shown(hub):
     place = Repository("hf://us/things", Patience(answer_s=1, total_s=1, tries=1))
     place.create()
     hub.faults = [Fault("PUT /store", 400)]
@@ -491,14 +491,14 @@ def test_a_signed_address_is_not_told(hub):
     assert "signed-canary" not in str(seen.value)
 
 
-def test_without_keys_a_bucket_says_which(monkeypatch, s3):
+def test_the_error_of_a_bucket_names_the_missing_keys(monkeypatch, s3):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(NoStore, match="no credentials for the store; set AWS_ACCESS_KEY_ID"):
         open_place(s3.bucket()).listing()
 
 
-def test_the_parts_of_a_range_make_the_whole(s3):
+def test_the_parts_of_a_range_add_up(s3):
     place = open_place(s3.bucket())
     place.create()
     content = os.urandom(2 * PART_BYTES + 1)
@@ -506,7 +506,7 @@ def test_the_parts_of_a_range_make_the_whole(s3):
     assert b"".join(place.pieces("a")) == content
 
 
-def test_a_checkpoint_that_was_half_brought_is_not_seen(away_uri, pods, request):
+def test_a_half_downloaded_checkpoint_is_not_listed(away_uri, pods, request):
     pod = pods("one", away_uri)
     name = pod.save(5, size=150_000)
     folder = RunFolder(away_uri, RUN)

@@ -1,4 +1,4 @@
-"""Leases: what somebody reads is never removed, and what cannot be read is told."""
+"""Leases: artifacts in use are never removed, and an unreadable lease is reported."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_a_lease_holds_until_it_ends_and_is_renewed(root):
 @pytest.mark.parametrize(
     "content", ["[", "{}", '{"owner":"x","until":NaN,"reads":[]}', '{"owner":"x","until":1,"reads":[1]}']
 )
-def test_a_lease_that_cannot_be_read_stops_who_removes_and_is_told_to_who_plans(root, content):
+def test_an_unreadable_lease_stops_removals_and_is_reported_in_plans(root, content):
     (root / "references").mkdir(parents=True)
     (root / "references" / "x.json").write_text(content)
     with pytest.raises(StoreError, match="x.json"):
@@ -46,7 +46,7 @@ def test_a_lease_that_cannot_be_read_stops_who_removes_and_is_told_to_who_plans(
     assert references.living(str(root), NOW, odd) == [] and "x.json" in odd[0]
 
 
-def test_what_no_name_and_no_lease_refers_to_is_found_and_nothing_of_which_nobody_knows_what_it_is():
+def test_unreferenced_artifacts_are_found_and_unknown_files_are_not():
     kept = [
         Artifact(kept_name("base_checkpoints/x", one), one, published_at=at)
         for one, at in (("f1", 5.0), ("f2", 1.0), ("f3", 2.0), ("f4", 50.0), ("f5", 3.0))
@@ -57,7 +57,7 @@ def test_what_no_name_and_no_lease_refers_to_is_found_and_nothing_of_which_nobod
     assert [one.fingerprint for one in due] == ["f3", "f5"]
 
 
-def test_where_a_path_leads_is_told(root, tmp_path):
+def test_the_target_of_a_path_is_returned(root, tmp_path):
     store = Store(root)
     store.publish(folder_of(tmp_path / "made", {"hf/config.json": b"{}"}), "chatsft_checkpoints/tiny", "f1", {})
     path = store.path("chatsft_checkpoints/tiny", "f1") / "hf"
@@ -65,7 +65,7 @@ def test_where_a_path_leads_is_told(root, tmp_path):
     assert references.kept_at(str(root / "chatsft_checkpoints" / "tiny")) is None
 
 
-def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
+def test_a_mismatch_of_model_and_tokenizer_is_reported(tmp_path):
     from hashlib import sha256
 
     from store.artifacts import vocabulary
@@ -95,6 +95,6 @@ def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
     assert "'<end>' is 3" in said({**good, "tokenizer.json": words(9, eos=3)})
     for content in (b"[]", b"\xff", b'{"model": NaN}'):
         assert "cannot be read" in said({**good, "tokenizer.json": content})
-    for content in (b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}'):  # of somebody else's kind
+    for content in (b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}'):  # of a foreign kind
         assert said({**good, "tokenizer.json": content}) == ""
         assert "a different tokenizer" in said({**good, "tokenizer.json": content}, told)

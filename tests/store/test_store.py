@@ -47,7 +47,7 @@ def child(script: str, *words: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", script, *words], env=environ, **pipes)
 
 
-def test_what_is_published_is_found_whole_and_read_from_its_path(store, made, root):
+def test_a_published_artifact_is_found_complete_and_read_from_its_path(store, made, root):
     store.publish(made, "datasets/pydocs/text", "f1", {"lines": 2})
     assert store.artifacts() == [Artifact("datasets/pydocs/text", "f1", "", {"lines": 2})]
     place = store.path("datasets/pydocs/text", "f1")
@@ -60,7 +60,7 @@ def test_what_is_published_is_found_whole_and_read_from_its_path(store, made, ro
     assert set(listed) == {"train/a.txt", "train/b.txt", "notes.json"}
 
 
-def test_a_new_store_is_empty_and_says_what_is_missing(store, root):
+def test_a_new_store_is_empty_and_names_the_missing_artifact(store, root):
     assert store.artifacts() == []
     assert store.check("tokenizer").problem == "it is missing"
     with pytest.raises(StoreError, match="tokenizer in .*: it is missing"):
@@ -68,13 +68,13 @@ def test_a_new_store_is_empty_and_says_what_is_missing(store, root):
     assert not root.exists()
 
 
-def test_another_fingerprint_is_refused_naming_both(store, made):
+def test_a_different_fingerprint_is_refused_with_both_names(store, made):
     store.publish(made, "tokenizer", "f1", {})
     with pytest.raises(StoreError, match="the fingerprint is f1, but f2 is wanted"):
         store.path("tokenizer", "f2")
 
 
-def test_publishing_again_replaces_and_leaves_nothing_of_the_old(store, made, tmp_path, root):
+def test_publishing_again_replaces_all_old_files(store, made, tmp_path, root):
     store.publish(made, "tokenizer", "f1", {})
     store.publish(folder_of(tmp_path / "new", {"tokenizer.json": b"new"}), "tokenizer", "f2", {})
     assert store.artifacts() == [Artifact("tokenizer", "f2")]
@@ -82,7 +82,7 @@ def test_publishing_again_replaces_and_leaves_nothing_of_the_old(store, made, tm
     assert [path.name for path in root.iterdir() if path.name.startswith((".tmp", ".trash"))] == []
 
 
-def test_flat_files_lie_at_the_root_beside_their_manifest(store, tmp_path, root):
+def test_flat_files_are_at_the_root_beside_their_manifest(store, tmp_path, root):
     files = {"identity.jsonl": b"[]\n", "identity.heldout.jsonl": b"[]\n"}
     store.publish(folder_of(tmp_path / "one", files), "identity", "f1", {"n": 1}, flat=True)
     assert store.path("identity", "f1") == root / "by-fingerprint/identity/f1"
@@ -112,7 +112,7 @@ def flip(path):
     ],
 )
 @pytest.mark.parametrize("where", ["text", "by-fingerprint/text/f1"])
-def test_damage_is_named_and_what_is_whole_under_another_name_is_read(store, made, root, damage, words, where):
+def test_damage_is_named_and_an_intact_copy_under_a_second_name_is_read(store, made, root, damage, words, where):
     store.publish(made, "text", "f1", {})
     assert [one.problem for one in store.artifacts()] == [""]
     damage(root / where / "train/a.txt")
@@ -123,11 +123,11 @@ def test_damage_is_named_and_what_is_whole_under_another_name_is_read(store, mad
             store.path("text", "f1")
     else:
         assert (store.path("text", "f1") / "train/a.txt").read_bytes() == b"alpha"
-    store.publish(made, "text", "f1", {})  # once more: mended
+    store.publish(made, "text", "f1", {})  # again: repaired
     assert store.check("text").problem == "" and store.find("text", "f1").problem == ""
 
 
-def test_a_verified_file_is_not_read_again_until_its_stat_changes(store, made, root):
+def test_a_verified_file_is_not_read_again_before_its_stat_changes(store, made, root):
     store.publish(made, "text", "f1", {})
     remembered = root / ".verified.json"
     assert store.artifacts()[0].problem == "" and not remembered.exists()  # too young to be trusted
@@ -139,7 +139,7 @@ def test_a_verified_file_is_not_read_again_until_its_stat_changes(store, made, r
     assert {one.removeprefix("by-fingerprint/text/f1/").removeprefix("text/") for one in known} == files
     for name in known:
         if name.endswith("notes.json"):
-            known[name][-1] = "0" * 64  # what is remembered is what is believed
+            known[name][-1] = "0" * 64  # the remembered result counts
     remembered.write_text(json.dumps(known))
     assert "has changed since the publication" in store.check("text").problem
     (root / "text/notes.json").write_bytes(b"{}")
@@ -149,14 +149,14 @@ def test_a_verified_file_is_not_read_again_until_its_stat_changes(store, made, r
 
 
 @pytest.mark.parametrize("name", ["", "/etc", "../x", "a/../b", "a//b", ".hidden", "-flag", "a b", "a\n", "a/"])
-def test_names_that_could_leave_the_store_are_refused(store, made, name):
+def test_names_that_lead_outside_the_store_are_refused(store, made, name):
     with pytest.raises(StoreError, match="cannot name an artifact"):
         store.publish(made, name, "f1", {})
     with pytest.raises(StoreError, match="cannot name an artifact"):
         store.path(name, "f1")
 
 
-def test_a_manifest_that_names_files_outside_is_damage(store, made, root):
+def test_a_manifest_with_outside_files_is_damage(store, made, root):
     store.publish(made, "text", "f1", {})
     manifest = json.loads((root / "text/ARTIFACT.json").read_text())
     manifest["files"][0]["path"] = "../../secret"
@@ -165,7 +165,7 @@ def test_a_manifest_that_names_files_outside_is_damage(store, made, root):
 
 
 @pytest.mark.parametrize(("key", "value"), [("fingerprint", 7), ("about", [1])])
-def test_a_manifest_with_values_of_the_wrong_kind_is_damage(store, made, root, key, value):
+def test_a_manifest_with_values_of_wrong_types_is_damage(store, made, root, key, value):
     store.publish(made, "text", "f1", {})
     manifest = json.loads((root / "text/ARTIFACT.json").read_text())
     (root / "text/ARTIFACT.json").write_text(json.dumps({**manifest, key: value}))
@@ -185,13 +185,13 @@ def test_links_are_neither_published_nor_followed_out(store, made, root, tmp_pat
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_store_that_nothing_can_speak_to_is_a_wrong_word():
+def test_a_store_with_an_unknown_protocol_is_a_usage_error():
     with pytest.raises(StoreError, match="foo") as refused:
         Store("foo://x")
     assert refused.value.exit_code == 2
 
 
-def test_nothing_and_nested_things_are_not_published(store, made, tmp_path):
+def test_empty_and_nested_artifacts_are_not_published(store, made, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="holds no file"):
         store.publish(tmp_path / "empty", "text", "f1", {})
@@ -206,7 +206,7 @@ def test_nothing_and_nested_things_are_not_published(store, made, tmp_path):
     assert [one.name for one in store.artifacts()] == ["data/text"]
 
 
-def test_files_that_are_not_ours_are_kept_aside(store, made, root):
+def test_foreign_files_are_set_aside(store, made, root):
     folder_of(root / "text", {"mine.txt": b"precious"})
     store.publish(made, "text", "f1", {})
     assert [path.read_bytes() for path in root.glob(".aside-*/mine.txt")] == [b"precious"]
@@ -231,7 +231,7 @@ PUBLISH = source("publish_again")
 
 @pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
-def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, form):
+def test_two_concurrent_publishers_leave_one_complete_artifact(store, tmp_path, root, form):
     writers = []
     for letter in "ab":
         content = {f"{number}.txt": letter.encode() * 1000 for number in range(8)}
@@ -252,7 +252,7 @@ def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, 
 
 @pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
-def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers_are_swept(tmp_path, root, form):
+def test_a_killed_writer_leaves_a_complete_artifact_and_its_leftovers_are_removed(tmp_path, root, form):
     content = {f"{number}.txt": b"a" * 1000 for number in range(20)}
     folder = folder_of(tmp_path / "a", content)
     seed = seeds.seed()
@@ -271,7 +271,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers
         assert not list(root.glob(".tmp-*")) + list(root.glob(".trash-*"))
 
 
-def test_a_writer_that_died_between_the_two_renames_is_finished_by_the_next_reader(store, made, tmp_path, root):
+def test_the_next_reader_completes_a_writer_that_died_between_renames(store, made, tmp_path, root):
     store.publish(made, "data/text", "f1", {})
     (root / "data/text").rename(root / "data" / f".trash-{uuid.uuid4().hex}")
     other = Store(tmp_path / "other")
@@ -281,7 +281,7 @@ def test_a_writer_that_died_between_the_two_renames_is_finished_by_the_next_read
     assert os.listdir(root / "data") == ["text"]
 
 
-def test_a_flat_writer_that_died_while_moving_is_finished_by_the_next_reader(store, tmp_path, root):
+def test_the_next_reader_completes_a_flat_writer_that_died_during_moves(store, tmp_path, root):
     made = folder_of(tmp_path / "flat", {"a.jsonl": b"a", "b.jsonl": b"b"})
     store.publish(made, "flat", "f1", {}, flat=True)
     draft = root / f".tmp-{uuid.uuid4().hex}"
@@ -293,7 +293,7 @@ def test_a_flat_writer_that_died_while_moving_is_finished_by_the_next_reader(sto
 
 
 @pytest.mark.process
-def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
+def test_the_draft_of_a_living_writer_is_kept(store, made, root):
     store.publish(made, "text", "f1", {})
     draft = root / f".tmp-{uuid.uuid4().hex}"
     draft.mkdir()
@@ -311,7 +311,7 @@ def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
     assert not draft.exists()
 
 
-def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path, monkeypatch):
+def test_a_remote_store_behaves_like_a_local_store(made, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path / "work"))
     store = Store(f"memory://{uuid.uuid4().hex}")
     store.publish(made, "datasets/text", "f1", {"n": 1})
@@ -319,20 +319,20 @@ def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path, monkeypa
     store.publish(folder_of(tmp_path / "flat", {"flat.jsonl": b"[]"}), "flat", "f3", {}, flat=True)
     assert store.artifacts() == [Artifact("datasets/text", "f2"), Artifact("flat", "f3")]
     assert store.check("datasets/text").problem == ""
-    for work in ("work", "other"):  # what was published here, and what has to be brought
+    for work in ("work", "other"):  # the published path, and a path that needs a download
         monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path / work))
         assert (store.path("datasets/text", "f2") / "train" / "a.txt").read_bytes() == b"new"
         assert (store.path("flat", "f3") / "flat.jsonl").read_bytes() == b"[]"
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "gcs", "sftp", "ftp", "S3", "az"])
-def test_a_uri_that_nothing_speaks_is_refused_where_it_is_typed_and_what_is_spoken_is_named(kind):
+def test_an_unknown_uri_scheme_is_refused_with_the_known_schemes(kind):
     with pytest.raises(StoreError, match=f"store {kind}://x/y: {kind}:// is not supported; a store is a folder, hf://"):
         Store(f"{kind}://x/y")
 
 
-def test_an_artifact_that_is_not_kept_by_its_fingerprint_cannot_get_a_name(store, made, root):
-    """A note lies under its own name: it is read there, and no other name comes to stand for it."""
+def test_an_artifact_without_a_fingerprint_path_cannot_get_a_name(store, made, root):
+    """A note is stored under its own name: it is read there, and no second name can point to it."""
     store.write_down(made, "evals/x", "f1", {})
     assert store.path("evals/x", "f1") == root / "evals" / "x" and store.find("evals/y", "f1").problem
     with pytest.raises(StoreError, match="evals/y in .*: it is missing"):
@@ -340,7 +340,7 @@ def test_an_artifact_that_is_not_kept_by_its_fingerprint_cannot_get_a_name(store
 
 
 @pytest.mark.parametrize("damage", ["lost", "link", "manifest"])
-def test_a_damaged_name_keeps_nothing_new_from_being_published(store, made, root, tmp_path, damage):
+def test_a_damaged_name_does_not_block_a_new_publication(store, made, root, tmp_path, damage):
     store.publish(folder_of(tmp_path / "old", {"x": b"old", "y": b"old"}), "tokenizer", "f1", {})
     path = root / "tokenizer" / ("ARTIFACT.json" if damage == "manifest" else "y")
     path.unlink()
@@ -353,7 +353,7 @@ def test_a_damaged_name_keeps_nothing_new_from_being_published(store, made, root
     assert (store.path("tokenizer", "f1") / "x").read_bytes() == b"old"
 
 
-def test_a_name_that_stands_for_it_already_is_left_alone(store, made, root):
+def test_an_existing_name_of_the_artifact_is_kept(store, made, root):
     store.publish(made, "text", "f1", {})
     before = os.stat(root / "text").st_ino
     store.point("text", "f1")
@@ -361,7 +361,7 @@ def test_a_name_that_stands_for_it_already_is_left_alone(store, made, root):
     assert os.stat(root / "text").st_ino == before
 
 
-def test_a_note_that_is_written_anew_is_read_anew_from_a_copy_too(tmp_path):
+def test_a_rewritten_note_is_read_again_also_from_a_copy(tmp_path):
     from store.artifacts.local_copies import Mirror
     from store.manifest import Manifest
 

@@ -1,4 +1,4 @@
-"""The line that moves while something is waited for, on a real terminal and elsewhere."""
+"""The progress line during a wait, on a real terminal and on other outputs."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ LINE = re.compile(r"\r([-|/\\]) demo ends, \d+ s *")
 GONE = r"\r +\r"
 
 
-def test_the_line_moves_until_the_wait_is_over_and_gives_way_to_what_is_told():
+def test_the_line_moves_during_the_wait_and_makes_room_for_messages():
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -40,14 +40,14 @@ def test_the_line_moves_until_the_wait_is_over_and_gives_way_to_what_is_told():
     os.close(theirs)
     seen = ""
     try:
-        while len(set(LINE.findall(seen))) < 2:  # it has moved
+        while len(set(LINE.findall(seen))) < 2:  # the line has moved
             seen += os.read(ours, 4096).decode()
         child.stdin.write("\n")
         child.stdin.flush()
-        while not re.search(GONE + r"demo-1 SHUTTING_DOWN\r\n.*demo ends", seen, re.S):  # and comes again
+        while not re.search(GONE + r"demo-1 SHUTTING_DOWN\r\n.*demo ends", seen, re.S):  # and reappears
             seen += os.read(ours, 4096).decode()
         assert child.communicate("\n", timeout=60)[0] == "over\n"
-        with contextlib.suppress(OSError):  # nobody has it open any more
+        with contextlib.suppress(OSError):  # no process has it open any more
             while part := os.read(ours, 4096):
                 seen += part.decode()
         assert re.search(GONE + r"\Z", seen)
@@ -57,6 +57,6 @@ def test_the_line_moves_until_the_wait_is_over_and_gives_way_to_what_is_told():
         os.close(ours)
 
 
-def test_nothing_is_written_where_nobody_looks():
+def test_no_line_is_written_to_other_outputs():
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, input="\n\n", capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("over\n", "demo-1 SHUTTING_DOWN\n")

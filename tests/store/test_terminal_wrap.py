@@ -1,4 +1,4 @@
-"""Talk on a narrow terminal: words stay whole, commands too, columns as they are; nothing changes for a program."""
+"""Messages on a narrow terminal: words and commands stay whole, columns stay aligned; programs get unchanged text."""
 
 import fcntl
 import io
@@ -47,11 +47,11 @@ def test_columns_stay_columns(screen):
     assert third == "/help  this"
 
 
-def test_a_program_gets_what_was_said(screen):
+def test_a_program_gets_the_unwrapped_text(screen):
     assert terminal.fitted("word " * 40, io.StringIO()) == "word " * 40
 
 
-def test_the_width_is_that_of_the_stream_which_is_written(monkeypatch):
+def test_the_width_of_the_written_stream_counts(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))

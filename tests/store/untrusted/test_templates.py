@@ -1,4 +1,4 @@
-"""Chat templates of untrusted models: hostile ones are refused in words, within limits of time and memory."""
+"""Chat templates of untrusted models: hostile templates are refused, within limits of time and memory."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if asks %}<|assistant|>{% endif %}"
-# One that is harmless to whoever tries it on a short conversation.
+# A template that is harmless in a test with a short conversation.
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LATE = "{% if messages|length > 4 %}" + LOOPS + "{% endif %}ok"
 HOSTILE = {
@@ -49,7 +49,7 @@ def talk(count: int) -> list[dict[str, str]]:
 
 
 def peak_bytes(template: Template) -> int:
-    """Return the largest memory that the child has taken so far."""
+    """Return the peak memory of the child so far."""
     process = template._child._process
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -57,12 +57,12 @@ def peak_bytes(template: Template) -> int:
 
 
 @pytest.mark.parametrize(("source", "why"), HOSTILE.items(), ids=[one[:40] for one in HOSTILE])
-def test_a_hostile_template_is_refused_in_words(source, why):
+def test_a_hostile_template_is_refused_with_a_message(source, why):
     with pytest.raises(UnusableDocument, match=why):
         Template(source).render({"messages": talk(2)})
 
 
-def test_the_limits_hold_for_each_conversation_and_the_next_one_is_rendered():
+def test_the_limits_hold_per_conversation_and_the_next_conversation_is_rendered():
     template = Template(LATE)
     assert template.render({"messages": talk(2)}) == "ok"
     with pytest.raises(UnusableDocument, match="of CPU time|not done in"):
@@ -90,7 +90,7 @@ def test_the_memory_of_a_child_is_bounded(source):
     assert said.startswith(limited.LAST.decode()) and (after - before) << 10 <= 256 << 20
 
 
-def test_a_plain_template_takes_little_and_knows_no_secret(monkeypatch):
+def test_a_plain_template_uses_little_memory_and_sees_no_secret(monkeypatch):
     monkeypatch.setenv("RUNPOD_API_KEY", "x" * 20)
     template = Template(PLAIN)
     assert template.render({"messages": talk(2), "asks": True}) == "<|user|>0<|assistant|>1<|assistant|>"
@@ -99,13 +99,13 @@ def test_a_plain_template_takes_little_and_knows_no_secret(monkeypatch):
     assert b"RUNPOD" not in environ
 
 
-def test_several_beginnings_are_rendered_at_once():
+def test_several_prefixes_are_rendered_at_once():
     template = Template(PLAIN.replace("asks", "add_generation_prompt"))
     texts = template.render_beginnings({"messages": talk(3)}, [(3, False), (1, True), (0, False)])
     assert texts == ["<|user|>0<|assistant|>1<|user|>2", "<|user|>0<|assistant|>", ""]
 
 
-def test_a_child_that_was_killed_is_told_and_followed_by_another():
+def test_a_killed_child_is_reported_and_replaced():
     template = Template(PLAIN)
     template.render({"messages": talk(1)})
     os.kill(template._child._process.pid, signal.SIGKILL)
@@ -132,7 +132,7 @@ def test_threads_and_forked_copies_render_too():
     assert found == wanted
 
 
-def test_a_forked_copy_has_a_child_of_its_own():
+def test_a_forked_copy_has_a_separate_child():
     template = Template(PLAIN)
     texts = [template.render({"messages": talk(count)}) for count in range(6)]
     ours, theirs = multiprocessing.Pipe()
@@ -141,7 +141,7 @@ def test_a_forked_copy_has_a_child_of_its_own():
     assert [template.render({"messages": talk(count)}) for count in range(6)] == texts
     assert ours.recv() == texts
     copy.join()
-    assert template.render({"messages": talk(7)})  # the copy's end has left ours alone
+    assert template.render({"messages": talk(7)})  # the copy's end did not affect our child
 
 
 def _render_all(template, pipe) -> None:
@@ -158,7 +158,7 @@ sys.stdin.read()
 """
 
 
-def test_a_child_leaves_with_its_parent():
+def test_a_child_exits_with_its_parent():
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, PLAIN], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -188,7 +188,7 @@ def test_a_model_folder_is_checked_before_an_engine_reads_it(tmp_path):
         templates.check(tmp_path)
 
 
-def test_a_limit_of_time_is_that_of_computing():
+def test_the_time_limit_counts_computing_time():
     with pytest.raises(UnusableDocument, match="more than 0.05 s of CPU time"):
         limits = ChildLimits(cpu_s=0.05, answer_s=60)
         Template("{% for a in range(99999) %}{% for b in range(99) %}{% endfor %}{% endfor %}", limits).render({})
