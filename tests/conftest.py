@@ -1,6 +1,7 @@
-"""A test that cannot run here is skipped, and the last lines say how many and why; in CI that fails the run, by name.
+"""Skip a test whose requirements are missing, and report number and reasons at the end; in CI a skip fails the run, by
+name.
 
-What needs a GPU, an account or a night is deselected by marker.
+Markers deselect tests that need a GPU, an account or a night.
 """
 
 import itertools
@@ -21,17 +22,17 @@ from tests.needs import needs
 from tests.slowest import Slowest
 from trainer.fingerprints import CheckoutCode
 
-# Images of containers often forbid bytecode. Without it each program that a test starts compiles all that it imports,
+# Container images often forbid bytecode. Without bytecode each program started by a test compiles all its imports,
 # which takes longer than the import itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that from
-# the tests which send them Ctrl-C.
+# A shell without job control ignores Ctrl-C in background processes, and programs inherit this from the tests, which
+# send Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-")  # no test writes to the user's own
+CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-")  # no test writes to the user's own cache
 NUMBERS = itertools.count()
 
 
@@ -46,7 +47,7 @@ def new_line():
 
 @pytest.fixture(autouse=True)
 def without_git(request, monkeypatch):
-    """Let no plan ask git in a test that starts no process: such a checkout has no commit."""
+    """Disable git in plans of a test that starts no process: the checkout then has no commit."""
     if request.node.get_closest_marker("process") is None:
         monkeypatch.setattr(CheckoutCode, "_git", lambda *_: None)
 
@@ -83,7 +84,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out tests of packs that are not there. Put tests that take minutes first, so that none is left for last."""
+    """Deselect tests of missing packs. Run tests that take minutes first, so that no slow test is last."""
     off = [one for one in items if any(mark.args[0] not in packs.installed() for mark in one.iter_markers("pack"))]
     if off:
         config.hook.pytest_deselected(items=off)

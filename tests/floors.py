@@ -1,4 +1,4 @@
-"""The floors of the house: which modules there are, what each may import, and what it does import."""
+"""The layers of the project: the modules, the permitted imports of each module, and the actual imports."""
 
 import ast
 import functools
@@ -36,7 +36,7 @@ PLAN += (
     "infra.errors",
     "infra.agent.job",
 )
-# What control code may import of training: its plan, its figures, and the light records beside that.
+# Permitted imports of training in control code: the plan, the figures, and the light records.
 LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
 LIGHT += (
     "trainer.reporting.jsonl_log",
@@ -45,7 +45,7 @@ LIGHT += (
     "trainer.reporting.comparison",
     "trainer.rewards.jail",
 )
-# From the most special to the most general: whose files, what they may import of the house.
+# From the most special to the most general: the files, and their permitted imports of the project.
 TABLE = (
     ("infra.agent", ("infra.agent",)),
     ("store", ("store",)),
@@ -59,7 +59,7 @@ TABLE = (
     ("scripts", ("scripts", "flows", "infra", "data", "trainer", "serve", "store")),
     ("tasks", ("scripts",)),
 )
-# The rooms of a pack: what each may import of the core, and which rooms of its own pack and of those that it needs.
+# The rooms of a pack: the permitted imports of the core, of rooms of the same pack and of required packs.
 ROOMS = {
     "pack": (("store.packs",), ()),
     "records": (
@@ -97,7 +97,7 @@ def sources() -> list[Path]:
 
 
 def is_by_text(node: ast.AST) -> bool:
-    """Return whether it is a call of `import_module`."""
+    """Return true for a call of `import_module`."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
 
 
@@ -108,9 +108,9 @@ def texts(node: ast.AST) -> list[str]:
 
 
 def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
-    """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`.
+    """Return dotted names that `text` imports, anywhere in the file; `from a import b` gives `a.b`.
 
-    A module that `import_module` gets as a text is among them, and what the table of commands names: "a.b:function".
+    Includes a module passed to `import_module` as a text, and the names in the table of commands: "a.b:function".
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -130,17 +130,17 @@ def lies_in(name: str, floor: str) -> bool:
 
 
 def of_pack(module: str) -> tuple[str, ...]:
-    """Return what a module of a pack may import of the project: by its room, and by the packs that its pack needs."""
+    """Return the permitted imports of a module of a pack, by room and by the packs that the pack requires."""
     _, name, room = [*module.split("."), "", ""][:3]
     core, own = ROOMS.get(room, ((), ()))
-    # A pack whose needs are not there is off, and its folder is held all the same.
+    # A pack without its required packs is off, but its folder is checked too.
     needs = packs.installed()[name].needs if name in packs.installed() else packs.known().get(name, {}).get("needs", ())
     reachable = (name, *needs)
     return (*core, *(f"packs.{one}.{each}" for one in reachable for each in own))
 
 
 def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
-    """Return the modules that a module imports although its floor may not."""
+    """Return the imports of a module that its layer forbids."""
     allowed = of_pack(module) if lies_in(module, "packs") else None
     if allowed is None:
         allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
@@ -159,7 +159,7 @@ def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
 
 @functools.cache
 def tree() -> dict[str, set[str]]:
-    """Return what each module of the product imports of it, by their dotted names; a package counts as a module."""
+    """Return the imports of each product module within the product, by dotted names; a package counts as a module."""
     found = {}
     for path in sources():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -174,7 +174,7 @@ def tree() -> dict[str, set[str]]:
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Return nodes that lead to each other, [] when there are none."""
+    """Return nodes in a circle of imports, [] without a circle."""
     open_, done = list[str](), set[str]()
 
     def visit(node: str) -> list[str]:
@@ -192,7 +192,7 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def loaded_by(*modules: str) -> list[str]:
-    """Return the modules that a process has loaded which imports these."""
+    """Return the modules loaded by a process with these imports."""
     probe = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)

@@ -1,9 +1,9 @@
-"""The outputs of each step of a recipe at a tiny size, and the version of its semantics under which they were recorded.
+"""The outputs of each step of a recipe at a tiny size, and the version of its semantics at the time of recording.
 
     python -m tests.golden          compare with tests/golden.json
-    python -m tests.golden write    record what is new: a step, or a version that was raised in trainer/fingerprints.py
+    python -m tests.golden write    record new entries: a step, or a version raised in trainer/fingerprints.py
 
-What was recorded for a version stays: other output of the same settings and inputs is another version.
+The record of a version never changes: different output from the same settings and inputs needs a new version.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from trainer.records.phase_registry import PHASES
 
 FILE = Path(__file__).with_name("golden.json")
 VERBS, THINGS = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
-TOLD = ("manifest.json", "tokenizer_manifest.json", "training.yaml", "training.toml")  # they name the source
+TOLD = ("manifest.json", "tokenizer_manifest.json", "training.yaml", "training.toml")  # names the source
 NAMES = ("len", "open", "json.loads", "json.dumps", "os.remove", "math.sqrt", "nobody.knows", "odd.one", "un.taught")
 
 
 def outcomes(folder: Path) -> dict[str, str]:
-    """Make everything anew in an empty folder; by the word of each step, a digest of what came out."""
+    """Run every step in an empty folder; return a digest of the output by step."""
     lines = [f"{v} {t}: {v} the {t} of {n} and returns {n * 7}." for n in range(24) for v in VERBS for t in THINGS]
     (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
     words = [{"role": "user", "content": "Hello\u00e9?"}, {"role": "assistant", "content": "Hello."}]
@@ -58,7 +58,7 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 
 def documented(folder: Path) -> Path:
-    """Return text shards that say of themselves that they are docstrings, whatever Python this is."""
+    """Return text shards marked as docstrings, independent of the Python version."""
     writer = Writer(folder / "train", 100)
     for name in NAMES:
         writer.add(f"{name}(value)\n\nReturn what {name} makes of the value.")
@@ -67,9 +67,9 @@ def documented(folder: Path) -> Path:
 
 
 def plain(made: Path) -> Path:
-    """Return a folder of token shards as files of their second version, which had no messages of Arrow before the ids.
+    """Return a folder of token shards in the format of version 2, without Arrow messages before the ids.
 
-    What a version of the step promises are the ids and their places, and those have not changed.
+    A version of the step promises the ids and their positions, which have not changed.
     """
     folder = made.with_name(f"{made.name}-plain")
     folder.mkdir()
@@ -83,7 +83,7 @@ def plain(made: Path) -> Path:
 
 
 def content(made: Path) -> str:
-    """Return a digest over the files of a folder, but for where and when they were made."""
+    """Return a digest over the files of a folder, without paths and times."""
     digest = hashlib.sha256()
     for file in sorted(one for one in made.rglob("*") if one.is_file() and one.name not in TOLD):
         digest.update(f"{file.relative_to(made)} {file.stat().st_size}\n".encode() + file.read_bytes())
@@ -91,13 +91,15 @@ def content(made: Path) -> str:
 
 
 def losses(phase: str) -> str:
-    """Return a digest of the recorded curves of a phase, which tests/trainer/test_curves.py compares with today's."""
+    """Return a digest of the recorded curves of a phase, which tests/trainer/test_curves.py compares with today's
+    curves.
+    """
     kept = {name: one["losses"] for name, one in curves.recorded().items() if one["config"]["phase"] == phase}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def imported(folder: Path) -> str:
-    """Return a digest of a tiny model with a foreign tokenizer, as `adopt` takes it over."""
+    """Return a digest of a tiny model with a foreign tokenizer, as imported by `adopt`."""
     import tokenizers as library
     import torch
 
@@ -133,7 +135,7 @@ def recorded() -> dict[str, dict[str, str]]:
 
 
 def complaints(found: dict[str, str], versions: dict[str, int], known: dict[str, dict[str, str]]) -> list[str]:
-    """Return what does not go together, in words."""
+    """Return the mismatches, as text."""
     said = []
     for step, version in versions.items():
         before = known.get(step, {}).get(str(version))

@@ -1,4 +1,4 @@
-"""Documents that nobody should be able to harm us with: what hypothesis draws of them, for any reader of JSON."""
+"""Hostile documents drawn by hypothesis, for any reader of JSON."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ WHOLE = (
 
 
 def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values in a document, itself included."""
+    """Return the paths of all values in a document, including the document itself."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [above, *(path for key, one in inner for path in _paths(one, (*above, key)))]
 
@@ -34,7 +34,7 @@ def _changed(value: Any, path: tuple[Any, ...], change: Any) -> Any:
 
 
 def mistyped(good: Any) -> st.SearchStrategy[bytes]:
-    """A good document with one thing in it replaced, or gone."""
+    """Return a valid document with one value replaced or removed."""
 
     def one(path: tuple[Any, ...], odd: Any) -> bytes:
         if odd is _GONE and path:
@@ -50,7 +50,7 @@ def mistyped(good: Any) -> st.SearchStrategy[bytes]:
 
 
 def spliced(good: Any) -> st.SearchStrategy[bytes]:
-    """A good document with raw text in the place of one value, or a key twice, or cut off."""
+    """Return a valid document with raw text in place of a value, a duplicate key, or a cut."""
     words = (b"NaN", b"1e999", b"-1e999", b"9" * 6000, b"[" * 100_000, b'"\\udc00"', b'{"a":1,"a":1}', NESTED, b"")
 
     def one(path: tuple[Any, ...], word: bytes, cut: int) -> bytes:
@@ -61,7 +61,7 @@ def spliced(good: Any) -> st.SearchStrategy[bytes]:
 
 
 def documents(good: Any) -> st.SearchStrategy[bytes]:
-    """Hostile ones of the kind of `good`, and bytes of any kind."""
+    """Return hostile documents similar to `good`, and arbitrary bytes."""
     return st.one_of(st.sampled_from(WHOLE), mistyped(good), spliced(good), st.binary(max_size=200))
 
 

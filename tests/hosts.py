@@ -1,8 +1,8 @@
-"""Real hosts for tests: an OpenSSH server on loopback, and hosts that are network namespaces joined by a bridge.
+"""Real hosts for tests: an OpenSSH server on loopback, and network namespaces joined by a bridge.
 
-A namespace has its own sshd, host key and home, and no route out. Whoever talks to hosts enters the namespace of
-their bridge (`Hosts.enter`): addresses 10.77.0.x exist only in there, so any number of these run side by side.
-What they need of the machine, and what becomes of tests without it, stands in tests/needs.py.
+A namespace has its own sshd, host key and home, and no route out. A client of the hosts enters the namespace of their
+bridge (`Hosts.enter`): addresses 10.77.0.x exist only inside, so any number of bridges run side by side. tests/needs.py
+lists the requirements on the machine, and skips tests without the requirements.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ SSHD = debian.find("sshd")
 _CLONE_NEWNET = 0x40000000
 PIP_FILES = (Path("/etc/pip.conf"), Path("/etc/xdg/pip/pip.conf"))
 ROOT = Path(__file__).parents[1]
-HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)  # as sshd sees it, whatever our environment says
+HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)  # as seen by sshd, independent of our environment
 
 
 def until(truth: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> Any:
-    """The first true answer; fails after `within_s`."""
+    """Return the first true answer; fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         answer = truth()
@@ -64,18 +64,18 @@ def make_key(path: Path) -> Path:
 
 @dataclass
 class Host:
-    """One sshd and where it is reached."""
+    """An sshd with its address."""
 
-    folder: Path  # its keys, its home
+    folder: Path  # contains the keys and the home
     address: Address
     listen: str
-    prefix: Sequence[str] = ()  # what a command is put behind to run where this sshd runs
-    network: str = ""  # name of its namespace
-    options: Sequence[str] = ()  # more of sshd's
+    prefix: Sequence[str] = ()  # prefix of commands that runs a command in the place of this sshd
+    network: str = ""  # name of the namespace
+    options: Sequence[str] = ()  # further options of sshd
     server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Returns when it accepts connections."""
+        """Start the server; return when sshd accepts connections."""
         needs("sshd")
         options = {
             "HostKey": self.folder / "host",
@@ -113,7 +113,7 @@ class Host:
         return f":{self.address.port:04X} 00000000:0000 0A" in table
 
     def stop(self) -> None:
-        """End the server and every connection to it, with what runs there."""
+        """End the server and every connection, with the processes of the connections."""
         if self.server is not None:
             family = [self.server.pid, *descendants(self.server.pid)]
             for pid in family:
@@ -122,12 +122,12 @@ class Host:
             self.server = None
 
     def sessions(self) -> list[int]:
-        """Processes of sshd that serve connections; those of the user come last."""
+        """Return the sshd processes that serve connections; processes of the user come last."""
         assert self.server is not None
         return [pid for pid in descendants(self.server.pid) if _name(pid).startswith("sshd")]
 
     def kill_sessions(self) -> int:
-        """Return the number of processes that were killed; commands that they started live on."""
+        """Kill the connections; return the number of killed processes. Started commands live on."""
         return sum(_signal(pid, signal.SIGKILL) for pid in self.sessions())
 
     def freeze(self) -> None:
@@ -142,20 +142,20 @@ class Host:
             _signal(pid, signal.SIGCONT)
 
     def change_key(self) -> None:
-        """Another machine at the same address."""
+        """Change the host key, as on a new machine at the same address."""
         self.stop()
         make_key(self.folder / "host")
         self.start()
 
     def cut(self) -> None:
-        """Take the cable out."""
+        """Disconnect the host from the network."""
         call("ip", "-n", self.network, "link", "set", "eth0", "down")
 
     def restore(self) -> None:
         call("ip", "-n", self.network, "link", "set", "eth0", "up")
 
     def slow_down(self, mbit_per_s: float) -> None:
-        """Limit the rate at which it sends; what it receives is not limited."""
+        """Limit the rate of sending; receiving is not limited."""
         rate = ("rate", f"{mbit_per_s:g}mbit", "burst", "32kbit", "latency", "400ms")
         call("tc", "-n", self.network, "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
 
@@ -163,7 +163,7 @@ class Host:
         call("tc", "-n", self.network, "qdisc", "del", "dev", "eth0", "root")
 
     def take_address(self, gone: "Host") -> None:
-        """Come up at the address of a host that was cut off."""
+        """Take over the address of a disconnected host."""
         self.stop()
         call("ip", "-n", self.network, "addr", "add", f"{gone.listen}/16", "dev", "eth0")
         shown = subprocess.run(
@@ -174,7 +174,7 @@ class Host:
         self.start()
 
     def firewall(self, *rule: str, chain: str = "INPUT") -> None:
-        """Append to what arrives, or to OUTPUT: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
+        """Append a rule for INPUT or OUTPUT: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
         call("ip", "netns", "exec", self.network, "iptables", "-w", "-A", chain, *rule)
 
     def open_firewall(self) -> None:
@@ -183,16 +183,18 @@ class Host:
 
 
 def first_process(token: str) -> int:
-    """Return the first process of a pod on this machine, by start time: pids wrap around, so the lowest is no proof."""
+    """Return the first process of a pod on this machine, by start time: pids wrap around, so the lowest pid is no
+    proof.
+    """
     return min(process.find(token), key=lambda one: int(one.started)).pid
 
 
 def descendants(root: int) -> list[int]:
-    """Living ones, parents before children."""
+    """Return the living descendants, parents before children."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while being looked at
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended during the look
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state not in "ZX":
                     parents.setdefault(int(parent), []).append(int(entry.name))
@@ -221,17 +223,17 @@ def _signal(pid: int, number: int) -> bool:
 
 
 def _knows_penalties() -> bool:
-    """OpenSSH 9.8 and later shut out an address that fails often."""
+    """Return true for OpenSSH 9.8 and later, which blocks an address with many failures."""
     done = subprocess.run([SSHD, "-T", "-f", "/dev/null"], capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()
 
 
 @contextlib.contextmanager
 def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: Sequence[str] = ()) -> Iterator[Host]:
-    """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared.
+    """Run a real OpenSSH server on loopback with its own keys, and a private home if environments are shared.
 
-    `more`: variables of its sessions, as NAME=value. `listen`: another address of this thread's network. `options`:
-    more of sshd's.
+    `more`: variables of the sessions, as NAME=value. `listen`: a second address of this thread's network. `options`:
+    further options of sshd.
     """
     with socket.create_server((listen, 0)) as free:
         port = free.getsockname()[1]
@@ -240,7 +242,7 @@ def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: S
     make_key(home / "host")
     key = make_key(home / "user")
     address = Address(getpass.getuser(), listen, port, str(key), str(folder / "pod"))
-    # A home of its own, so that no start-up file of the user's is read, nor its time measured.
+    # A private home, so that sessions read no start-up files of the user and lose no time on them.
     shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()} {more}".rstrip()
     host = Host(home, address, listen, options=["-o", shared, *options])
     try:
@@ -252,12 +254,12 @@ def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: S
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Host]:
-    with loopback(tmp_path, "OMP_NUM_THREADS=1") as host:  # as ONE_THREAD of tests/world.py
+    with loopback(tmp_path, "OMP_NUM_THREADS=1") as host:  # like ONE_THREAD of tests/world.py
         yield host
 
 
 class Hosts:
-    """Hosts in namespaces of their own, joined by a bridge in another."""
+    """Hosts in separate namespaces, joined by a bridge in a further namespace."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -274,9 +276,9 @@ class Hosts:
         call("ip", "-n", self.bridge, "link", "set", "br0", "up")
 
     def add(self, hidden: Sequence[str] = (), uv_cache: Path | None = None) -> Host:
-        """One more host, with the interpreter below ours; it does not have the programs in `hidden`.
+        """Add a host with our interpreter; the programs in `hidden` are missing on the host.
 
-        `uv_cache`: it has a copy of that, and no word of where packages come from.
+        `uv_cache`: the host has a copy of the cache, and no configured package sources.
         """
         number = len(self.all) + 1
         network, ip = f"{self.name}-{number}", f"10.77.{number}.2"
@@ -297,7 +299,7 @@ class Hosts:
             _copy(uv_cache, folder / "home" / ".cache" / "uv")
             gone += [path for path in PIP_FILES if path.exists()]
         binds += [f"mount --bind /dev/null '{path}'" for path in gone]
-        # The home hides the test's folder when that lies in it, so it is bound last and keys are read before.
+        # The home hides the test's folder inside, so the home is bound last and keys are read before.
         script = f'{"; ".join(reversed(binds))}; hostname {network}; exec "$@"'
         prefix = ["ip", "netns", "exec", network, "unshare", "-m", "--uts", "sh", "-ec", script, "sh"]
         host = Host(folder, address, ip, prefix, network)
@@ -312,7 +314,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """This thread, what it starts and the sockets that it opens are on the bridge meanwhile."""
+        """Put this thread, its child processes and its new sockets on the bridge meanwhile."""
         theirs = os.open(f"/run/netns/{self.bridge}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(theirs)
@@ -326,19 +328,19 @@ class Hosts:
             host.stop()
         for host in self.all:
             call("ip", "netns", "del", host.network)
-            shutil.rmtree(host.folder / "home" / ".cache", ignore_errors=True)  # large where there was a uv cache
+            shutil.rmtree(host.folder / "home" / ".cache", ignore_errors=True)  # large with a uv cache
         call("ip", "netns", "del", self.bridge)
         os.close(self._ours)
 
 
 def _everywhere(program: str) -> list[Path]:
-    """Return the paths at which a host, which shares our files, would find the program."""
+    """Return the paths of a program as seen by a host, which shares our files."""
     folders = [*os.get_exec_path(), *os.defpath.split(":"), "/usr/local/bin", f"{sys.base_prefix}/bin"]
     return sorted({Path(folder, program) for folder in folders if Path(folder, program).is_file()})
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy by hard links where possible: uv replaces its files and never writes into them."""
+    """Copy by hard links where possible: uv replaces files and never writes into existing files."""
     target.parent.mkdir(parents=True)
     if subprocess.run(["cp", "-al", source, target], stderr=subprocess.DEVNULL).returncode != 0:
         shutil.rmtree(target, ignore_errors=True)
@@ -353,7 +355,7 @@ def _enter(namespace: int) -> None:
 
 @pytest.fixture(scope="session")
 def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This machine's uv cache, which holds the packages of the train environment from here on."""
+    """Return this machine's uv cache, filled with the packages of the train environment."""
     environment.ensure("train", ROOT, tmp_path_factory.mktemp("train"), "cpu", print)
     uv = Path(sysconfig.get_path("scripts")) / "uv"
     return Path(subprocess.run([uv, "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip())
@@ -361,7 +363,7 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
-    """`hosts(2)`, `hosts(1, hidden=["rsync"])`: fresh hosts, whose addresses the test can reach from then on."""
+    """`hosts(2)`, `hosts(1, hidden=["rsync"])`: fresh hosts with addresses that the test can reach afterwards."""
     needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
     made = Hosts(tmp_path / "hosts")
 

@@ -1,8 +1,9 @@
-"""A Hugging Face hub on loopback: real HTTP, the answers that real clients need to read and keep files, planned faults.
+"""A Hugging Face hub on loopback: real HTTP, the answers for real clients that read and write files, and planned
+faults.
 
 Repositories (tests/hub_repositories.py) with `preupload`, LFS batches (one PUT, or parts), `commit` with its parent,
-`tree` in pages, `paths-info`, and `resolve` with ranges, which leads to a store under another host name for large
-files, as the real one does. `hub.asked` is what came, `hub.faults` what is to go wrong.
+`tree` in pages, `paths-info`, and `resolve` with ranges, which redirects large files to a store under a second host
+name, like the real hub. `hub.asked` are the received requests, `hub.faults` the planned faults.
 """
 
 import base64
@@ -23,14 +24,14 @@ from tests.hub_repositories import COMMIT as COMMIT
 from tests.hub_repositories import REGULAR_BYTES, Blob, CommittedRepo, Repo
 from tests.hub_repositories import FolderRepo as FolderRepo
 
-PAGE = 7  # files that one page of a tree lists
+PAGE = 7  # files per page of a tree
 CHUNK_BYTES = 200_000  # of a part
 Answer = tuple[int, Any, dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as it came; `size` of its body, and the first byte of the range that was asked for."""
+    """A received request; `size` of the body, and the first byte of the requested range."""
 
     verb: str
     path: str
@@ -43,10 +44,10 @@ class Asked:
 class Fault:
     """A fault for the next request whose "VERB path" contains `where`.
 
-    kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after `amount` bytes of the
-    request's body were read; "lost": do it, then close without a word; "drip": a byte of the answer now and then;
-    "hole": say nothing until the hub ends; "stale": bytes that are not those that were kept; "race": somebody else
-    commits first. `amount` of a status: its Retry-After.
+    kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after reading `amount` bytes
+    of the request's body; "lost": act, then close without an answer; "drip": a byte of the answer now and then; "hole":
+    stay silent until the hub ends; "stale": bytes that differ from the stored bytes; "race": a different client commits
+    first. `amount` of a status: its Retry-After.
     """
 
     where: str
@@ -60,12 +61,12 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], (ConnectionError, Hung)):  # a client that has enough hangs up
+        if not isinstance(sys.exc_info()[1], (ConnectionError, Hung)):  # a client may hang up
             super().handle_error(request, client_address)
 
 
 class Hung(Exception):
-    """The connection is to be closed."""
+    """Raised to close the connection."""
 
 
 class FakeHub:
@@ -90,7 +91,7 @@ class FakeHub:
         return None
 
     def sent(self, path: str) -> int:
-        """Bytes of files that were brought to where `path` is found in."""
+        """Return the number of uploaded bytes of files below `path`."""
         return sum(one.size for one in self.asked if one.verb == "PUT" and re.search(path, one.path))
 
 
@@ -115,7 +116,7 @@ def is_committed(repo: Repo) -> TypeGuard[CommittedRepo]:
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # heads and bodies go apart, and the second would wait for a late ACK
+        disable_nagle_algorithm = True  # a body after its headers would wait for a late ACK
         found: Fault | None
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -181,7 +182,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             may_write = not hub.write_token or token == hub.write_token
             if not (may_write or token == hub.read_token and hub.read_token):
                 return 401, {"error": "Invalid username or password."}, {}
-            if path == "/api/validate-yaml":  # of a card that is about to be committed
+            if path == "/api/validate-yaml":  # of the card of the coming commit
                 return 200, {"errors": [], "warnings": []}, {}
             if path == "/api/repos/create":
                 return self.create(json.loads(body)) if may_write else (403, {"error": "read only"}, {})
@@ -298,7 +299,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 return (200, blob.content, {}) if blob else (404, {"error": "?"}, {})
             if self.command in ("GET", "HEAD"):
                 return 200, repo.lfs[oid], {}
-            if self.command == "POST":  # all parts are there
+            if self.command == "POST":  # all parts exist
                 numbers = [one["partNumber"] for one in json.loads(body)["parts"]]
                 repo.lfs[oid] = b"".join(repo.parts.pop((oid, number)) for number in numbers)
                 return 200, {}, {}
@@ -333,7 +334,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             about = {"X-Repo-Commit": sha}
             if (blob := files.get(path)) is None:
                 return 404, {"error": "?"}, {**about, "X-Error-Code": "EntryNotFound"}
-            about["ETag"] = f'"{blob.oid}"'  # the client's own downloads ask for it
+            about["ETag"] = f'"{blob.oid}"'  # the client's own downloads need the header
             if not blob.is_lfs:
                 return 200, blob.content, about
             about |= {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.content))}

@@ -1,4 +1,4 @@
-"""Repositories of the hub in tests/hub.py: commits of uploaded files, or a folder of files as it stands."""
+"""Repositories of the hub in tests/hub.py: commits of uploaded files, or a folder of files."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of a folder
-REGULAR_BYTES = 100  # larger files go by LFS
+REGULAR_BYTES = 100  # larger files use LFS
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Blob:
 
 @dataclass
 class CommittedRepo:
-    """A repository whose files are uploaded. What an upload has brought stays, whether or not a commit follows."""
+    """A repository of uploaded files. Uploaded content stays, with or without a commit."""
 
     commits: list[tuple[str, Mapping[str, Blob]]] = field(default_factory=list)
     lfs: dict[str, bytes] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class CommittedRepo:
 
 @dataclass
 class FolderRepo:
-    """A data set or a model: a folder of files, what its card says, and the token that it asks for."""
+    """A data set or a model: a folder of files, the text of the card, and the required token."""
 
     folder: Path
     configs: list[dict[str, Any]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class FolderRepo:
 
 @dataclass(frozen=True)
 class FolderFiles(Mapping[str, Blob]):
-    """The files of a folder, each read when it is asked for."""
+    """The files of a folder, each read on request."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""Any number of machines on loopback: an sshd each, with a home of its own."""
+"""Any number of machines on loopback: an sshd per machine, with a private home."""
 
 import contextlib
 import getpass
@@ -12,7 +12,7 @@ from tests.hosts import Host, make_key
 
 @contextlib.contextmanager
 def loopback(folder: Path, *variables: str) -> Iterator[Host]:
-    """`variables`: more of the environment there, as NAME=VALUE."""
+    """Run a machine on loopback. `variables`: further variables of its environment, as NAME=VALUE."""
     folder.mkdir()
     make_key(folder / "host")
     key = make_key(folder / "user")

@@ -1,4 +1,6 @@
-"""Requirements of a test on the machine: programs, or leave to mount and to make networks. Else it is skipped."""
+"""Requirements of a test on the machine: programs, or the right to mount and to make networks. A test without them is
+skipped.
+"""
 
 import functools
 import subprocess
@@ -7,11 +9,11 @@ import pytest
 
 from scripts.project import debian
 
-PRIVILEGE = "root"  # beside programs: mounts and network namespaces, which root in a container may lack
+PRIVILEGE = "root"  # in addition to programs: mounts and network namespaces, which root in a container may lack
 
 
 def needs(*wanted: str) -> None:
-    """Skip the test that runs when one of those is not here."""
+    """Skip the running test if a requirement is missing."""
     for one in wanted:
         if why := _why_not(one):
             pytest.skip(why)

@@ -1,4 +1,4 @@
-"""The processes of this machine, as /proc shows them: one that ends while it is looked at has nothing more to show."""
+"""The processes of this machine, as shown by /proc: a process that ends during the look has no entries."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ def pids() -> list[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Return its words, a zero byte behind each; b"" for a zombie and for one that is gone."""
+    """Return the command line, a zero byte after each word; b"" for a zombie and for an ended process."""
     return _read(pid, "cmdline")
 
 
 def environ(pid: int) -> bytes:
-    """Return `NAME=value` entries, a zero byte behind each; b"" for a zombie and for one that is gone."""
+    """Return `NAME=value` entries, a zero byte after each entry; b"" for a zombie and for an ended process."""
     return _read(pid, "environ")
 
 
@@ -26,7 +26,7 @@ def command_lines() -> list[bytes]:
 
 
 def is_running(pid: int) -> bool:
-    """A zombie, which nobody has waited for, is not."""
+    """Return true for a running process; a zombie does not count."""
     return identify(pid) is not None
 
 

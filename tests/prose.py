@@ -30,11 +30,11 @@ LETTERS = 60  # A shorter text is a word, a key or a part of a message.
 PROGRAM = re.compile(r"\n\s*\S.*\n|^(SELECT|UPDATE|INSERT|DELETE|CREATE|PRAGMA) ", re.DOTALL)
 FACT = re.compile(
     r"nothing (was|is) (rented|sent|changed|paid|made)"
-)  # Says that no money runs, in the words of docs/.
+)  # A statement that no money is spent, as in docs/.
 
 
 def texts(source: str) -> Iterator[str]:
-    """Yield every docstring and every comment of a module but directives of tools."""
+    """Yield every docstring and every comment of a module, except directives of tools."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
@@ -44,7 +44,7 @@ def texts(source: str) -> Iterator[str]:
 
 
 def messages(source: str) -> Iterator[str]:
-    """Yield every literal that a user can read: text of at least `LETTERS` letters, neither docstring nor program."""
+    """Yield every literal shown to users: text of at least `LETTERS` letters, neither docstring nor program."""
     tree = ast.parse(source)
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -64,7 +64,7 @@ def messages(source: str) -> Iterator[str]:
 
 
 def counted(texts: Iterable[str]) -> Counter[str]:
-    """Return the words of texts that have a target, and the number of all words under ""."""
+    """Return the counts of the words with a target, and the number of all words under ""."""
     found: Counter[str] = Counter()
     for text in texts:
         words = re.findall(r"[a-z']+", text.lower())
@@ -79,7 +79,7 @@ def count(path: Path) -> Counter[str]:
 
 
 def guides() -> list[Path]:
-    """Return the pages that people write: README, guides, notes, pages of packs; no generated page."""
+    """Return the pages written by people: README, guides, notes, pages of packs; no generated page."""
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "packs").glob("*/README.md")]
     return [one for one in found if (ROOT / "docs/reference") not in one.parents]
 
@@ -101,7 +101,7 @@ def files(folder: str) -> Iterator[Path]:
 
 
 def rates(counts: Iterable[Counter[str]]) -> dict[str, float]:
-    """Return how often each word occurs per thousand words."""
+    """Return the occurrences of each word per thousand words."""
     total = sum(counts, Counter())
     return {word: 1000 * total[word] / max(1, total[""]) for word in TARGETS}
 

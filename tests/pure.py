@@ -1,8 +1,8 @@
-"""The choice of tests for `--fast`: those that start no process, open no socket and do not compute for seconds.
+"""The choice of tests for `--fast`: tests that start no process, open no socket and do not compute for seconds.
 
-The others are marked `process` or `slow`. A test without the first that starts a process or opens a socket all the
-same fails where it does, in every run, and is told of the mark. Modules that are marked as a whole are not even
-imported by `--fast`. Sockets that a C library opens by itself (uvloop, torch.distributed) are not seen.
+All other tests are marked `process` or `slow`. A test without `process` that starts a process or opens a socket fails
+in every run, with a hint to the mark. `--fast` does not even import modules with a mark for the whole module. Sockets
+opened by a C library (uvloop, torch.distributed) are not detected.
 """
 
 import _posixsubprocess
@@ -26,9 +26,9 @@ CONNECTS = (
 
 
 class Guard:
-    """Fail a test without the mark when it starts a process or opens a socket.
+    """Fail a test without the mark when the test starts a process or opens a socket.
 
-    Threads that an earlier test left behind may still speak, so a whole run looks at the main thread only.
+    Threads of an earlier test may still be active, so a full run checks only the main thread.
     """
 
     def __init__(self, is_fast: bool) -> None:
@@ -36,7 +36,7 @@ class Guard:
         self.is_watching = False
         self.seen: list[str] = []
         sys.addaudithook(self._hear)
-        # multiprocessing starts its processes by this alone, which no audit event tells.
+        # multiprocessing starts processes by this function, which raises no audit event.
         self._fork_exec = _posixsubprocess.fork_exec
         _posixsubprocess.fork_exec = self._start  # type: ignore[assignment]
 
@@ -56,7 +56,7 @@ class Guard:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self.seen.clear()
-        # What is for the night alone is in no fast run, marked or not.
+        # Nightly tests are in no fast run, marked or not.
         self.is_watching = not any(map(item.get_closest_marker, (MARK, NIGHT)))
         try:
             return (yield)
@@ -72,7 +72,7 @@ class Guard:
 
 
 def is_marked(module: Path) -> bool:
-    """Return whether the module marks all its tests, by a `pytestmark` at its top level."""
+    """Return true if a top-level `pytestmark` marks all tests of the module."""
     text = module.read_text()
     if "pytestmark" not in text:
         return False

@@ -1,7 +1,6 @@
-"""The source of chance in tests: fixed by day, another one each time at night, printed always.
+"""The source of randomness in tests: fixed by day, new every night, always printed.
 
-By day a change is judged by the same cases as the one before it; at night new ones are looked for.
-SLIPWAY_TEST_SEED=N repeats what either found.
+By day the same cases judge every change; at night tests search for new cases. SLIPWAY_TEST_SEED=N repeats a found case.
 """
 
 import os
@@ -13,7 +12,7 @@ BY_DAY = 20261123
 
 
 def seed() -> int:
-    """Return the seed of a test, and print it for whoever has to repeat what it found."""
+    """Return the seed of a test, and print the seed, so that a failure can be repeated."""
     said = os.environ.get(VARIABLE) or str(BY_DAY)
     found = random.SystemRandom().getrandbits(30) if said == DRAWN else int(said)
     print(f"{VARIABLE}={found}", flush=True)
@@ -21,5 +20,5 @@ def seed() -> int:
 
 
 def examples(few: int, many: int) -> int:
-    """Return how many examples hypothesis tries: always the same few by day, many new ones at night."""
+    """Return the number of hypothesis examples: a few fixed examples by day, many new examples at night."""
     return many if os.environ.get(VARIABLE) == DRAWN else few

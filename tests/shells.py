@@ -1,6 +1,6 @@
-"""Login shells as other people have them: which program, what its start-up files print, what sshd puts around it.
+"""Login shells of other users: the program, the output of start-up files, and the options of sshd.
 
-A shell stands behind `ForceCommand`, as sshd would run it: with the command as one word behind `-c`.
+`ForceCommand` runs the shell as sshd does: with the command as one word after `-c`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class LoginShell:
     program: str
     files: Mapping[str, str] = field(default_factory=dict)  # text by path below the home
     around: str = 'exec {program} -c "$SSH_ORIGINAL_COMMAND"'  # of the forced command
-    says: str = ""  # what is told of it; "" = it is silent
+    says: str = ""  # reported facts; "" for a silent shell
 
 
 SHELLS = {
@@ -47,7 +47,7 @@ SHELLS = {
 
 @contextlib.contextmanager
 def machine(folder: Path, name: str) -> Iterator[Host]:
-    """A machine on loopback whose user has that login shell."""
+    """Run a machine on loopback with this login shell for the user."""
     shell = SHELLS[name]
     if shell.program in ("fish", "zsh", "tcsh"):
         needs(shell.program)

@@ -1,8 +1,8 @@
 """A real Slurm cluster on loopback: munged, slurmctld and two slurmd on this machine, ended by their process ids.
 
-Its GPUs are files, scheduled as any gres are. What it needs: Debian's slurmctld, slurmd, slurm-client and munge, and
-root. `python -m tests.slurm FOLDER` keeps one up until it is interrupted, with a login node behind a real sshd, and
-prints its inventory.
+The GPUs are files, scheduled like any gres. Requirements: Debian's slurmctld, slurmd, slurm-client and munge, and root.
+`python -m tests.slurm FOLDER` runs a cluster until an interrupt, with a login node behind a real sshd, and prints the
+inventory.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ NODE = (
 
 
 def missing(*more: str) -> str:
-    """Return why there can be no cluster here with the programs in `more`, "" when there can."""
+    """Return the reason why a cluster with the programs in `more` is impossible, or ""."""
     if lacks := [name for name in (*PROGRAMS, *more) if not debian.find(name)]:
         return f"{', '.join(lacks)} missing (Debian: slurmctld slurmd slurm-client munge openssh-server)"
     return "" if os.geteuid() == 0 else "needs root"
@@ -71,7 +71,7 @@ def missing(*more: str) -> str:
 
 @dataclass
 class Cluster:
-    """A cluster in `folder`; the jobs that are submitted on its login node have `login.folder` as their home."""
+    """A cluster in `folder`; jobs submitted on the login node have `login.folder` as their home."""
 
     folder: Path
     nodes: Sequence[str] = NODES
@@ -83,7 +83,7 @@ class Cluster:
         return self.folder / "slurm.conf"
 
     def start(self) -> None:
-        """Returns when all nodes can be given work."""
+        """Start the cluster; return when all nodes accept work."""
         self._configure(os.uname().nodename.split(".")[0])
         munge = [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
         munge += [f"--key-file={self.folder}/munge.key", f"--socket={self.folder}/munge.sock"]
@@ -126,7 +126,7 @@ class Cluster:
             )
 
     def end(self, name: str) -> None:
-        """End one daemon, by its pid: `slurmctld`, or the slurmd of a node."""
+        """End one daemon by pid: `slurmctld`, or the slurmd of a node."""
         process = self.daemons.pop(name)
         process.send_signal(signal.SIGTERM)
         try:
@@ -150,23 +150,23 @@ class Cluster:
         return done.stdout
 
     def jobs(self) -> list[str]:
-        """The numbers of the jobs that Slurm has not seen the end of."""
+        """Return the numbers of the unfinished jobs."""
         return self.call("squeue", "-h", "-o", "%i").split()
 
     def requeue(self, job: str) -> None:
-        """Preempt a job; it begins again as soon as it is gone, and not after Slurm's two minutes."""
+        """Preempt a job; the job restarts as soon as it has ended, without Slurm's delay of two minutes."""
         self.call("scontrol", "requeue", job)
 
         def begins() -> bool:
             state = self.call("squeue", "-h", "-j", job, "-o", "%T").strip()
-            if state == "PENDING":  # again and again: Slurm may set its two minutes only now
+            if state == "PENDING":  # repeat: Slurm may set the delay of two minutes only now
                 self.call("scontrol", "update", f"JobId={job}", "StartTime=now", may_fail=True)
             return state == "RUNNING"
 
         until(begins, "it begins again", 120.0)
 
     def inventory(self, place: Path) -> Path:
-        """The file by which commands find this cluster."""
+        """Return the inventory file with which commands find this cluster."""
         assert self.login is not None
         address = self.login.address
         python = getattr(sys, "_base_executable", sys.executable)
@@ -184,7 +184,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(folder: Path, nodes: Sequence[str] = NODES, login: Host | None = None) -> Iterator[Cluster]:
-    """A cluster, from its start to the end of its last process."""
+    """Run a cluster; end its last process on exit."""
     cluster = Cluster(folder, nodes, login)
     try:
         cluster.start()
@@ -195,7 +195,7 @@ def running(folder: Path, nodes: Sequence[str] = NODES, login: Host | None = Non
 
 @contextlib.contextmanager
 def with_login(folder: Path) -> Iterator[Cluster]:
-    """A cluster with a login node."""
+    """Run a cluster with a login node."""
     folder.mkdir(parents=True, exist_ok=True)
     slurm = folder / "slurm"
     with loopback(folder, f"SLURM_CONF={slurm / 'slurm.conf'}") as login, running(slurm, login=login) as one:
@@ -211,7 +211,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def main(folder: Path) -> None:
-    """Keep a cluster up until SIGINT or SIGTERM."""
+    """Run a cluster until SIGINT or SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with with_login(folder) as one:
         print(one.inventory(folder / "clusters.yaml"), f"SLURM_CONF={one.conf}", flush=True)

@@ -22,6 +22,6 @@ def launch_on(
     secrets: Mapping[str, str] | None = None,
     terms: Terms = PLAIN,
 ) -> Op:
-    """Launch on the cheapest machine of the provider that fits."""
+    """Launch on the cheapest suitable machine of the provider."""
     offers = of_machines(provider, plan.request)
     return launch.start(plan, offers, lambda _: provider, journal, root, secrets or {}, say, terms)

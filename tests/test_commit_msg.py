@@ -1,4 +1,4 @@
-"""The check of commit messages, run as git runs it: in a repository, as a hook."""
+"""The check of commit messages, run by git as a hook of a repository."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ GOOD = "ssh: frame remote output\n\nStart-up files print before a command does.\
 
 @pytest.fixture
 def repository(tmp_path):
-    """Return a function that runs git in a new repository whose hook is the check."""
+    """Return a function that runs git in a new repository with the check as a hook."""
 
     def git(*words: str) -> subprocess.CompletedProcess:
         names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=.ci"]
@@ -41,13 +41,13 @@ def repository(tmp_path):
         (f"ssh: frame {'x' * 72}\n\nA reason.", "at most 72"),
     ],
 )
-def test_a_message_is_taken_or_refused_with_the_reason(repository, message, words):
+def test_a_message_is_accepted_or_refused_with_the_reason(repository, message, words):
     done = repository("commit", "-q", "--allow-empty", "-m", message)
     assert (words in done.stderr) if words else (done.stderr == "")
     assert (done.returncode == 0) == (not words)
 
 
-def test_history_names_merges_and_commits_of_the_log_alone(repository, tmp_path):
+def test_the_history_check_names_merges_and_log_only_commits(repository, tmp_path):
     def check() -> list[str]:
         done = subprocess.run([".ci/commit-msg", "--history"], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == (1 if done.stderr else 0)

@@ -1,4 +1,4 @@
-"""A test that cannot run here is told, in CI it is no success; who starts processes says so; chance is fixed by day."""
+"""Skipped tests are reported, and fail in CI; tests that start processes need a mark; randomness is fixed by day."""
 
 import os
 import shutil
@@ -115,7 +115,7 @@ def test_in_ci_a_skipped_test_fails_the_run_by_name(tmp_path, words):
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "1")], ids=str)
-def test_elsewhere_the_last_lines_say_how_many_were_skipped_and_why(tmp_path, words):
+def test_outside_ci_the_last_lines_count_skips_with_reasons(tmp_path, words):
     code, lines = run(tmp_path, "", *words)
     assert code == 0
     about = next(number for number, line in enumerate(lines) if "4 tests could not run here" in line)
@@ -123,14 +123,14 @@ def test_elsewhere_the_last_lines_say_how_many_were_skipped_and_why(tmp_path, wo
     assert len(lines) - about <= 4 and "1 passed, 4 skipped, 1 xfailed" in lines[-1]
 
 
-def test_without_skips_the_run_succeeds_in_ci_too(tmp_path):
+def test_a_run_without_skips_succeeds_in_ci_too(tmp_path):
     assert run(tmp_path, "true", "-k", "fine")[0] == 0
 
 
 @pytest.mark.parametrize("words", [(), ("--fast",)], ids=str)
-def test_a_test_without_the_mark_that_starts_a_process_or_opens_a_socket_fails_and_is_told_of_it(tmp_path, words):
+def test_an_unmarked_test_with_a_process_or_socket_fails_with_a_hint(tmp_path, words):
     code, lines = run(tmp_path, "", *words, tests=IMPURE)
-    # a thread may be one that an earlier test left behind: only --fast looks at them
+    # a thread may be left over from an earlier test: only --fast checks threads
     threads = 0 if words else 1
     ran = 0 if words else 3
     assert code == 1 and f"{6 - threads} failed, {1 + threads + ran} passed" in lines[-1], lines
@@ -138,7 +138,7 @@ def test_a_test_without_the_mark_that_starts_a_process_or_opens_a_socket_fails_a
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=str)
-def test_a_run_of_many_files_ends_with_the_slowest_of_them(tmp_path, words):
+def test_a_run_of_many_files_ends_with_its_slowest_files(tmp_path, words):
     for number in range(11):
         (tmp_path / f"test_{number}.py").write_text(f"import time\ndef test(): time.sleep({2 if number == 7 else 0})\n")
     code, lines = run(tmp_path, "", "--ignore=test_some.py", *words)
@@ -147,7 +147,7 @@ def test_a_run_of_many_files_ends_with_the_slowest_of_them(tmp_path, words):
     assert lines[about + 11].split()[1:] == ["s", "all,", "added", "up", "over", "the", "workers"]
 
 
-def test_fast_does_not_even_import_a_module_that_is_marked_as_a_whole(tmp_path):
+def test_fast_does_not_import_a_fully_marked_module(tmp_path):
     for number, mark in enumerate(("process", "slow")):
         text = f"import pytest\npytestmark = [pytest.mark.{mark}, pytest.mark.timeout(9)]\n1 / 0\n"
         (tmp_path / f"test_{number}.py").write_text(text)
@@ -155,7 +155,7 @@ def test_fast_does_not_even_import_a_module_that_is_marked_as_a_whole(tmp_path):
     assert code == 0 and "1 passed" in lines[-1]
 
 
-def test_chance_is_the_same_by_day_another_one_at_night_and_repeated_when_it_is_named(tmp_path):
+def test_seeds_are_fixed_by_day_new_at_night_and_repeatable_by_number(tmp_path):
     def drawn(*words: str, **more: str) -> str:
         code, lines = run(tmp_path, "", "-s", *words, tests=CHANCE, **more)
         assert code == 0, lines

@@ -9,7 +9,7 @@ from tests.floors import (
     sources,
 )
 
-# First words of docstrings that leave out what they are about: "Of each answer.", "How it ended."
+# First words of docstrings without a subject: "Of each answer.", "How it ended."
 RIDDLES = set(
     "As At By For From How If In Its Of On Once So That Those To Until What Whatever When Where Whether Which Who "
     "Whoever Whose Why With".split()
@@ -17,8 +17,8 @@ RIDDLES = set(
 CLEAR = (["How", "long"], ["How", "many"], ["How", "often"])
 
 
-def riddles(text: str) -> list[str]:
-    """Return the docstrings of a file that do not begin with what they are about, of fields and modules too."""
+def unclear_docstrings(text: str) -> list[str]:
+    """Return the docstrings of a file that do not begin with their subject, of fields and modules too."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -28,13 +28,15 @@ def riddles(text: str) -> list[str]:
     return found
 
 
-def test_docstrings_begin_with_what_they_are_about():
+def test_docstrings_begin_with_their_subject():
     files = [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
-    assert not {str(path.relative_to(ROOT)): found for path in files if (found := riddles(path.read_text()))}
+    assert not {str(path.relative_to(ROOT)): found for path in files if (found := unclear_docstrings(path.read_text()))}
 
 
 @pytest.mark.parametrize("said", ["Of each answer.", "Whether it lives.", "Where: in which file."])
-def test_a_riddle_is_seen_in_a_module_a_function_and_a_field(said):
+def test_an_unclear_docstring_is_found_in_a_module_a_function_and_a_field(said):
     for text in ('"""{}"""', 'def f():\n    """{}"""', 'class A:\n    x: int = 0\n    """{}"""'):
-        assert riddles(text.format(said))
-    assert not riddles('"""The state of a pod, by its id."""') and not riddles('"""How long one probe may take."""')
+        assert unclear_docstrings(text.format(said))
+    assert not unclear_docstrings('"""The state of a pod, by its id."""') and not unclear_docstrings(
+        '"""How long one probe may take."""'
+    )

@@ -1,4 +1,4 @@
-"""Imports go down: the table of the house, held against every file."""
+"""Imports point downwards: the table of the layers, checked for every file."""
 
 import ast
 import subprocess
@@ -33,7 +33,7 @@ HEAVY = {
     "botocore",
     "huggingface_hub",
 }
-# The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
+# The rooms of a layer, from the lowest to the highest: each may import itself, earlier rooms, and the layer's files.
 ORDER = {
     "infra": (
         "agent",
@@ -76,7 +76,7 @@ ORDER = {
     "serve.gateway": ("http",),
     "store": ("extensions", "backends", "artifacts", "untrusted", "run_sync"),
     "sdk": ("slipway",),
-    # From what is typed to a run at work, from there to its story, and to what keeps many of them going.
+    # From typed flags to a run at work, then to its records, and to keeping many runs.
     "flows": (
         "specs",
         "limits",
@@ -90,8 +90,8 @@ ORDER = {
         "services",
         "installation",
     ),
-    # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
-    # work of a pod is followed as a launch is, and doctor looks at everything.
+    # Commands of a noun use commands of other nouns in four places: chat asks a service, a report shows evaluations,
+    # the work of a pod is followed like a launch, and doctor checks everything.
     "scripts": (
         "cli",
         "market",
@@ -106,10 +106,9 @@ ORDER = {
         "project",
     ),
 }
-# Who knows of the rehearsal: commands, and the duties of the supervisor, which end with the world that they are in.
+# Importers of the rehearsal: commands, and the duties of the supervisor, which end with their world.
 REHEARSING = ("infra.rehearsal", "flows.supervisor", "scripts")
-# Where a module is imported by a text that stands elsewhere: in a table of phases, in the settings, or in a list of the
-# standard library.
+# Imports by a text from elsewhere: in a table of phases, in the settings, or in a list of the standard library.
 BY_TABLE = (
     "data.text.pydocs",
     "store.extensions.run",
@@ -120,7 +119,7 @@ BY_TABLE = (
 MOST_PARAMETERS = 10
 
 
-def test_every_file_imports_only_what_its_floor_may():
+def test_every_file_imports_only_modules_permitted_for_its_layer():
     bad = []
     for path in sources():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -128,31 +127,31 @@ def test_every_file_imports_only_what_its_floor_may():
     assert not bad
 
 
-def test_the_table_of_commands_imports_what_its_texts_name():
+def test_the_table_of_commands_imports_its_named_modules():
     text = 'COMMANDS = {"apply": CommandEntry(where="scripts.pods.apply:apply", summary="Create pods.")}'
     assert [*imports("scripts.commands", text)] == ["scripts.pods.apply.apply"]
     assert [*imports("flows.pods.apply", text)] == []
 
 
-def test_no_file_imports_one_that_imports_it():
+def test_imports_have_no_circle():
     assert circle(tree()) == []
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
 def room_of(floor: str, module: str) -> str:
-    """Return the room of a floor that a module is in, "" when it is none of them."""
+    """Return the room of a layer that contains a module, "" outside all rooms."""
     rest = module.removeprefix(f"{floor}.").split(".")
     return rest[0] if module.startswith(f"{floor}.") and rest[0] in ORDER[floor] else ""
 
 
-def test_every_folder_of_a_floor_has_its_place_in_the_order():
+def test_every_folder_of_a_layer_has_a_place_in_the_order():
     folders = {path.parent.relative_to(ROOT).parts for path in sources()}
     others = ("tests", "bench", "packs")
     inside = {(".".join(one[:-1]), one[-1]) for one in folders if len(one) > 1 and one[0] not in others}
     assert inside == {(floor, room) for floor, rooms in ORDER.items() for room in rooms}
 
 
-def test_what_is_imported_by_a_text_from_elsewhere_is_known():
+def test_imports_by_text_are_known():
     by_table = set()
     for path in sources():
         if not path.is_relative_to(ROOT / "tests"):
@@ -172,8 +171,8 @@ def test_rooms_import_only_rooms_below_them(floor):
     assert not up
 
 
-def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
-    """Such a file would carry an import up: folder-wide, files of the floor count one by one."""
+def test_a_layer_file_imported_by_a_room_imports_no_higher_room():
+    """Such a file would carry an import upwards: files of the layer's folder count one by one."""
     for floor in ORDER:
         edges: dict[str, set[str]] = {}
         for module, names in tree().items():
@@ -184,14 +183,14 @@ def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
         assert circle(edges) == []
 
 
-def test_the_rehearsal_is_imported_by_commands_and_the_supervisor_alone():
+def test_only_commands_and_the_supervisor_import_the_rehearsal():
     commands = tuple(f"packs.{name}.commands" for name in packs.known())
     others = [module for module in tree() if not any(lies_in(module, one) for one in (*REHEARSING, *commands))]
     assert not [one for one in others if any(lies_in(name, "infra.rehearsal") for name in tree()[one])]
 
 
-def crowded(text: str) -> list[str]:
-    """Return the functions of a file that take more values than a reader keeps apart, with how many."""
+def many_parameters(text: str) -> list[str]:
+    """Return the functions of a file with too many parameters for a reader, with the number."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -201,8 +200,10 @@ def crowded(text: str) -> list[str]:
 
 
 def test_no_function_has_more_parameters_than_ten():
-    assert not {str(path.relative_to(ROOT)): said for path in sources() if (said := crowded(path.read_text("utf-8")))}
-    assert crowded(f"def f({', '.join(f'a{one}' for one in range(11))}): ...") == ["f: 11"]
+    assert not {
+        str(path.relative_to(ROOT)): said for path in sources() if (said := many_parameters(path.read_text("utf-8")))
+    }
+    assert many_parameters(f"def f({', '.join(f'a{one}' for one in range(11))}): ...") == ["f: 11"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_no_function_has_more_parameters_than_ten():
         ("trainer.__main__", "from importlib import import_module\nimport_module('serve.controller')"),
     ],
 )
-def test_an_import_that_goes_up_is_seen(module, text):
+def test_an_upward_import_is_found(module, text):
     assert complaints(module, text)
 
 
@@ -247,7 +248,7 @@ def test_an_import_that_goes_up_is_seen(module, text):
         ("tests.test_x", "from scripts.cli import render"),
     ],
 )
-def test_an_import_that_goes_down_is_let_through(module, text):
+def test_a_downward_import_is_accepted(module, text):
     assert not complaints(module, text)
 
 
@@ -270,7 +271,7 @@ def test_the_agent_is_written_for_python_3_9():
 
 
 @pytest.mark.process
-def test_what_is_decided_about_a_service_needs_no_server():
+def test_decisions_about_a_service_need_no_server():
     names = (
         "service, policy.replica_states, policy.autoscaler, policy.update, gateway.routing, gateway.wait_queue, "
         "gateway.request_body, gateway.keys, gateway.sse"
@@ -280,15 +281,15 @@ def test_what_is_decided_about_a_service_needs_no_server():
 
 
 @pytest.mark.process
-def test_listing_the_commands_imports_nothing_heavy():
+def test_listing_the_commands_imports_no_heavy_module():
     loaded = loaded_by("tasks")
     assert HEAVY.isdisjoint(loaded)
     files = {entry.where.partition(":")[0] for entry in COMMANDS.values()}
     assert files.isdisjoint(loaded), "the file of a command is loaded when the command is named"
 
 
-def spoken(text: str) -> list[str]:
-    """Return what in a file's code prints, asks or looks at the terminal, by name."""
+def terminal_uses(text: str) -> list[str]:
+    """Return the parts of a file's code that print, ask or check the terminal, by name."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and node.id in ("print", "input", "breakpoint"):
@@ -300,7 +301,9 @@ def spoken(text: str) -> list[str]:
 
 
 def test_use_cases_neither_print_nor_ask_nor_read_flags():
-    wrong = {path.name: said for path in sorted((ROOT / "flows").rglob("*.py")) if (said := spoken(path.read_text()))}
+    wrong = {
+        path.name: said for path in sorted((ROOT / "flows").rglob("*.py")) if (said := terminal_uses(path.read_text()))
+    }
     assert not wrong
     assert len(list((ROOT / "flows").rglob("*.py"))) > 10
 
@@ -310,5 +313,5 @@ def test_use_cases_neither_print_nor_ask_nor_read_flags():
     ["print(1)", "def f():\n    input()", "import sys\nsys.stdin.isatty()", "from rich.live import Live",
      "import sys\nsys.argv[1:]", "from invoke import Exit"],
 )  # fmt: skip
-def test_a_use_case_that_speaks_is_seen(text):
-    assert spoken(text)
+def test_a_use_case_that_prints_is_found(text):
+    assert terminal_uses(text)

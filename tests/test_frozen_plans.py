@@ -1,6 +1,6 @@
-"""The plan of one job per source document, and of two sweeps, as JSON: a change of structure changes none of them.
+"""The plan of one job per source document, and of two sweeps, as JSON: a refactoring changes no plan.
 
-python -m tests.test_frozen_plans write     after a change that is meant
+python -m tests.test_frozen_plans write     after an intended change
 """
 
 import json
@@ -26,11 +26,11 @@ SWEEPS = {
     "Lium's learning rates": "sweep lr_sweep --rehearse",
     "the example's learning rates": "sweep examples/sweeps/rates.yaml --provider local",
 }
-OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes that follow this machine and the time
+OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes that depend on this machine and the time
 
 
 def plan(line: str, folder: Path) -> dict:
-    """Return the plan of a launch without what differs between machines: times, and digests of Python's own text."""
+    """Return the plan of a launch without machine-dependent parts: times, and digests of Python's own text."""
     found = World(folder).json(*line.split(), "--dry-run")
     artifacts = []
     for one in found["artifacts"]:
@@ -43,7 +43,7 @@ def plan(line: str, folder: Path) -> dict:
 
 
 def sweep(line: str, folder: Path) -> dict:
-    """Return the plan of a sweep without times and prices: its runs in their order, each with its arm and its pod."""
+    """Return the plan of a sweep without times and prices: the runs in order, each with its arm and its pod."""
     world = World(folder)
     found = world.json(*line.split(), "--dry-run")
     if "--rehearse" in line:
@@ -54,18 +54,18 @@ def sweep(line: str, folder: Path) -> dict:
 
 @pytest.mark.pack("sweeps")
 @pytest.mark.parametrize("name", SWEEPS)
-def test_the_plan_of_a_sweep_is_what_it_was(tmp_path, name):
+def test_the_plan_of_a_sweep_is_unchanged(tmp_path, name):
     assert sweep(SWEEPS[name], tmp_path) == json.loads(FILE.read_text())[name]
 
 
 def packs_of(line: str) -> list[pytest.MarkDecorator]:
-    """Return marks for the packs whose words stand in a line."""
+    """Return marks for the packs whose words are in a line."""
     words = {"STAGE=": "bits", "examples/jobs": "jobs"}
     return [pytest.mark.pack(pack) for word, pack in words.items() if word in line]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=packs_of(LINES[name])) for name in LINES])
-def test_the_plan_of_a_job_is_what_it_was(tmp_path, name):
+def test_the_plan_of_a_job_is_unchanged(tmp_path, name):
     assert plan(LINES[name], tmp_path) == json.loads(FILE.read_text())[name]
 
 

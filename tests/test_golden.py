@@ -1,15 +1,15 @@
-"""Every step makes what is recorded under its version."""
+"""Every step produces the recorded output of its version."""
 
 from store import packs
 from tests import golden
 from trainer.fingerprints import VERSIONS
 
 
-def test_no_step_makes_something_else_under_the_same_version(tmp_path):
+def test_every_step_has_the_recorded_output_of_its_version(tmp_path):
     assert golden.complaints(golden.outcomes(tmp_path), VERSIONS, golden.recorded()) == []
 
 
-def test_a_changed_output_is_noticed_until_its_version_is_raised_and_recorded():
+def test_a_changed_output_is_reported_until_its_version_is_raised_and_recorded():
     known = {"text": {"1": "aaa"}}
     assert "version is still 1" in golden.complaints({"text": "bbb"}, {"text": 1}, known)[0]
     assert "nothing is recorded of version 2" in golden.complaints({"text": "bbb"}, {"text": 2}, known)[0]

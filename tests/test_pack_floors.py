@@ -1,4 +1,4 @@
-"""Packs keep their rooms: no file of the core knows one, and a pack imports what its rooms and its needs allow."""
+"""Packs keep their rooms: no file of the core knows a pack, and a pack imports only permitted modules."""
 
 import ast
 import dataclasses
@@ -33,12 +33,12 @@ def test_the_core_imports_no_pack_by_statement_or_by_text():
     assert not [str(path.relative_to(ROOT)) for path in core if named.search(path.read_text(encoding="utf-8"))]
 
 
-def test_a_pack_has_no_other_rooms_than_those_of_the_table():
+def test_a_pack_has_only_rooms_of_the_table():
     inside = {path.relative_to(packs.FOLDER).parts[1] for path in packs.FOLDER.glob("*/*/*.py")}
     assert inside <= ROOMS.keys() - {"pack"}
 
 
-def test_packs_need_each_other_in_no_circle():
+def test_requirements_between_packs_have_no_circle():
     assert circle({name: set(pack.needs) for name, pack in packs.installed().items()}) == []
 
 
@@ -52,7 +52,7 @@ def test_the_record_and_the_use_cases_of_a_pack_need_no_training_library(name):
 
 
 @pytest.mark.process
-def test_listing_the_commands_loads_of_each_pack_its_record_alone():
+def test_listing_the_commands_loads_only_the_record_of_each_pack():
     of_packs = {name for name in loaded_by("tasks") if lies_in(name, "packs")}
     there = [path.parent.name for path in packs.FOLDER.glob("*/pack.py")]
     assert of_packs - {"packs"} == {one for name in there for one in (f"packs.{name}", f"packs.{name}.pack")}
@@ -73,7 +73,7 @@ def test_listing_the_commands_loads_of_each_pack_its_record_alone():
         ("packs.drill.elsewhere", "from infra import records"),
     ],
 )
-def test_an_import_that_a_pack_may_not_is_seen(module, text):
+def test_a_forbidden_import_of_a_pack_is_found(module, text):
     assert complaints(module, text)
 
 
@@ -86,7 +86,7 @@ def test_an_import_that_a_pack_may_not_is_seen(module, text):
         ("packs.drill.agent.step", "import os\nfrom infra.agent.job import Job"),
     ],
 )
-def test_an_import_that_a_pack_may_is_let_through(module, text):
+def test_a_permitted_import_of_a_pack_is_accepted(module, text):
     assert not complaints(module, text)
 
 
@@ -96,7 +96,7 @@ def test_each_kind_of_entry_is_described():
     assert not [name for name in kinds if f"`{name}`" not in page]
 
 
-def test_the_tests_of_a_pack_import_no_other_pack_that_it_does_not_need():
+def test_the_tests_of_a_pack_import_only_required_packs():
     bad = []
     for path in sorted((ROOT / "tests" / "packs").glob("*/*.py")):
         own = path.parent.name

@@ -21,12 +21,12 @@ def test_messages_and_guides_are_as_plain_as_code(table):
     assert not over, f"per thousand words of {table}; python -m tests.prose {table} names the files"
 
 
-def test_docstrings_and_comments_are_measured_and_directives_are_not():
+def test_docstrings_and_comments_are_measured_without_directives():
     source = '"""A module."""\n\n\ndef f():  # what it does\n    """Return one."""\n    return 1  # noqa: E501\n'
     assert list(filter(None, texts(source))) == ["A module.", "Return one.", "# what it does"]
 
 
-def test_messages_are_measured_and_docstrings_programs_and_words_are_not():
+def test_messages_are_measured_without_docstrings_programs_and_short_texts():
     said = "the request may have created a machine; the supervisor deletes the machine"
     source = f'"""{said} and this is a docstring."""\nraise E(f"{{n}}: {said}")\nQ = "SELECT {said}"\nK = "a key"\n'
     assert list(messages(source)) == [f": {said}"]

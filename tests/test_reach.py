@@ -1,7 +1,7 @@
-"""A command reaches no more of the project than before: modules that its process loads, and all that its module names.
+"""A command reaches no more of the project than before: loaded modules of its process, and all imports of its module.
 
-The numbers are printed, and may only fall: a command that loads less starts faster, and is read sooner. The folder and
-the record of each pack, which every command loads, are not counted. Of the modules that are named, those with content
+The numbers are printed, and may only fall: a command that loads less starts faster and is easier to read. Folder and
+record of each pack, which every command loads, do not count. Of the modules that are named, those with content
 count: an empty package is nothing to read.
 """
 
@@ -22,12 +22,12 @@ from tests.world import ROOT, World
 pytestmark = pytest.mark.process
 LAUNCH = ("launch", "--phase", "sft", "--provider", "local", "--dry-run")
 OF_A_PACK = re.compile(r"packs\.\w+(\.pack)?")
-# Modules that are loaded, and those that have content; their lines; modules of the static closure that have content.
+# Loaded modules, and modules with content; their lines; modules of the static closure that have content.
 MOST = {LAUNCH: (193, 157, 26_600, 198), ("status",): (128, 98, 14_900, 112)}
 
 
 def loaded(world: World, words: tuple[str, ...]) -> dict[str, Path]:
-    """Return the modules of ours that the process of a command loads."""
+    """Return our modules loaded by the process of a command."""
     line = [sys.executable, "-m", "tests.programs.loaded_modules", *words]
     done = subprocess.run(line, cwd=ROOT, env=world.environ, capture_output=True, text=True, check=True)
     return {name: ROOT / path for name, path in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -56,7 +56,7 @@ def file_of(module: str) -> Path | None:
 
 
 def closure(start: str) -> set[str]:
-    """Return a module, and all of ours that it names, directly or not; those that have content."""
+    """Return a module, and all our modules that it imports, directly or indirectly; those that have content."""
     found, todo = {start}, [start]
     while todo:
         module = todo.pop()

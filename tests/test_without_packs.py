@@ -1,4 +1,4 @@
-"""The core works without packs, and without each pack alone: clones whose folders of packs were deleted, by night."""
+"""The core works without packs, and without each single pack: nightly tests in clones with deleted pack folders."""
 
 import json
 import os
@@ -17,15 +17,15 @@ pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(7200
 
 
 def clone(to: Path, *without: str) -> Path:
-    """Return a checkout with the files of this one, without these folders."""
+    """Return a checkout with our files, without the given folders."""
     subprocess.run(["git", "clone", "-q", str(ROOT), str(to)], check=True)
     for folder in without:
         shutil.rmtree(to / folder)
     return to
 
 
-def tests_of(checkout: Path, *words: str) -> str:
-    """Run tests in a checkout; return the end of what they printed. They must all pass."""
+def run_tests(checkout: Path, *words: str) -> str:
+    """Run tests in a checkout; return the end of the output. All tests must pass."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SLIPWAY_"))}
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={checkout.parent / 'tests'}"]
     done = subprocess.run([*line, *words], cwd=checkout, env=environ, capture_output=True, text=True)
@@ -33,8 +33,8 @@ def tests_of(checkout: Path, *words: str) -> str:
     return done.stdout[-200:]
 
 
-class Apart(World):
-    """An installation of another checkout."""
+class CheckoutWorld(World):
+    """An installation of a second checkout."""
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -50,13 +50,13 @@ class Apart(World):
 
 
 def test_the_core_passes_its_tests_without_any_pack(tmp_path):
-    """Among them are the README's commands, launches by SSH and at each rehearsed vendor, and a service."""
-    assert " passed" in tests_of(clone(tmp_path / "checkout", "packs"), "-n", "4")
+    """The tests include the README's commands, launches by SSH and at each rehearsed vendor, and a service."""
+    assert " passed" in run_tests(clone(tmp_path / "checkout", "packs"), "-n", "4")
 
 
 @pytest.mark.parametrize("name", packs.installed())
-def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_name(name, tmp_path):
-    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), Apart(tmp_path)
+def test_the_rest_works_without_a_pack_and_its_commands_name_the_pack(name, tmp_path):
+    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), CheckoutWorld(tmp_path)
     listed = world.inv("--list")
     process = world.begin("doctor")
     said = "".join(process.communicate(timeout=300))
@@ -92,11 +92,11 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         process = world.begin(*word.split(), "word")
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
-    # A row with words of its own and none for this machine begins with a published model, which is on the hub.
+    # A row with its own words, and no words for this machine, begins with a published model on the hub.
     for file, here in [(file, here) for file, usual, here in packs.load(JOBS) if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")
         process = world.begin("launch", *words, "--json")
         out, err = process.communicate(timeout=300)
         is_of_pack = f"belongs to the pack {name}" in out + err
         assert is_of_pack or json.loads(out)["steps"], file
-    assert " passed" in tests_of(checkout, "--fast", "-n", "2")
+    assert " passed" in run_tests(checkout, "--fast", "-n", "2")

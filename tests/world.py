@@ -1,4 +1,4 @@
-"""An installation of its own for tests of whole commands: journal, pods and store in one folder."""
+"""A separate installation for tests of whole commands: journal, pods and store in one folder."""
 
 import contextlib
 import json
@@ -14,17 +14,17 @@ from pathlib import Path
 from tests.processes import environ, pids
 
 ROOT = Path(__file__).parents[1]
-# Of a world all of whose work is done here: of two trainings that share the cores, each waits for the threads of the
-# other. With another number of threads a training has other bits, so that nothing done elsewhere is compared with it.
+# For worlds with all work on this machine: two trainings that share the cores wait for each other's threads. A
+# different number of threads gives different bits, so a result is never compared with results from elsewhere.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class World:
-    """An installation of its own: journal, pods and store in one folder."""
+    """A separate installation: journal, pods and store in one folder."""
 
     folder: Path
-    extra: dict[str, str] = field(default_factory=dict)  # more variables
+    extra: dict[str, str] = field(default_factory=dict)  # further variables
 
     @property
     def environ(self) -> dict[str, str]:
@@ -63,54 +63,54 @@ class World:
         return json.loads(self.inv(*words, "--json", code=code))
 
     def take(self, store: Path) -> None:
-        """Begin with a copy of what that store holds."""
+        """Begin with a copy of the given store."""
         shutil.copytree(store, self.folder / "artifacts")
 
     def verdicts(self, pods: Path | None = None) -> list[dict]:
-        """Return the verdicts of the runs whose pods are here or in `pods`, as far as there are any."""
-        return said_by(pods or self.folder / "pods", "verdict")
+        """Return the available verdicts of the runs with pods on this machine, or in `pods`."""
+        return read_states(pods or self.folder / "pods", "verdict")
 
     def steps_at_work(self, pods: Path | None = None) -> list[str]:
-        """Return the current steps of the runs whose pods are here or in `pods`."""
-        return [one["step"] for one in said_by(pods or self.folder / "pods", "progress") if one["step"]]
+        """Return the current steps of the runs with pods on this machine, or in `pods`."""
+        return [one["step"] for one in read_states(pods or self.folder / "pods", "progress") if one["step"]]
 
     def model(self, phase: str) -> bytes:
-        """The weights of a published phase."""
+        """Return the weights of a published phase."""
         return next((self.folder / "artifacts" / phase / "tiny" / "hf").glob("*.safetensors")).read_bytes()
 
     def lose(self, *phases: str) -> None:
-        """Remove what these phases have made, under its name and under its fingerprint."""
+        """Remove the outputs of these phases, under the name and under the fingerprint."""
         for phase in phases:
             for folder in (self.folder / "artifacts", self.folder / "artifacts" / "by-fingerprint"):
                 shutil.rmtree(folder / phase)
 
     def processes(self) -> list[int]:
-        """Every process whose environment names this world."""
+        """Return every process with this world in its environment."""
         mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
         return [pid for pid in pids() if pid != os.getpid() and mine in environ(pid)]
 
     def kill(self) -> None:
-        """End all of them by SIGKILL, those included that one of them begins anew meanwhile."""
+        """Kill all processes with SIGKILL, including restarted processes."""
         while victims := self.processes():
             for pid in victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
 
-def said_by(pods: Path, name: str) -> list[dict]:
-    """Return the contents of that state file of each pod in the folder.
+def read_states(pods: Path, name: str) -> list[dict]:
+    """Return the contents of a state file of each pod in the folder.
 
-    Who waits for it by a command again and again takes a core from what it waits for.
+    Polling with a command would take a core from the awaited work.
     """
     found = []
     for path in sorted(pods.glob(f"*/state/{name}.json")):
-        with contextlib.suppress(FileNotFoundError):  # it was put away meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             found.append(json.loads(path.read_text()))
     return found
 
 
 def until(truth, what: str, within_s: float = 120.0):
-    """The first true value of `truth()`."""
+    """Return the first true value of `truth()`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if found := truth():

@@ -1,4 +1,4 @@
-"""Ask a gateway for what only holders of a key may have, and print the status of each answer."""
+"""Request the pages of a gateway that need a key, and print the status of each answer."""
 
 import json
 import sys

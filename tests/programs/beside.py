@@ -1,4 +1,4 @@
-"""Say who it is each time it begins; leave when told to, with the code that a file `code` holds."""
+"""Record each start of a sidecar; exit on request, with the code in the file `code`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def leave(*_):
 
 
 signal.signal(signal.SIGTERM, leave)
-with open(work / "besides.txt", "a") as file:  # now: one that is ended before it can hear that is begun again
+with open(work / "besides.txt", "a") as file:  # before the signal handler works: an early end leads to a restart
     print(os.getpid(), file=file)
 print("beside with", os.environ.get("HF_TOKEN"), json.loads(pathlib.Path(sys.argv[-1]).read_text()), flush=True)
 (work / "ready").touch()

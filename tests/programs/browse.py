@@ -1,11 +1,11 @@
-"""Look at the page of `inv ui` in a real Chromium; run in the environment `browser`.
+"""View the page of `inv ui` in a real Chromium; run in the environment `browser`.
 
     python browse.py LINK FOLDER CHROMIUM < VISITS
 
 A visit is {"name", "path", "wait": a text, "dark", "narrow", "say": a message for the chat, "fill": values of fields by
-their labels, "press": a button that asks, "answer": the button that answers}. Out, as JSON: for each visit its text and
-buttons, what was asked, the acts that were sent, what axe finds that is serious, how far it is too wide, the errors of
-the browser, who was asked. Pictures go to FOLDER.
+their labels, "press": a button that asks, "answer": the button that answers}. Prints JSON: for each visit the text and
+buttons, the question, the sent actions, serious findings of axe, the excess width, the errors of the browser, the
+requested hosts. Pictures go to FOLDER.
 """
 
 import json
@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 800}
 WAIT_MS = 90_000
-HELD_MS = 2500  # a button is held down for longer than it takes until news come
+HELD_MS = 2500  # hold a button down for longer than the interval between updates
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def visit(page: Page, base: str, one: dict, folder: Path, axe: str, errors: list[str]) -> dict:
-    """Return what there is at one path."""
+    """Return the content of a path."""
     page.set_viewport_size(NARROW if one.get("narrow") else WIDE)
     page.evaluate("word => { localStorage.theme = word; }", "dark" if one.get("dark") else "light")
     page.goto(f"{base}#/{one['path']}")
@@ -80,7 +80,7 @@ def visit(page: Page, base: str, one: dict, folder: Path, axe: str, errors: list
 
 
 def press(page: Page, one: dict) -> str:
-    """Press a button and answer what it asks; return what it has asked."""
+    """Press a button and answer the question; return the question."""
     for label, value in one.get("fill", {}).items():
         page.get_by_label(label).fill(value, timeout=WAIT_MS)
     page.get_by_role("button", name=one["press"], exact=True).click(delay=HELD_MS, timeout=WAIT_MS)

@@ -1,9 +1,9 @@
-"""Shard data sets, and compare the documents with the rows that the library `datasets` gives.
+"""Shard data sets, and compare the documents with the rows of the library `datasets`.
 
-`python -m tests.programs.compare_with_datasets FOLDER` reads cases from standard input, a list of
-`{"spec": {...}, "load": [...], "column": "text"}`: what `inv shard` is asked for, and the arguments of `load_dataset`;
-or `{"talk": "hf://..."}`, `{"problems": {...}}` or `{"text": {...}}` for what a step alone says. It prints a list of
-what each came to. It is a program, since the library reads HF_ENDPOINT where it is imported.
+`python -m tests.programs.compare_with_datasets FOLDER` reads cases from standard input, a list of `{"spec": {...},
+"load": [...], "column": "text"}`: the input of `inv shard`, and the arguments of `load_dataset`; or `{"talk":
+"hf://..."}`, `{"problems": {...}}` or `{"text": {...}}` for the output of a single step. Prints a list of results. A
+separate program, because the library reads HF_ENDPOINT at import time.
 """
 
 import io
@@ -29,7 +29,7 @@ from data.text.inputs import list_inputs
 
 
 def rows(load: list[Any], column: str) -> list[str]:
-    """Return what is no blank text of a column: null is blank, and a list is one text."""
+    """Return the non-blank texts of a column: null is blank, and a list is one text."""
     if load[0] == "disk":
         found: Any = datasets.load_from_disk(load[1])
         found = found[load[2]] if len(load) > 2 else found
@@ -37,7 +37,7 @@ def rows(load: list[Any], column: str) -> list[str]:
         place, config, split = load
         try:
             found = datasets.load_dataset(place, config, split=split)
-        except datasets.exceptions.DatasetsError:  # to keep .zst it needs a package that not everybody has
+        except datasets.exceptions.DatasetsError:  # writing .zst needs a package that may be missing
             name, _, part = split.partition("[")
             start, end = (int(one) if one else None for one in (part or ":")[:-1].split(":")) if part else (0, None)
             stream = datasets.load_dataset(place, config, split=name, streaming=True)
@@ -52,7 +52,7 @@ def rows(load: list[Any], column: str) -> list[str]:
 
 
 def goes_on_anywhere(file: InputFile) -> bool:
-    """Return whether a stream, from behind each of its batches, gives exactly the rest, by a state that was written."""
+    """Return true if a stream, resumed after each batch from a written state, yields exactly the rest."""
     streams.ROWS = 40
     batches = [(list(one.texts), json.dumps(one.state)) for one in open_pieces(file).read(0)]
     for number, (_, state) in enumerate(batches):
@@ -63,7 +63,7 @@ def goes_on_anywhere(file: InputFile) -> bool:
 
 
 def made(case: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
-    """Return what another step than `text` has written, by file, and what it said where it failed."""
+    """Return the output of a step other than `text` by file, and the message of a failure."""
     out = folder / f"made-{number}"
     (step,) = case
     spec = asdict(talk_spec(case["talk"])) if step == "talk" else case[step]

@@ -1,4 +1,4 @@
-"""Count to twenty from the newest checkpoint on; at ten, wait for a file GO."""
+"""Count to twenty from the newest checkpoint; at ten, wait for a file GO."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Write a record for each number up to `total`, and a line when it has run."""
+"""Write a record for each number up to `total`, and a line after the run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Count in a file, each number once; a lock tells whether two of it ever run at once."""
+"""Count in a file, each number once; a lock detects two concurrent processes."""
 
 import fcntl
 import os

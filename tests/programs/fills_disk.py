@@ -1,4 +1,4 @@
-"""Fill the disk of the working folder; then leave with an error, or with `--stays` take whatever becomes free."""
+"""Fill the disk of the working folder; then exit with an error, or with `--stays` take all space that becomes free."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
-"""A job that attacks the laptop: it fills its pod's folder of logs, and forges lines of the list of logs by a name.
+"""A job that attacks the laptop: fills the folder of logs of its pod, and forges lines of the list of logs by a name.
 
-In: `files.json` beside it, contents by name; "@job" in a content is the pod's own job.json. It ends when FILE, its one
-argument, is there.
+Input: `files.json` beside the program, contents by name; "@job" in a content is the pod's own job.json. Ends when FILE,
+the only argument, exists.
 """
 
 import json

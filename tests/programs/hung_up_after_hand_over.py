@@ -1,4 +1,4 @@
-"""Be `inv`, whose terminal is closed just after a run was handed over, before anybody follows it."""
+"""Run `inv` in a terminal that closes just after the hand-over of a run, before a process follows the run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Write to the journal beside others, as soon as a line is read."""
+"""Write to the journal, concurrently with other processes, after reading a line."""
 
 import sys
 

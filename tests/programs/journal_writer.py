@@ -1,4 +1,4 @@
-"""Write to the journal without end, and say what was written."""
+"""Write to the journal without end, and print the written rows."""
 
 from infra.ledger.journal import Journal
 from infra.names import new_token

@@ -1,4 +1,4 @@
-"""Be `inv`, which is killed in the moment in which a run was handed over."""
+"""Run `inv`, killed at the moment of the hand-over of a run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Be `inv`, and die as soon as so many writes to the journal are committed."""
+"""Run `inv`, and die after a given number of committed writes to the journal."""
 
 import os
 import signal

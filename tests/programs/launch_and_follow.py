@@ -1,4 +1,4 @@
-"""Launch a job that takes a moment as `inv launch` does: plan, accept, push, hand over, follow, bring home."""
+"""Launch a short job as `inv launch` does: plan, accept, push, hand over, follow, bring home."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Print what llama.cpp predicts after some ids: python llama_logits.py FILE.gguf POSITIONS ID ID ...
+"""Print the predictions of llama.cpp after some ids: python llama_logits.py FILE.gguf POSITIONS ID ID ...
 
-In the environment `llama-cpp`. Prints one line of JSON: the logarithms of the chances of all ids, in their order.
+Runs in the environment `llama-cpp`. Prints one line of JSON: the log probabilities of all ids, in order.
 """
 
 import json

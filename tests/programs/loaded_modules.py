@@ -1,4 +1,4 @@
-"""Run `inv WORDS` in this process; print the modules of ours that it has loaded, as JSON on the last line of stdout."""
+"""Run `inv WORDS` in this process; print the loaded modules of ours, as JSON on the last line of stdout."""
 
 import json
 import sys

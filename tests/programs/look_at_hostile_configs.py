@@ -1,4 +1,4 @@
-"""Look at configs that promise too much, with 64 MB to spare."""
+"""Read configs with excessive promises, with 64 MB to spare."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""Be one node's process: leave when the file `go` is there, with the code that it holds."""
+"""Run as the process of one node: exit when the file `go` exists, with the code in the file."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ask by OpenAI's own client: whole, as a stream, and with a wrong key."""
+"""Send requests by OpenAI's own client: whole, as a stream, and with a wrong key."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fork twice into a session of its own and ignore TERM; once with the pod's environment, once with none."""
+"""Fork twice into a separate session and ignore TERM; once with the pod's environment, once without."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Run a launcher `inv` that puts its stamp in place only once two processes have written theirs.
+"""Run a launcher `inv` that moves its stamp into place only after two processes have written their stamps.
 
-python paced_stamp.py FOLDER INV WORDS: FOLDER is where the two meet.
+python paced_stamp.py FOLDER INV WORDS     FOLDER: the meeting point of the two processes
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Print how many page faults eight large tensors cost after prepare()."""
+"""Print the number of page faults that eight large tensors cost after prepare()."""
 
 import resource
 

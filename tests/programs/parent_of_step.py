@@ -1,4 +1,4 @@
-"""Run a step as a command does, print its pid, and leave as a command leaves."""
+"""Run a step as a command does, print the pid, and exit as a command does."""
 
 import signal
 import sys

@@ -26,27 +26,25 @@ from trainer.parallel.process_group import joined
 from trainer.parallel.zero import shared
 from trainer.speed import equipped
 
-LIBRARIES_BYTES = (
-    96 << 20
-)  # of files that are mapped; how many pages of a file the kernel maps at once is its own affair
+LIBRARIES_BYTES = 96 << 20  # of mapped files; the kernel decides how many pages of a file are mapped at once
 EVERY_S = 0.001
 
 
 class Watch(threading.Thread):
-    """Keep the most memory that is no file's, since the kernel keeps a peak of everything only."""
+    """Record the peak of memory without mapped files; the kernel's own peak includes mapped files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak_bytes, self.ended = 0, threading.Event()
 
     def look(self) -> None:
-        """Read what the process takes now."""
+        """Read the current memory of the process."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
 
     def run(self) -> None:
-        """Look until it is stopped; PyTorch lets other threads run while it computes."""
+        """Look until the stop; PyTorch lets other threads run during computations."""
         while not self.ended.wait(EVERY_S):
             self.look()
 
@@ -75,7 +73,7 @@ if ranks.size > 1 and part is WHOLE:
 optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
 with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
-    for step in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
+    for step in range(2):  # during the most activations, the first step has neither gradients nor optimizer state
         batch = {"ids": ids, "targets": np.roll(ids, -1, 1)}
         part.clear()
         accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy(), part.before_pass)

@@ -1,4 +1,4 @@
-"""A step that prints more than a log may hold, and once more when its log was rotated."""
+"""Print more than the maximum size of a log, and again after the rotation."""
 
 import os
 import time

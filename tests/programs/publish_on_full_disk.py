@@ -1,4 +1,4 @@
-"""Publish where no file may grow beyond a thousand bytes."""
+"""Publish with a file size limit of a thousand bytes."""
 
 import resource
 import sys

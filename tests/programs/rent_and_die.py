@@ -1,4 +1,4 @@
-"""Rent a pod and die, before its answer has come or just after."""
+"""Rent a pod and die, before or just after the answer."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rent a local pod and stop before, within or after its creation."""
+"""Rent a local pod and stop before, during or after its creation."""
 
 import sys
 from pathlib import Path

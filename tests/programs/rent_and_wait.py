@@ -1,4 +1,4 @@
-"""Rent as a launch does, hand over, say so, and wait to be killed."""
+"""Rent as a launch does, hand over, report, and wait to be killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rent at RunPod and hand over as a launch does, and be killed at a labelled point."""
+"""Rent at RunPod and hand over as a launch does, killed at a labelled point."""
 
 import sys
 from dataclasses import replace

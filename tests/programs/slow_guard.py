@@ -1,4 +1,4 @@
-"""Be a guard that waits for the agent to go between its look for a verdict and its look for the agent."""
+"""Run a guard that waits for the agent to exit between its check for a verdict and its check for the agent."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Wait for a file `go`; on SIGTERM write that it was told, and leave with 75."""
+"""Wait for a file `go`; on SIGTERM record the signal, and exit with 75."""
 
 import os
 import signal

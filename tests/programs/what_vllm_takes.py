@@ -1,4 +1,4 @@
-"""Print what vLLM makes of the words that we start it with."""
+"""Print vLLM's interpretation of our arguments."""
 
 import asyncio
 import json

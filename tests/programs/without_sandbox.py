@@ -1,4 +1,4 @@
-"""Run a command where the kernel gives neither Landlock nor namespaces, as in a strict container.
+"""Run a command without Landlock and namespaces of the kernel, as in a strict container.
 
 python -m tests.programs.without_sandbox COMMAND...
 """

@@ -1,7 +1,7 @@
-"""The calls of a foreign client, and what came of each. Standard library only: it runs beside that client.
+"""The calls of a foreign client, and their results. Standard library only: the module runs with the client.
 
-Reads one JSON object from stdin: the address of a rehearsed vendor, a key, a public key. Prints {call: problem}, ""
-where the call worked.
+Reads one JSON object from stdin: the address of a rehearsed vendor, a key, a public key. Prints {call: problem}, "" for
+a working call.
 """
 
 import json
@@ -13,7 +13,7 @@ CAME: dict[str, object] = {}
 
 
 def works(name, ask, is_right=lambda found: True):
-    """Make a call that is to work; return its result, None where it did not."""
+    """Make a call that should work; return the result, None after a failure."""
     try:
         found = ask()
         CAME[name] = "" if is_right(found) else f"answered {found!r}"[:300]
@@ -24,7 +24,7 @@ def works(name, ask, is_right=lambda found: True):
 
 
 def refuses(name, ask, kind, words=""):
-    """Make a call that is to raise that error with those words in it."""
+    """Make a call that should raise the given error with the given words."""
     try:
         CAME[name] = f"answered {ask()!r}"[:300]
     except kind as error:

@@ -1,4 +1,4 @@
-"""The SDK of Lium itself, `lium.io`."""
+"""The SDK of Lium, `lium.io`."""
 
 from calls import ASKED, done, refuses, until, works
 from lium import Config, Lium

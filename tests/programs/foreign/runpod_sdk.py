@@ -1,4 +1,4 @@
-"""The SDK of RunPod itself, `runpod`: it speaks GraphQL."""
+"""The SDK of RunPod, `runpod`, which uses GraphQL."""
 
 import os
 
