@@ -1,4 +1,4 @@
-"""Skip a test whose requirements are missing, and report number and reasons at the end; in CI a skip fails the run, by
+"""Skip a test with missing requirements, and report number and reasons at the end; in CI a skip fails the run, by
 name.
 
 Markers deselect tests that need a GPU, an account or a night.
@@ -22,7 +22,7 @@ from tests.needs import needs
 from tests.slowest import Slowest
 from trainer.fingerprints import CheckoutCode
 
-# Container images often forbid bytecode. Without bytecode each program started by a test compiles all its imports,
+# Container images often forbid bytecode. Without bytecode each program started by a test compiles all imports,
 # which takes longer than the import itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -130,17 +130,17 @@ def lies_in(name: str, floor: str) -> bool:
 
 
 def of_pack(module: str) -> tuple[str, ...]:
-    """Return the permitted imports of a module of a pack, by room and by the packs that the pack requires."""
+    """Return the permitted imports of a module of a pack, by room and by the required packs."""
     _, name, room = [*module.split("."), "", ""][:3]
     core, own = ROOMS.get(room, ((), ()))
-    # A pack without its required packs is off, but its folder is checked too.
+    # A pack without the required packs is off, but the folder is checked too.
     needs = packs.installed()[name].needs if name in packs.installed() else packs.known().get(name, {}).get("needs", ())
     reachable = (name, *needs)
     return (*core, *(f"packs.{one}.{each}" for one in reachable for each in own))
 
 
 def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
-    """Return the imports of a module that its layer forbids."""
+    """Return the imports of a module forbidden by the layer."""
     allowed = of_pack(module) if lies_in(module, "packs") else None
     if allowed is None:
         allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)

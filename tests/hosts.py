@@ -64,12 +64,12 @@ def make_key(path: Path) -> Path:
 
 @dataclass
 class Host:
-    """An sshd with its address."""
+    """An sshd with an address."""
 
     folder: Path  # contains the keys and the home
     address: Address
     listen: str
-    prefix: Sequence[str] = ()  # prefix of commands that runs a command in the place of this sshd
+    prefix: Sequence[str] = ()  # prefix that runs a command in the place of this sshd
     network: str = ""  # name of the namespace
     options: Sequence[str] = ()  # further options of sshd
     server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -131,7 +131,7 @@ class Host:
         return sum(_signal(pid, signal.SIGKILL) for pid in self.sessions())
 
     def freeze(self) -> None:
-        """Stop the server and its connections, which stay open."""
+        """Stop the server and the connections, which stay open."""
         assert self.server is not None
         for pid in (self.server.pid, *self.sessions()):
             _signal(pid, signal.SIGSTOP)
@@ -230,7 +230,7 @@ def _knows_penalties() -> bool:
 
 @contextlib.contextmanager
 def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: Sequence[str] = ()) -> Iterator[Host]:
-    """Run a real OpenSSH server on loopback with its own keys, and a private home if environments are shared.
+    """Run a real OpenSSH server on loopback with private keys, and a private home if environments are shared.
 
     `more`: variables of the sessions, as NAME=value. `listen`: a second address of this thread's network. `options`:
     further options of sshd.
@@ -314,7 +314,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Put this thread, its child processes and its new sockets on the bridge meanwhile."""
+        """Put this thread, child processes and new sockets on the bridge meanwhile."""
         theirs = os.open(f"/run/netns/{self.bridge}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(theirs)

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback: real HTTP, the answers for real clients that read and write files, and planned
+"""A Hugging Face hub on loopback: real HTTP, answers for real clients that read and write files, and planned
 faults.
 
 Repositories (tests/hub_repositories.py) with `preupload`, LFS batches (one PUT, or parts), `commit` with its parent,
@@ -42,7 +42,7 @@ class Asked:
 
 @dataclass
 class Fault:
-    """A fault for the next request whose "VERB path" contains `where`.
+    """A fault for the next request with a "VERB path" that contains `where`.
 
     kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after reading `amount` bytes
     of the request's body; "lost": act, then close without an answer; "drip": a byte of the answer now and then; "hole":
@@ -116,7 +116,7 @@ def is_committed(repo: Repo) -> TypeGuard[CommittedRepo]:
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # a body after its headers would wait for a late ACK
+        disable_nagle_algorithm = True  # a body after the headers would wait for a late ACK
         found: Fault | None
 
         def log_message(self, format: str, *args: Any) -> None:

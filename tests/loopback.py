@@ -12,7 +12,7 @@ from tests.hosts import Host, make_key
 
 @contextlib.contextmanager
 def loopback(folder: Path, *variables: str) -> Iterator[Host]:
-    """Run a machine on loopback. `variables`: further variables of its environment, as NAME=VALUE."""
+    """Run a machine on loopback. `variables`: further variables of the environment, as NAME=VALUE."""
     folder.mkdir()
     make_key(folder / "host")
     key = make_key(folder / "user")

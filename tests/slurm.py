@@ -126,7 +126,7 @@ class Cluster:
             )
 
     def end(self, name: str) -> None:
-        """End one daemon by pid: `slurmctld`, or the slurmd of a node."""
+        """End a daemon by pid: `slurmctld`, or the slurmd of a node."""
         process = self.daemons.pop(name)
         process.send_signal(signal.SIGTERM)
         try:
@@ -184,7 +184,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(folder: Path, nodes: Sequence[str] = NODES, login: Host | None = None) -> Iterator[Cluster]:
-    """Run a cluster; end its last process on exit."""
+    """Run a cluster; end all processes on exit."""
     cluster = Cluster(folder, nodes, login)
     try:
         cluster.start()

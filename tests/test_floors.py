@@ -76,7 +76,7 @@ ORDER = {
     "serve.gateway": ("http",),
     "store": ("extensions", "backends", "artifacts", "untrusted", "run_sync"),
     "sdk": ("slipway",),
-    # From typed flags to a run at work, then to its records, and to keeping many runs.
+    # From typed flags to a run at work, then to the records, and to keeping many runs.
     "flows": (
         "specs",
         "limits",

@@ -26,7 +26,7 @@ SWEEPS = {
     "Lium's learning rates": "sweep lr_sweep --rehearse",
     "the example's learning rates": "sweep examples/sweeps/rates.yaml --provider local",
 }
-OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes that depend on this machine and the time
+OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes about this machine and the time
 
 
 def plan(line: str, folder: Path) -> dict:
@@ -43,7 +43,7 @@ def plan(line: str, folder: Path) -> dict:
 
 
 def sweep(line: str, folder: Path) -> dict:
-    """Return the plan of a sweep without times and prices: the runs in order, each with its arm and its pod."""
+    """Return the plan of a sweep without times and prices: the runs in order, each with arm and pod."""
     world = World(folder)
     found = world.json(*line.split(), "--dry-run")
     if "--rehearse" in line:
@@ -59,7 +59,7 @@ def test_the_plan_of_a_sweep_is_unchanged(tmp_path, name):
 
 
 def packs_of(line: str) -> list[pytest.MarkDecorator]:
-    """Return marks for the packs whose words are in a line."""
+    """Return marks for the packs with words in a line."""
     words = {"STAGE=": "bits", "examples/jobs": "jobs"}
     return [pytest.mark.pack(pack) for word, pack in words.items() if word in line]
 

@@ -1,4 +1,4 @@
-"""Every step produces the recorded output of its version."""
+"""Every step produces the recorded output of the version."""
 
 from store import packs
 from tests import golden

@@ -28,7 +28,7 @@ def stage_of_module(tmp_path_factory):
 
 @pytest.fixture
 def here(stage_of_module, monkeypatch):
-    """Return a market without faults, and a clock that moves the whole market."""
+    """Return a market without faults, and a clock for the whole market."""
     for name, instead in stage_of_module.clocks().items():
         monkeypatch.setattr(time, name, instead)
     stage_of_module.fault()

@@ -1,4 +1,4 @@
-"""Crash trials of renting: kill processes that rent, end and sweep at any point, on a market that loses answers.
+"""Crash trials of renting: kill renting, ending and sweeping processes at any point, on a market that loses answers.
 
     python -m tests.faults.crash --trials 1000 --seed 7 [--provider shadeform]
 
@@ -53,7 +53,7 @@ PER_WORLD = 150  # trials before a rig is replaced, because too many ended machi
 LONGEST_S = 0.5  # between a point and its kill
 SWEEPS = 40  # until the world is at rest
 ATTEMPT_S = 0.5
-# Points that every renting passes; a kill must also have hit every other point that a trial passed.
+# Points of every renting; a kill must also have hit every other point passed by a trial.
 PROTOCOL = frozenset(
     f"{when} {what}"
     for names, moments in (
@@ -92,7 +92,7 @@ class Renting:
 
 @dataclass
 class Desk:
-    """One installation with one vendor."""
+    """An installation with a vendor."""
 
     stage: Stage
     renting: Renting
@@ -208,7 +208,7 @@ class Rig:
     seed: int
     providers: tuple[str, ...] = VENDORS
     is_full: bool = False  # soon, by a full disk
-    full: int = 0  # sessions that ended with this error
+    full: int = 0  # sessions ended by this error
     kills: Counter[str] = field(default_factory=Counter)
     seen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # label: seeds, number of passes
 

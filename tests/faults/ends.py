@@ -42,7 +42,7 @@ from tests.programs import source
 from tests.world import ROOT
 
 SPEED = 20.0
-LIMIT_S = 1200.0  # by the vendor's clock: one minute of real time
+LIMIT_S = 1200.0  # by the vendor's clock: a minute of real time
 LATE_S = 120.0 + 2.0 * SPEED  # also by the vendor's clock: how long a pod may remain after the limit
 LONG_S = 120.0
 QUIET_S = 1.0  # no timer: neither end is left
@@ -61,7 +61,7 @@ ANSWERS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Trial:
-    """One pod, or no pod after a refused request. `kind`: the ends that the trial kills."""
+    """A pod, or no pod after a refused request. `kind`: the ends to kill."""
 
     kind: str
     stage: str

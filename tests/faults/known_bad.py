@@ -1,4 +1,4 @@
-"""Implementations that every rig must reject: common ways to write renting that lose money or work."""
+"""Implementations for every rig to reject: common ways to write renting that lose money or work."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from tests.faults.points import Points
 
 
 class JsonJournal:
-    """Stores all rows in one JSON file; each change reads and rewrites the file. An unreadable file counts as empty."""
+    """Stores all rows in a JSON file; each change reads and rewrites the file. An unreadable file counts as empty."""
 
     problem, is_replacement = "", False
 

@@ -1,9 +1,9 @@
-"""One laptop with a manipulated wall clock: rents a pod, reports the cost, and ends the pod at the limit.
+"""A laptop with a manipulated wall clock: rents a pod, reports the cost, and ends the pod at the limit.
 
     LD_PRELOAD=libfaketime.so.1 ... python -m tests.faults.laptop < orders
 
 Runs as a separate process, because libfaketime fakes the clock of the process. Input: a line of JSON about the world,
-then one order per line. Output: a line of JSON per order.
+then an order per line. Output: a line of JSON per order.
 """
 
 import json

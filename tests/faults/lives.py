@@ -72,7 +72,7 @@ class Child:
 
 
 def fork(work: Callable[[Tell], None]) -> Child:
-    """Fork a child that works and reports points."""
+    """Fork a working child, with reports of points."""
     ear, mouth = os.pipe()
     pid = os.fork()
     if pid:

@@ -1,4 +1,4 @@
-"""Labelled points that a renting process passes; a trial can kill the process at any point.
+"""Labelled points of a renting process; a trial can kill the process at any point.
 
     before E, commit E, after E       a change of the journal: E is its event, or take and release of a lease
     before C, sent C, answered C      a request to a vendor: C is create, list, find, delete, ...

@@ -1,4 +1,4 @@
-"""Processes that rent while other processes rent or sweep, on one journal.
+"""Renting processes beside other renting or sweeping processes, on one journal.
 
 python -m tests.faults.races launches --rounds 500    launches beside a sweeping process: no live pod is deleted
 python -m tests.faults.races winners --rounds 500     eight processes want the same pod: one process wins
@@ -31,12 +31,12 @@ from tests.faults.rented import VENDORS, Judge, Stage, Wrong, environ, order, st
 LAUNCHERS, RIVALS = 3, 8
 LONGEST_S = 0.02  # of the delays at a point
 SLOW_S = 0.15  # of the delays before a listing: whole launches pass between reading the rows and reading the listing
-SPEED = 600.0  # a vendor's half minute of deleting passes within one moment of real time
+SPEED = 600.0  # a vendor's half minute of deleting passes within a moment of real time
 
 
 @dataclass(frozen=True)
 class Office:
-    """One installation on one vendor, used by several processes."""
+    """An installation on a vendor, used by several processes."""
 
     stage: Stage
     renting: Renting
@@ -91,7 +91,7 @@ class Office:
         def work(chance: random.Random, vendor: Market, journal: Any) -> None:
             for one in range(rounds):
                 barrier.wait(60)
-                # One name for all processes, or one target under several names.
+                # A name for all processes, or a target under several names.
                 request, job = order(self.vendor_name, f"run-{one}" if one % 2 else f"run-{one}-{number}")
                 try:
                     row = pods.RowDraft(target=f"target-{one}", store="s")
@@ -106,7 +106,7 @@ class Office:
 
 
 def launches(office: Office, rounds: int) -> str:
-    """Race launches against sweeps. Raises Wrong for a deleted pod that no process asked to end."""
+    """Race launches against sweeps. Raises Wrong for a deleted pod without a request to end."""
     context = multiprocessing.get_context("fork")
     is_over = context.Event()
     each = -(-rounds // LAUNCHERS)

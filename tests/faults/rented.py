@@ -1,6 +1,6 @@
 """A market for trials of renting: a world in a separate process, its clock, the vendors' clients, and the true state.
 
-World, journal and clients share one clock. The clock runs like the real clock, and trials move the clock by hours, so
+World, journal and clients share a clock. The clock runs like the real clock, and trials move the clock by hours, so
 no trial waits for a settle time. A sleep of a process moves the clock too.
 """
 
@@ -31,7 +31,7 @@ from infra.rehearsal.clock import parse_iso
 from tests.infra.rehearsal.worlds import Running, world
 
 VENDORS = ("shadeform", "runpod", "lium")
-# Trials rent and delete machines without running work: a machine that never boots has no processes and costs no time.
+# Trials rent and delete machines without running work: a machine without boot has no processes and costs no time.
 IDLE = {"trait": "hang", "count": None}
 HOURS_S = 7 * 24 * 3600.0
 SHORT_S = 0.05  # longest sleep of our own: for a lock, not for a vendor
@@ -134,7 +134,7 @@ class Stage:
         return [one for one in every if one.token.startswith(prefix)]
 
     def calls(self) -> list[dict[str, Any]]:
-        """Return every request that a vendor handled."""
+        """Return every request handled by a vendor."""
         calls: list[dict[str, Any]] = self.running.client.get(self.running.about["truth"] + "/calls").json()
         return [one for one in calls if one["vendor"]]
 

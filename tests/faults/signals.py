@@ -266,7 +266,7 @@ def run(
 ) -> None:
     """Run every kind at every point of a vendor in turn, for `rounds`. Raises Wrong.
 
-    `most`: trials of one vendor, if not 0. `kind`, `at`: only this kind, only at this point.
+    `most`: trials per vendor, if not 0. `kind`, `at`: only this kind, only at this point.
     """
     vendors = list(VENDORS)
     chance.shuffle(vendors)

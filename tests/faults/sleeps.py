@@ -3,7 +3,7 @@
     python -m tests.faults.sleeps --trials 200 --seed 7
 
 Each trial forks a process in a separate process group. The process launches a run, or resumes a run with a lost pod. At
-one point the trial stops the process (SIGSTOP), resets the connections, and moves the wall clock by hours but not the
+some point the trial stops the process (SIGSTOP), resets the connections, and moves the wall clock by hours but not the
 monotonic clock: a suspended machine behaves the same. Meanwhile a user ends the run, or a process sweeps, or a second
 keeper takes the lease. After wake-up the process must not act on old knowledge: no ended pod exists again, no machine
 is made twice, and no pod is taken from its owner.
@@ -97,7 +97,7 @@ class Timed(WatchedJournal):
 
 
 class Believed(WatchedLeases):
-    """Leases that no other process can take over."""
+    """Leases safe from every other process."""
 
     def renew(self, lease: Lease) -> Lease:
         return Lease(lease.name, self._lease(lease.name)[0])
@@ -164,7 +164,7 @@ class Wire:
 
 @dataclass
 class Trial:
-    """One installation, one vendor, one sleeping process."""
+    """An installation, a vendor, a sleeping process."""
 
     here: Stage
     renting: Renting

@@ -52,7 +52,7 @@ WORDS = {  # text on the command line of each kind of process
 
 @dataclass
 class Rig:
-    """One installation, its market, and the sweep."""
+    """An installation, its market, and the sweep."""
 
     user: Rehearsed
     chance: random.Random

@@ -1,4 +1,4 @@
-"""Row 8: wall clocks that are wrong or set while a pod bills; a process never counts less than the pod costs.
+"""Row 8: wrong wall clocks, and wall clocks set while a pod bills; a process never counts less than the pod costs.
 
 libfaketime fakes the clock of real processes; the boot clock stays true.
 """

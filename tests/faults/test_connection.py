@@ -47,7 +47,7 @@ def reset(host: Host) -> None:
 
 
 class Fault:
-    """One break of one host, with its time."""
+    """A break of a host, with its time."""
 
     def __init__(self, host: Host, what: str) -> None:
         self.host, (self._break, self._mend) = host, FAULTS[what]

@@ -1,4 +1,4 @@
-"""Rigs that fork: renting killed at any point, and renting beside other processes. Each rig rejects known-bad code."""
+"""Forking rigs: renting killed at any point, and renting beside other processes. Each rig rejects known-bad code."""
 
 import subprocess
 import sys

@@ -76,7 +76,7 @@ def test_pods_of_a_dead_launcher_are_ended(tmp_path, monkeypatch, rounds):
 def launch(
     running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = (), speed: float = SPEED
 ) -> list[Rented]:
-    """Launch by a process that is killed right after the hand-over."""
+    """Launch by a process killed right after the hand-over."""
     endings = endings or ENDINGS[vendor]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor, speed)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
@@ -95,7 +95,7 @@ def launch(
 
 
 def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
-    """Return the environment of an installation that knows only this world."""
+    """Return the environment of an installation with only this world."""
     environ = {
         "SLIPWAY_CLOCK_SCALE": str(speed),
         "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),

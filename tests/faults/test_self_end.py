@@ -73,7 +73,7 @@ def test_finished_pods_end_themselves_and_revived_guards_leave_the_end_to_the_ve
         (one.pod.work / "enough").touch()
     until(lambda: {running.pod(one.pod_id)["state"] for one in ends} <= {"deleting", "gone"}, "their ends", LONG_S)
     for one in stay:
-        until(lambda one=one: "started without the key" in one.said(), "the end of the work", LONG_S)
+        until(lambda one=one: "started without the key" in one.output(), "the end of the work", LONG_S)
         assert running.pod(one.pod_id)["micro_usd_per_hour"] > 0  # until the vendor's own limit
     running.move(LIMIT_S + 7200)
     until(lambda: (running.truth()["billing"], running.truth()["running"]) == (0, 0), "the vendors' timers", LONG_S)

@@ -33,7 +33,7 @@ class Thing(Struct):
 
 @dataclass
 class Hole:
-    """A server that accepts connections and sends nothing useful."""
+    """A server with open connections and no useful answer."""
 
     how: str
     taken: int = 0

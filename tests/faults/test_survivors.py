@@ -1,4 +1,4 @@
-"""Workers that try everything to outlive their run: no worker is left after the end."""
+"""Workers with all means to outlive their run: no worker is left after the end."""
 
 import pytest
 

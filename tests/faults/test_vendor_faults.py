@@ -1,4 +1,4 @@
-"""Vendors that do not delete, or whose listings lag, lack rows, or break off: no verdict without proof."""
+"""Vendors without working deletes, and listings that lag, lack rows, or break off: no verdict without proof."""
 
 import contextlib
 import random
@@ -91,7 +91,7 @@ def test_vendor_rig_rejects_code_that_gives_up_deleting(here, tmp_path):
         refuse_deletes(here, tmp_path, 3, known_bad.give_up_deleting)
 
 
-# Row 5: pods that a listing lacks.
+# Row 5: pods missing from a listing.
 
 
 def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = None) -> None:

@@ -173,7 +173,7 @@ class Rig:
         look.wait()
 
     def kill_one(self, kind: str) -> bool:
-        """Kill one of these kinds; return true if a process existed."""
+        """Kill a process of this kind; return true if a process existed."""
         here = self.site
         if kind in SELDOM and self.chance.random() < 0.85:
             return False

@@ -1,4 +1,4 @@
-"""A small test bed for fault trials: a checkout, a job that counts, and machines."""
+"""A small test bed for fault trials: a checkout, a counting job, and machines."""
 
 import os
 import shutil
@@ -21,18 +21,18 @@ from tests.infra.agent.world import AGENT
 
 RUN = "brave-otter-1"
 COUNT = Step(name="count", words=("-m", "counter"))
-# An environment of one empty wheel, made by pip from a folder of the checkout, without network.
+# An environment of an empty wheel, made by pip from a folder of the checkout, without network.
 SMALL = {"SLIPWAY_INSTALLER": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "wheels", "PIP_NO_CACHE_DIR": "1"}
 
 
 def rounds(few: int, many: int) -> pytest.MarkDecorator:
-    """Return a mark that repeats a test: `few` times for every change, `many` times at night."""
+    """Return a mark to repeat a test: `few` times for every change, `many` times at night."""
     night = [pytest.mark.nightly, pytest.mark.timeout(1200)]
     return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=night)])
 
 
 def checkout(root: Path, ballast_bytes: int = 0) -> Path:
-    """Return a checkout: the agent, a program that counts to an end, and files that make a push take a while."""
+    """Return a checkout: the agent, a counting program, and files that make a push take a while."""
     shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "infra" / "__init__.py").touch()
     (root / "counter.py").write_text(COUNTER)
@@ -82,7 +82,7 @@ def counted(host: Host, run: str = RUN) -> Counted:
 
 
 def provider_of(host: Host, ssh: Ssh, folder: Path) -> SshPools:
-    """Return an inventory of one machine, reached by `ssh`, with its memory in `folder`."""
+    """Return an inventory of a machine, reached by `ssh`, with its memory in `folder`."""
     machine = inventory.Host(pool="lab", name=host.address.host, address=host.address)
     return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"))
 

@@ -97,7 +97,7 @@ def test_a_plan_with_a_gpu_outside_the_tables_has_no_estimate(settings):
 
 
 class Stat:
-    """Fake /proc/stat of a machine whose CPUs do only work of other processes for `share` of the time."""
+    """Fake /proc/stat of a machine with CPUs that do only work of other processes for `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self.share, self.looks = share, 0

@@ -1,4 +1,4 @@
-"""A checkout whose code changes under its supervisor: processes of the new code take over, and no run is lost."""
+"""Code changes of a checkout under a running supervisor: processes of the new code take over, and no run is lost."""
 
 import os
 import shutil

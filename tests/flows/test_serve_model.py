@@ -1,4 +1,4 @@
-"""The model of a service: the model of its file, independent of the model of the shipped file."""
+"""The model of a service: the model of the service file, independent of the model of the shipped file."""
 
 import json
 

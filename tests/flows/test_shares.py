@@ -1,4 +1,4 @@
-"""The message of a launch that finds its machine in use, and the machine of a launch that waits for an offer."""
+"""The message of a launch that finds the machine in use, and the machine of a launch that waits for an offer."""
 
 import pytest
 

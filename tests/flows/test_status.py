@@ -35,7 +35,7 @@ def journal(settings):
 
 
 def cut_off(settings, journal, run):
-    """Return a pod whose requested end was cut off before the proof."""
+    """Return a pod with a requested end that was cut off before the proof."""
     local = registry.provider(settings, "local")
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
     request = Request(run=run)
@@ -98,7 +98,7 @@ def test_ended_runs_stay_in_the_table_and_are_no_longer_overdue(settings, journa
 
 
 def test_one_of_two_concurrent_settlers_settles_a_row_and_reports_it(settings, journal, monkeypatch):
-    """An error names its run once."""
+    """An error names the run once."""
     told: list[str] = []
     for run in ("otter-1", "otter-2"):
         cut_off(settings, journal, run)

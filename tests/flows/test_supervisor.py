@@ -35,9 +35,7 @@ def journal(settings):
 
 @pytest.fixture
 def supervisor_of(settings, journal, monkeypatch):
-    """Return a factory of supervisors whose threads end with the test: a leftover thread would use the environment of
-    the next test.
-    """
+    """Return a factory of supervisors. Threads end with the test, or would use the environment of the next test."""
     monkeypatch.setattr(supervisor_module, "load", lambda: settings)
     made = []
 

@@ -1,4 +1,4 @@
-"""The cost of a run at each moment, over all of its pods."""
+"""The cost of a run at each moment, over all pods."""
 
 from flows.reading.timeline import cost_curve
 from infra.agent.limits import Clocks

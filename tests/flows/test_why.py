@@ -54,7 +54,7 @@ KILLED = "step sft was killed by SIGKILL; the usual cause: the machine ran out o
         verdict=failed("step sft failed with exit code 1"))),
     ("killed engine", "killed by SIGKILL", dict(
         state="failed", rows=[ENDED], is_engine=True, verdict=failed("step engine was killed by SIGKILL", "", -9))),
-    ("killed engine", "ended with exit code 3", dict(  # the folder and its verdict are gone
+    ("killed engine", "ended with exit code 3", dict(  # folder and verdict are gone
         state="failed", is_engine=True, rows=[pod("t1", "the engine has ended: step engine failed with exit code 3")])),
     ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
     ("failure", "KeyError: 'text'", dict(
@@ -77,7 +77,7 @@ DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit c
 
 
 @pytest.mark.parametrize(("claim", "record", "without"), [
-    # each sentence that claims more than an end: the claim, its record, and the explanation without the record
+    # each sentence that claims more than an end: the claim, the record, and the explanation without the record
     ("newest checkpoint on record is sft-1/step-40, ", dict(state="limit", rows=[ENDED], verdict=HOUR, progress=SAVED),
      dict(progress={})),
     ("the run reached the limit: 1 h is over", dict(state="limit", rows=[pod("t1", "", "limit")], verdict=HOUR),

@@ -51,7 +51,7 @@ def dances(monkeypatch):
 
 @pytest.fixture
 def no_dances(monkeypatch, tmp_path):
-    """Return the same pack without its folder."""
+    """Return the same pack without the folder."""
     monkeypatch.setattr(packs, "installed", dict)
     monkeypatch.setattr(packs, "known", lambda: {"ball": WORDS})
     monkeypatch.setattr(packs, "FOLDER", tmp_path / "packs")

@@ -1,4 +1,4 @@
-"""Signals that wait for the end of a block, and signals that do not."""
+"""Signals with and without a wait for the end of a block."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The rate that counts for a pod whose vendor reports a price with or without the disk."""
+"""The effective rate of a pod if the vendor reports a price with or without the disk."""
 
 import pytest
 
@@ -16,7 +16,7 @@ AGREED, DISK = 476_987, 136_987
         (300_000, DISK, AGREED),  # cheaper either way
         (400_000, DISK, 400_000 + DISK),  # dearer without the disk, or cheaper with the disk: unknown
         (680_000, DISK, 680_000 + DISK),
-        (680_000, 0, 680_000),  # a vendor whose price is the whole price
+        (680_000, 0, 680_000),  # a vendor with a price for everything
         (0, DISK, AGREED),  # no report
     ],
 )

@@ -18,7 +18,7 @@ OWNERS = {
 
 @pytest.fixture
 def named(tmp_path):
-    """Return a function that returns the names of the machines for the given words."""
+    """Return a function from words to the names of the machines."""
     (tmp_path / "key").touch(mode=0o600)
     hosts = [{"ip": f"10.0.0.{number}", "identity_file": str(tmp_path / "key")} for number in (1, 2)]
     (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"user": "me", "hosts": hosts}}))

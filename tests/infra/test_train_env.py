@@ -1,4 +1,4 @@
-"""A step in this terminal: its records arrive live, and its end is reported correctly."""
+"""A step in this terminal: records arrive live, and the end is reported correctly."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Make an environment by the agent's code, and print its interpreter."""
+"""Make an environment by the agent's code, and print the interpreter."""
 
 import json
 import os

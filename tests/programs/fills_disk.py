@@ -1,4 +1,4 @@
-"""Fill the disk of the working folder; then exit with an error, or with `--stays` take all space that becomes free."""
+"""Fill the disk of the working folder; then exit with an error, or with `--stays` take all new free space."""
 
 import sys
 import time

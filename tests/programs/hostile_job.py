@@ -1,4 +1,4 @@
-"""A job that attacks the laptop: fills the folder of logs of its pod, and forges lines of the list of logs by a name.
+"""An attacking job: fills the folder of logs of the pod, and forges lines of the list of logs by a name.
 
 Input: `files.json` beside the program, contents by name; "@job" in a content is the pod's own job.json. Ends when FILE,
 the only argument, exists.

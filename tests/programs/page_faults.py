@@ -1,4 +1,4 @@
-"""Print the number of page faults that eight large tensors cost after prepare()."""
+"""Print the number of page faults of eight large tensors after prepare()."""
 
 import resource
 

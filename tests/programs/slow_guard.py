@@ -1,4 +1,4 @@
-"""Run a guard that waits for the agent to exit between its check for a verdict and its check for the agent."""
+"""Run a guard that waits for the agent to exit between the check for a verdict and the check for the agent."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A server of Google's buckets on loopback: the JSON API by its documentation, tokens for a service account, faults.
+"""A server of Google's buckets on loopback: the JSON API by the documentation, tokens for a service account, faults.
 
 Objects have generations, and writes can depend on generations; uploads use one request, or parts with a status request
 after a cut; ranges, rewrites in two answers, pages. The server gives a token for an assertion signed by the account's

@@ -100,7 +100,7 @@ class Pod:
         return Path(self.store, "runs", RUN)
 
     def log(self, name: str) -> str:
-        """Return a log at its usual place: at the top of the store."""
+        """Return a log at the usual place: at the top of the store."""
         return Path(self.store, "logs", RUN, name).read_text()
 
     def stored_checkpoints(self) -> list[str]:
@@ -124,7 +124,7 @@ def left(one: subprocess.Popen[str], code: int = 0) -> str:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Any]:
-    """Return a function that makes pods of one run, over one store."""
+    """Return a function that makes pods of a run, over a store."""
     made: list[Pod] = []
 
     def make(name: str, store: Path | str = tmp_path / "store") -> Pod:

@@ -152,7 +152,7 @@ def test_unprintable_names_are_shown_escaped(root, tmp_path):
     Path(os.fsdecode(odd), "ARTIFACT.json").write_text("{}")
     Path(os.fsdecode(os.fsencode(tmp_path / "store/good") + b"/\xff")).touch()
     for one in Store(tmp_path / "store").artifacts():
-        if one.name == "bad":  # whatever an earlier test has left
+        if one.name == "bad":  # the state after earlier tests
             continue
         assert f"{one.name}{one.problem}".isprintable() and f"{one.name}{one.problem}".encode() and one.problem
 

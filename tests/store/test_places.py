@@ -236,7 +236,7 @@ def test_a_run_continues_on_a_second_pod_from_any_store(uri, pods):
         first.save(step, size=3000)
         one.carry()
     one.carry(last=True)
-    assert first.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    assert first.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     assert first.folder.read("logs/base.log") == b"hello\n"
     assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
     assert (second.root / FOLDER / "step-000000015" / "model.safetensors").read_bytes() == (
@@ -436,10 +436,10 @@ def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_compl
         hit += fault.times < times
         print(f"{time.monotonic() - began:.2f} s {fault}")
         hub.faults = []
-        assert name not in pod.acknowledged() or pod.shown()[0] == name, fault
+        assert name not in pod.acknowledged() or pod.stored_checkpoints()[0] == name, fault
         again = courier(pod)
         again.carry()
-        assert pod.shown()[0] == name and name in pod.acknowledged(), fault
+        assert pod.stored_checkpoints()[0] == name and name in pod.acknowledged(), fault
         assert pod.folder.read("logs/base.log") == f"step {step}\n".encode()
     assert hit >= rounds / 2
 
@@ -512,6 +512,6 @@ def test_a_half_downloaded_checkpoint_is_not_listed(away_uri, pods, request):
     folder = RunFolder(away_uri, RUN)
     place = open_place(away_uri)
     place.put({f"runs/{RUN}/{name}/model.safetensors": pod.root / name / "model.safetensors"})
-    assert pod.shown() == [] and fetch(pods("two", away_uri))["checkpoints"] == []
+    assert pod.stored_checkpoints() == [] and fetch(pods("two", away_uri))["checkpoints"] == []
     folder.put_checkpoint(pod.root / name, name)
-    assert pod.shown() == [name] and f"{name}/{MANIFEST}" in folder.names()
+    assert pod.stored_checkpoints() == [name] and f"{name}/{MANIFEST}" in folder.names()

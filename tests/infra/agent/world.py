@@ -31,7 +31,7 @@ def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S
 
 
 class World:
-    """One pod: write step programs, hand over a job, observe the pod, break the pod."""
+    """A pod: write step programs, hand over a job, observe the pod, break the pod."""
 
     def __init__(self, root: Path) -> None:
         self.pod = PodFolder(root)

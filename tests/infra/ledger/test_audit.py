@@ -81,7 +81,7 @@ def test_a_row_owns_one_of_two_machines_with_its_token():
 
 def test_a_row_without_machine_is_a_ghost_only_if_the_vendor_denies_the_machine():
     assert kinds([row("READY")], denied=["id-a"]) == [("id-a", "ghost")]
-    assert kinds([row("READY")]) == [("id-a", "claimed")]  # a listing that lags
+    assert kinds([row("READY")]) == [("id-a", "claimed")]  # a lagging listing
     assert kinds([row("READY")], is_complete=False) == []
     assert kinds([row("TERMINATED"), row("FAILED", "b"), row("PLANNED", "c", sent_at=None, remote_id=None)]) == []
 

@@ -1,4 +1,4 @@
-"""Processes that are asked to leave: the leases are named, and the remaining processes continue."""
+"""Processes asked to leave: the leases are named, and the remaining processes continue."""
 
 import signal
 import subprocess

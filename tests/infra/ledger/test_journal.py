@@ -250,7 +250,7 @@ def test_a_journal_without_its_last_changes_is_damaged(environ, tmp_path):
         content, log_content = journal.path.read_bytes(), log.read_bytes()
     for harm in (
         lambda: journal.path.write_bytes(old),  # restored from a copy
-        lambda: journal.path.write_bytes(content),  # changes that were only in the log are lost
+        lambda: journal.path.write_bytes(content),  # changes found only in the log are lost
         lambda: log.write_bytes(log_content[:100] + b"x" + log_content[101:]) and journal.path.write_bytes(content),
     ):
         harm()

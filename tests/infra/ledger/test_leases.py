@@ -107,7 +107,7 @@ def test_a_stopped_holder_without_a_replacement_continues(journal, stoppable):
     ("awake_for_s", "is_held"), [(0.0, True), (59.0, True), (60.0, False), (7200.0, False)], ids=str
 )
 def test_silence_does_not_count_the_sleep_of_the_machine(journal, monkeypatch, awake_for_s, is_held):
-    """A laptop that was closed for hours was not awake during these hours."""
+    """A closed laptop is not awake."""
     journal.leases.take("run:a")
     at = heard_at(journal)
     monkeypatch.setattr(leases, "awake_s", lambda: at + awake_for_s)

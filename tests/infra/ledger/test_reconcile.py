@@ -335,7 +335,7 @@ class Market:
     owner: str = "test"
     now: int = 1_000_000
     running: dict[str, Machine] = field(default_factory=dict)
-    in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests that arrive later
+    in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests with a late arrival
     listing_fails: bool = False
     deletes_fail: bool = False
     numbers: itertools.count = field(default_factory=itertools.count)
@@ -397,7 +397,7 @@ ENDS = {
 
 
 class Timed(Market):
-    """A vendor that ends a pod at its limit."""
+    """A vendor that ends a pod at the limit."""
 
     is_rented, clock_scale, can = True, 1.0, Abilities(time_limit=True)
 
@@ -504,7 +504,7 @@ class Launches(RuleBasedStateMachine):
 
 
 class Impatient(Launches):
-    """A wrong rule that the rig must catch: a lost answer counts as a refusal at once."""
+    """A wrong rule for the rig to reject: a lost answer counts as a refusal at once."""
 
     settle_s = 0.0
 

@@ -25,7 +25,7 @@ QUERY = '{"query": "mutation ($id: String!) { podTerminate(input: {podId: $id}) 
 
 @pytest.fixture
 def vendor():
-    """Start a server that records requests; return the server and its address."""
+    """Start a server that records requests; return the server and the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do(self):

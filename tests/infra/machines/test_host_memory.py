@@ -1,4 +1,4 @@
-"""The memory of machines, and the commands that show the memory, typed into real `inv` processes."""
+"""The memory of machines, and the commands about machines, typed into real `inv` processes."""
 
 import json
 import os

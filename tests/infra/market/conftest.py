@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the vendors: keys, a mark, a rehearsal with its user."""
+"""Fixtures for the tests of the vendors: keys, a mark, a rehearsal with a user."""
 
 import contextlib
 import signal
@@ -39,7 +39,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def rehearsal(shared):
-    """Return the rehearsal in its initial state: without faults and running machines."""
+    """Return the rehearsal in the initial state: without faults and running machines."""
     shared.world.tell("/faults", {})
     yield shared
     shared.world.tell("/faults", {})

@@ -15,7 +15,7 @@ CREATED = {"shadeform": "created_at", "lium": "created_at", "runpod": "createdAt
 
 
 def way(vendor: str, user: Any = "root", host: Any = "203.0.113.9", port: Any = 22) -> dict[str, Any]:
-    """Return a running machine that is reached at this address."""
+    """Return a running machine at this address."""
     told = {
         "shadeform": {"ip": host, "ssh_user": user, "ssh_port": port},
         "lium": {"ssh_connect_cmd": f"ssh {user}@{host} -p {port}"},

@@ -308,7 +308,7 @@ def test_invalid_arguments_of_cost_are_reported(rehearsal, words, code, said):
 
 
 def test_a_rehearsal_reports_market_events_and_cost(rehearsal, monkeypatch, capsys, tmp_path):
-    """Run the parts of `rehearse` around a launch, here a pod that the market takes away."""
+    """Run the parts of `rehearse` around a launch, here a preempted pod."""
     from scripts.runs import rehearse
 
     world = rehearsal.world

@@ -26,7 +26,7 @@ HOURS = 1000.0
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """Return a run on two machines that were taken away at different times, and the run's keeper."""
+    """Return a run on two machines, preempted at different times, and the run's keeper."""
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
         settings = settings_of(running, tmp_path)
         for name in ("runpod", "lium", "shadeform"):

@@ -43,7 +43,7 @@ DAY = Limits(time_s=86_400.0)
 
 
 class Desk:
-    """A vendor that rents any requested machine, at set prices."""
+    """A vendor with every requested machine, at set prices."""
 
     def __init__(self, name, stand, folder):
         api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, pace=Pace.of_minute(10**6))

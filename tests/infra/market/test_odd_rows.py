@@ -47,7 +47,7 @@ QUICK = settings(max_examples=40, deadline=None,
 
 @pytest.fixture(params=VENDORS)
 def at(request, tmp_path):
-    """Return a vendor with set answers, and its client."""
+    """Return a vendor with set answers, and a client."""
     with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys", "/graphql"]) as stand:
         api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.of_minute(10**6))
         kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
@@ -281,11 +281,11 @@ def test_a_failing_delete_prevents_no_other_end(rehearsal):
     assert not rehearsal.running() & set(orphans.values())
 
 
-# A bug in our code about one pod.
+# A bug in our code about a single pod.
 
 
 class Stumbles(RunPod):
-    """A vendor with an unexpected failure in the deletion of one pod."""
+    """A vendor with an unexpected failure in the deletion of a pod."""
 
     over: ClassVar[str] = ""
 

@@ -33,7 +33,7 @@ def rent(local, run="a-1", token=None):
 
 
 def start(pod, script=FOREVER):
-    """Hand over a job of one step and start the agent, as a launch does."""
+    """Hand over a job with a single step and start the agent, as a launch does."""
     folder = PodFolder(Path(pod.address))
     (folder.code / "work").mkdir(parents=True, exist_ok=True)
     (folder.code / "step.py").write_text(script)

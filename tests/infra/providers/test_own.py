@@ -1,4 +1,4 @@
-"""The provider of an extension: for any behaviour of its code, only our records and errors come out."""
+"""The provider of an extension: for any behaviour of the code, only our records and errors come out."""
 
 import dataclasses
 import time
@@ -59,7 +59,7 @@ def create(provider):
     return provider.create(Request(run="r"), Offer(provider="boxes", offer_id="o"), TOKEN, Limits())
 
 
-def test_its_records_have_its_own_name_and_it_counts_as_rented(made):
+def test_records_of_an_extension_provider_have_its_name_and_count_as_rented(made):
     boxes = made()
     assert (boxes.name, boxes.is_rented, boxes.farewell) == ("boxes", True, ())
     found = [create(boxes), boxes.find("m1"), *boxes.list(), *boxes.offers(Request(run="r")), boxes.account()]
@@ -77,7 +77,7 @@ def test_any_exception_becomes_our_error_with_its_line_and_leaves_a_create_open(
             ask()
 
 
-def test_its_own_clear_errors_stay_unchanged(made):
+def test_clear_errors_of_an_extension_provider_stay_unchanged(made):
     boxes = made("def no(self, *words): raise NoOffer('gone')\nVerbs.create = no")
     with pytest.raises(NoOffer, match="gone"):
         create(boxes)

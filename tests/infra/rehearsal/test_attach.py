@@ -1,4 +1,4 @@
-"""A user's own world: start, reuse, entry, preemption, end; and its effects on machines at work."""
+"""A user's own world: start, reuse, entry, preemption, end; and effects on machines at work."""
 
 import contextlib
 import json
@@ -92,7 +92,7 @@ def test_invalid_arguments_start_no_world(base, tmp_path):
 
 
 def rent(market):
-    """Return a pod of the world that answers, and its files."""
+    """Return an answering pod of the world, and the pod's files."""
     offer = min(market.offers(KIND), key=lambda one: one.micro_usd_per_hour)
     made = market.create(KIND, offer, new_token("0a1b2c3d"), Limits(time_s=86400.0))
 

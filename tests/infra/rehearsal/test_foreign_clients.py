@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory):
-    """Return a function that makes, once, an environment with the packages, and returns its interpreter."""
+    """Return a function from packages to the interpreter of an environment, made once."""
     made: dict[tuple[str, ...], Path] = {}
 
     def python(packages: tuple[str, ...]) -> Path:

@@ -42,7 +42,7 @@ def test_a_world_asked_to_end_leaves_no_process_and_no_folder(tmp_path):
 
 
 def test_a_world_ends_pods_with_stopped_processes(tmp_path):
-    """A user simulates a hung machine with SIGSTOP for all its processes."""
+    """A user simulates a hung machine with SIGSTOP for all processes."""
     with world(tmp_path) as running:
         tokens = two_pods(running)
         for one in process.find(tokens[0]):

@@ -69,7 +69,7 @@ def test_each_attempt_gives_the_guard_the_billed_time_so_far(tmp_path, monkeypat
         op = hand_over.hand_over(op, vendor, journal, {})
         first, second = (one.limits.billed_s for one in far.jobs)
         assert 100.0 <= first < 130.0 and second - first >= SLOW_S
-        # A machine that has lost its disk has no report of the earlier guard.
+        # A machine with a lost disk has no report of the earlier guard.
         clock["s"] = 500.0
         op = hand_over.hand_over(journal.advance(op, "unreachable"), vendor, journal, {})
         assert op.state == "READY" and 500.0 <= far.jobs[-1].limits.billed_s < 530.0

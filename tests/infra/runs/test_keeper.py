@@ -52,7 +52,7 @@ def journal(tmp_path):
 
 @pytest.fixture
 def code(tmp_path):
-    """Return a checkout with the agent and a job that counts."""
+    """Return a checkout with the agent and a counting job."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "count.py").write_text(COUNT)

@@ -1,4 +1,4 @@
-"""All pods or none: the machines that a launch over N nodes rents and gives back."""
+"""All pods or none: the machines rented and given back by a launch over N nodes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"
 
 
 class HasOne(Local):
-    """A provider whose second machine was just taken by a different user."""
+    """A provider with a second machine just taken by a different user."""
 
     def create(self, request, offer, token, limits):
         if len(self.list()) == 1:

@@ -170,7 +170,7 @@ def test_an_ended_replica_is_left_to_its_living_controller(journal, local, monke
 
 
 class Silent(Local):
-    """Answers after its release."""
+    """Answers after the release."""
 
     hold = threading.Event()
     name = "silent"

@@ -38,7 +38,7 @@ def pod(journal, owner_kind="pod_set", owner="lab", recovers=True, **more):
 
 @pytest.fixture
 def kept(journal, tmp_path, monkeypatch):
-    """Return a keeper whose pod is gone, and its output; `pods.end` accepts the end."""
+    """Return a keeper of a gone pod, and the output; `pods.end` accepts the end."""
     said = []
     one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], RunHome(tmp_path), {}, said.append)
     monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)

@@ -107,7 +107,7 @@ def test_ending_proves_absence_and_may_be_repeated(local, journal):
 
 def test_a_requested_end_works_for_any_later_state_of_the_row(local, journal):
     seen = rent(local, journal)
-    journal.note(seen, rate=7)  # as its launch does at the same time
+    journal.note(seen, rate=7)  # as the launch does at the same time
     assert pods.end(local, seen, journal).outcome == "asked"
     dying = journal.advance(rent(local, journal), "end", reason="it is gone")
     assert not run_rows.is_over(dying) and run_rows.is_over(pods.ask_to_end(dying, journal))

@@ -54,7 +54,7 @@ def test_observations_decide_the_action(nodes, course):
 
 
 def broken_rules(decision) -> set[str]:
-    """Return the rules that a decision breaks, over all possible observations."""
+    """Return the rules broken by a decision, over all possible observations."""
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]

@@ -1,4 +1,4 @@
-"""The peak memory of the process that runs the tests, kept below a bound."""
+"""The peak memory of the test process, kept below a bound."""
 
 import resource
 from collections.abc import Iterator

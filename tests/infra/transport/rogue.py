@@ -74,7 +74,7 @@ class RogueServer:
 
     @staticmethod
     def _send_packet(transport: paramiko.Transport) -> None:
-        """Send one packet with an honest length of a gigabyte, in endless pieces."""
+        """Send a packet with an honest length of a gigabyte, in endless pieces."""
         packets = transport.packetizer
         build = packets._build_packet
 

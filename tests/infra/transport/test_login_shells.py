@@ -35,7 +35,7 @@ BY_DAY = ("bash that greets", "fish that greets", "zsh that greets", "tcsh that 
 def pytest_generate_tests(metafunc):
     if "host" in metafunc.fixturenames:
         by_day = {
-            "test_what_a_command_says_is_what_is_read": tuple(SHELLS),
+            "test_the_output_of_a_command_is_read_unchanged": tuple(SHELLS),
             "test_a_file_of_40_mb_goes_both_ways": BY_DAY[:1],
         }.get(metafunc.function.__name__, BY_DAY)
         names = [pytest.param(name, marks=() if name in by_day else pytest.mark.nightly) for name in SHELLS]

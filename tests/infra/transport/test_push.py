@@ -196,7 +196,7 @@ def test_the_next_push_completes_an_interrupted_push(sshd, root, tmp_path):  # n
     dest = make_pod(tmp_path / "pod")
 
     class Cut(Ssh):
-        """Loses its connection after a large part of the stream."""
+        """Loses the connection after a large part of the stream."""
 
         def run(self, words, *, stdin, **more):
             return super().run(words, stdin=self.cut(stdin), **more)

@@ -13,7 +13,7 @@ CAME: dict[str, object] = {}
 
 
 def works(name, ask, is_right=lambda found: True):
-    """Make a call that should work; return the result, None after a failure."""
+    """Make a call with expected success; return the result, None after a failure."""
     try:
         found = ask()
         CAME[name] = "" if is_right(found) else f"answered {found!r}"[:300]

@@ -26,7 +26,7 @@ BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this 
 
 
 def make_wheel(folder: Path, name: str, version: str, text: str = "", needs: str = "") -> None:
-    """Make a wheel of one module, with the hashes that installers check."""
+    """Make a wheel of one module, with hashes for installers."""
     about = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": text,
@@ -64,7 +64,7 @@ class Rig:
             "PIP_CONFIG_FILE": str(folder / "pip.conf"),
             "PYTHONPATH": str(REPOSITORY),
         }
-        absent = folder / "absent"  # pip accepts a configured folder that does not exist
+        absent = folder / "absent"  # pip accepts a missing configured folder
         text = f"[global]\nno-index = true\nfind-links =\n    {absent}\n    {self.wheels}\n"
         (folder / "pip.conf").write_text(text)
         make_wheel(self.wheels, "whale", "1.0", "size = 'big'\n")
@@ -157,7 +157,7 @@ def test_pip_replaces_a_broken_uv(rig, tmp_path):
 
 @pytest.mark.process
 def test_uv_uses_its_cache_when_no_index_answers(rig, tmp_path):
-    """A different machine sent the index; uv recognises its cache by the index."""
+    """A different machine sent the index; uv recognises the cache by the index."""
     (tmp_path / "whale").mkdir()
     make_wheel(tmp_path / "whale", "whale", "1.0", "size = 'served'\n")
     (tmp_path / "pip.conf").write_text("")

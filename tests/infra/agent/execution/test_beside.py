@@ -37,7 +37,7 @@ def await_sidecar(world: World) -> None:
 
 
 def stop_agent_at(world: World, elapsed_s: float) -> Identity:
-    """Stop the agent, and let the next guard believe that `elapsed_s` have passed."""
+    """Stop the agent, and make the next guard count `elapsed_s` seconds."""
     agent = world.living("agent")
     send(agent, signal.SIGSTOP)
     world.kill("guard")
@@ -46,7 +46,7 @@ def stop_agent_at(world: World, elapsed_s: float) -> Identity:
 
 
 def test_one_sidecar_runs_through_all_steps_and_is_not_a_step(world: World) -> None:
-    leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"  # ended with its step
+    leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"  # ended with the step
     world.program("leave", leaves)
     steps = (module("wait"), module("leave"), Step("again", ("-m", "wait")), module("count", config={"total": 2}))
     world.pod.secrets.write_text(json.dumps({"HF_TOKEN": "canary-8b1d"}))
@@ -71,7 +71,7 @@ def test_a_sidecar_starts_once_its_environment_exists(world: World) -> None:
     world.start()
     assert world.verdict()["reason"] == ""
     assert names(world.progress()["steps"]) == {"environment": "done", "count": "done"}
-    assert len(sidecar_pids(world)) == 1  # a short run gives the sidecar at least the time of its last uploads
+    assert len(sidecar_pids(world)) == 1  # a short run gives the sidecar at least the time of the last uploads
 
 
 def test_the_verdict_of_a_sidecar_without_environment_lists_the_missing_uploads(world: World) -> None:

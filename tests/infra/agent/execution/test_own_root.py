@@ -1,4 +1,4 @@
-"""A job's own root: folders at paths that this machine does not have, without any change to this machine."""
+"""A job's own root: folders at paths missing on this machine, without any change to this machine."""
 
 import os
 import subprocess

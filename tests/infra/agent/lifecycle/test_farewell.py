@@ -202,7 +202,7 @@ def test_the_nearest_ancestor_with_all_variables_provides_the_key():
     path = {"PYTHONPATH": str(Path(__file__).parents[4])}
 
     def beneath(*environs: dict[str, str]) -> str:
-        """Return the variables found by nested processes that were started with `variables`, outermost first."""
+        """Return the variables found by nested processes with `variables`, outermost first."""
         words = [sys.executable, "-c", probe]
         for environ in ({}, *reversed(environs[1:])):
             nest = f"import subprocess, sys; subprocess.run(sys.argv[1:], env={ {**path, **environ}!r})"

@@ -1,4 +1,4 @@
-"""A held pod: held without work, at work, held again; its limits count throughout."""
+"""A held pod: held without work, at work, held again; limits count throughout."""
 
 import json
 import os
@@ -23,13 +23,13 @@ def guard_json(world: World) -> dict[str, Any]:
 
 
 def held(world: World, **more: Any) -> dict[str, Any]:
-    """Yield a held pod, and the first report of its guard."""
+    """Yield a held pod, and the first report of the guard."""
     world.job(kind="hold", stays=True, **more)
     return world.start()
 
 
 def work(world: World, text: str, name: str = "work", **more: Any) -> None:
-    """Hand over a job of one step."""
+    """Hand over a job with a single step."""
     world.program(name, text)
     world.job(module(name), stays=True, **more)
     world.start()

@@ -1,4 +1,4 @@
-"""A log that grows without limit is rotated on its pod, while the step continues to write."""
+"""An endlessly growing log is rotated on the pod, while the step continues to write."""
 
 import os
 import subprocess
@@ -111,5 +111,5 @@ def test_copies_and_readers_follow_a_log_through_rotation(pod: PodFolder, tmp_pa
     assert capsys.readouterr().out == "two\nthree\ntrain | two\ntrain | three\n"
     assert first.count("one 99") == 2
     assert [one.name for one in choose(home.pod.logs, op, "train", False)] == ["train.1.log", "train.log"]
-    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # the lines that `why` shows
+    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # the lines of `why`
     assert here.read_text() == "three\n" and home.pod.log("train.1").read_text().endswith("one 99\ntwo\n")

@@ -1,4 +1,4 @@
-"""The snapshot of a run at home, and the files that a new pod gets from the snapshot, on folders of this machine."""
+"""The snapshot of a run at home, and the files for a new pod, on folders of this machine."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def write_figures(root: Path, steps: int) -> None:
 
 
 class BreaksAt(ThisMachine):
-    """A transport whose connection breaks at the request for a file of this name."""
+    """A transport that loses the connection at the request for a file of this name."""
 
     name = ""
 
