@@ -35,7 +35,7 @@ SPEED = 600.0  # a vendor's half minute of deleting passes within a moment of re
 
 
 @dataclass(frozen=True)
-class Office:
+class SharedInstallation:
     """An installation on a vendor, used by several processes."""
 
     stage: Stage
@@ -53,11 +53,11 @@ class Office:
         """Act as the named process, which pauses at random points."""
         chance = random.Random(f"{self.seed} {who}")
 
-        def loiter(label: str, nth: int) -> None:
+        def pause_at_points(label: str, nth: int) -> None:
             if chance.random() < 0.3:
                 time.sleep(chance.uniform(0, SLOW_S if label == "before list" else LONGEST_S))
 
-        points = Points(loiter)
+        points = Points(pause_at_points)
         with self.renting.watched(self.path, environ(self.folder), points) as journal:
             watch_requests(points)
             work(chance, self.stage.vendor(self.vendor_name, self.path, clock_scale=SPEED), journal)
@@ -105,7 +105,7 @@ class Office:
         self.use(f"rival {number}", work)
 
 
-def launches(office: Office, rounds: int) -> str:
+def launches(office: SharedInstallation, rounds: int) -> str:
     """Race launches against sweeps. Raises Wrong for a deleted pod without a request to end."""
     context = multiprocessing.get_context("fork")
     is_over = context.Event()
@@ -131,7 +131,7 @@ def launches(office: Office, rounds: int) -> str:
     return f"{len(made)} launches, {len(ended)} ends, {len(swept)} sweeps: no live pod deleted"
 
 
-def winners(office: Office, rounds: int) -> str:
+def winners(office: SharedInstallation, rounds: int) -> str:
     """Race eight processes for a pod. Raises Wrong unless each round has one winner, and one machine."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(RIVALS)
@@ -171,7 +171,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="races-") as text, stage(Path(text), flags.seed, SPEED) as here:
         folder = Path(text)
         offers = here.vendor(vendor, folder / "x").offers(order(vendor, "r")[0])
-        office = Office(here, renting, folder, vendor, offers, flags.seed)
+        office = SharedInstallation(here, renting, folder, vendor, offers, flags.seed)
         try:
             print(RACES[flags.race](office, flags.rounds), flush=True)
         except Wrong as wrong:

@@ -121,7 +121,7 @@ def test_a_launch_survives_every_break_or_shows_the_next_command(hosts, tmp_path
         with ThreadPoolExecutor(len(cases)) as threads:
             folders = [tmp_path / f"trial{number}-{case}" for case in range(len(cases))]
             trials = [
-                threads.submit(survives, host, stage, fault, root, folder, f"otter-{number}")
+                threads.submit(launch_and_recover, host, stage, fault, root, folder, f"otter-{number}")
                 for host, (stage, fault), folder in zip(machines, cases, folders, strict=True)
             ]
         for (stage, fault), trial in zip(cases, trials, strict=True):
@@ -130,7 +130,7 @@ def test_a_launch_survives_every_break_or_shows_the_next_command(hosts, tmp_path
     assert max(late.values()) <= VERDICT_S, late
 
 
-def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: str) -> float:
+def launch_and_recover(host: Host, stage: str, what: str, root: Path, folder: Path, run: str) -> float:
     """Launch, break, mend, and finish. Return the time from the break to the first message."""
     fault, count = Fault(host, what), counted(host, run)
     ssh = Breaking(folder, stage, fault, count.pod)

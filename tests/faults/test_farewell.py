@@ -23,7 +23,7 @@ from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.settings import VENDORS, Settings
 from store.run_sync.run_folder import ENDING, RunFolder
-from tests.faults.test_secrets import files, forms
+from tests.faults.test_secrets import encodings, files
 from tests.faults.trial import checkout, rounds
 from tests.hosts import first_process, until
 from tests.infra.rehearsal.worlds import Running, world
@@ -132,7 +132,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
         assert verdict == ("failed" if "fails" in one.run else "succeeded"), one
     assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(rented))  # until a user ends the pods
     for key in keys:
-        assert holding(key, folder) == [] and not any(key.encode() in line for line in lines)
+        assert files_with(key, folder) == [] and not any(key.encode() in line for line in lines)
     running.fault()
     until(
         lambda: {pod["state"] for pod in truth(own)} <= {"deleting", "gone"}, "pods that have ended themselves", LONG_S
@@ -173,13 +173,13 @@ def check_run_stays_over(running: Running, folder: Path, one: Rented) -> None:
     assert len(running.truth()["pods"]) == rented
 
 
-def holding(key: str, folder: Path) -> list[Path]:
+def files_with(key: str, folder: Path) -> list[Path]:
     """Return the files that contain the secret, in any encoding."""
     found = []
     for path in files(folder):
         with contextlib.suppress(FileNotFoundError):  # a draft, renamed meanwhile
             content = path.read_bytes()
-            found += [path] if any(form in content for form in forms(key)) else []
+            found += [path] if any(form in content for form in encodings(key)) else []
     return found
 
 

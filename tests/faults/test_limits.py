@@ -114,7 +114,7 @@ def starve(root: Path, cgroup: Path | None) -> None:
 def test_guard_and_agent_without_file_descriptors_wait_and_end_no_process(tmp_path):
     with running(tmp_path) as world:
         both = [world.living(role).pid for role in ("guard", "agent")]
-        with without(resource.RLIMIT_NOFILE, *both):
+        with exhaust_resource(resource.RLIMIT_NOFILE, *both):
             until(lambda: all("failed for now" in world.pod.log(role).read_text() for role in ("guard", "agent")))
         (world.pod.work / "go").touch()
         assert world.verdict()["state"] == "succeeded" and world.lines("ran.txt") == ["ran"]
@@ -181,7 +181,7 @@ def running(root: Path, logs: Path | None = None) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def without(what: int, *pids: int) -> Iterator[None]:
+def exhaust_resource(what: int, *pids: int) -> Iterator[None]:
     """Deny a resource in use to the processes."""
     before = [resource.prlimit(pid, what) for pid in pids]
     for pid, (_, most) in zip(pids, before, strict=True):
@@ -196,7 +196,7 @@ def test_the_time_limit_holds_while_guard_or_agent_is_killed_repeatedly(tmp_path
     seed = seeds.seed()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         trials = [
-            threads.submit(outlive, tmp_path / f"{role}-{number}", role, random.Random(seed + number))
+            threads.submit(kill_until_the_end, tmp_path / f"{role}-{number}", role, random.Random(seed + number))
             for number in range(rounds)
             for role in ("guard", "agent")
         ]
@@ -206,7 +206,7 @@ def test_the_time_limit_holds_while_guard_or_agent_is_killed_repeatedly(tmp_path
     assert sum(kills) >= len(kills)  # on a busy machine a start may take so long that a pod ends before the first kill
 
 
-def outlive(root: Path, role: str, dice: random.Random) -> tuple[float, int]:
+def kill_until_the_end(root: Path, role: str, dice: random.Random) -> tuple[float, int]:
     """Send SIGKILL in a loop until the end; return by how much the pod outlived the limit, and the number of kills."""
     world = World(root)
     most = {"guard": 1000, "agent": 4}[role]  # a fifth dead agent is a crash loop, and the guard gives up

@@ -40,11 +40,11 @@ LAUNCH = source("launch_and_follow")
 def test_secrets_appear_only_at_their_destination(hosts, tmp_path, rounds):  # noqa: F811
     (host,) = hosts(1)
     for number in range(rounds):
-        look_everywhere(host, tmp_path / str(number))
+        search_for_secrets(host, tmp_path / str(number))
         shutil.rmtree(host.folder / "home" / ".slipway")
 
 
-def look_everywhere(host: Host, folder: Path) -> None:
+def search_for_secrets(host: Host, folder: Path) -> None:
     """Launch once, and search all output, processes, packets and files, on both sides."""
     tokens = {name: prefix + "".join(random.choices(string.ascii_letters, k=34)) for name, prefix in KEYS.items()}
     root = checkout(folder / "checkout")
@@ -91,7 +91,7 @@ def look_everywhere(host: Host, folder: Path) -> None:
         (place, name)
         for place, content in places.items()
         for name, value in canaries.items()
-        if any(form in content for form in forms(value))
+        if any(form in content for form in encodings(value))
     }
     assert seen == {(f"{folder.name}/checkout/{name}", name) for name in PLANTED}
     for refusal in PLANTED.values():
@@ -180,7 +180,7 @@ def files(root: Path) -> Iterator[Path]:
     return (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def forms(secret: str) -> set[bytes]:
+def encodings(secret: str) -> set[bytes]:
     """Return the secret in plain text, in base64 at every offset, in hex and as part of a URL."""
     raw = secret.encode()
     found = {raw, raw.hex().encode(), raw.hex().upper().encode(), quote(secret, safe="").encode()}

@@ -15,7 +15,7 @@ from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.runs import observe
 from infra.settings import Settings
-from tests.faults.test_farewell import LIMIT_S, LONG_S, Rented, environ_of, holding, launch
+from tests.faults.test_farewell import LIMIT_S, LONG_S, Rented, environ_of, files_with, launch
 from tests.faults.trial import checkout
 from tests.hosts import until
 from tests.infra.rehearsal.worlds import Running, world
@@ -58,7 +58,7 @@ def test_finished_pods_end_themselves_and_revived_guards_leave_the_end_to_the_ve
     for one in pods:
         until(one.pod.work.is_dir, "work", LONG_S)
         assert guard_of(one)["self_end"] == "armed"
-        assert holding(key[one.vendor], one.pod.root) == holding(key[one.vendor], tmp_path / one.vendor) == []
+        assert files_with(key[one.vendor], one.pod.root) == files_with(key[one.vendor], tmp_path / one.vendor) == []
         assert SELF_END_KEY in one.pod.job.read_text()  # and not its value
     assert not [one for each in key.values() for one in processes_with(each.encode())]
     ends = [one for one in pods if "succeeds" in one.run]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.services import Place
-from tests.faults.test_secrets import KEYS, command_lines, files, forms
+from tests.faults.test_secrets import KEYS, command_lines, encodings, files
 from tests.programs import source
 from tests.world import World, until
 
@@ -91,7 +91,7 @@ def test_a_service_leaks_no_secret_and_refuses_other_users_at_its_ports(place):
         (str(where), name)
         for where, content in {**open_to, "argv": bytes(lines), "said": "".join(told).encode()}.items()
         for name, value in secret.items()
-        if any(form in content for form in forms(value))
+        if any(form in content for form in encodings(value))
     }
     assert seen == set()
     held = {

@@ -43,7 +43,7 @@ def test_a_push_keeps_the_results_of_the_pod(tmp_path, rounds):
         else:
             made[path.resolve()] = path.read_bytes()  # a link on the path may point elsewhere later
         assert {path: path.read_bytes() for path in made} == made
-        disasters(here, root, dest, tmp_path)
+        wrong_targets(here, root, dest, tmp_path)
         assert {path: path.read_bytes() for path in made} == made
 
 
@@ -72,7 +72,7 @@ def change(root: Path, dice: random.Random, number: int, outside: Path) -> None:
             path.write_bytes(dice.randbytes(8))
 
 
-def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
+def wrong_targets(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
     """Return every wrong target; a push refuses all of them."""
     (folder / "empty").mkdir(exist_ok=True)
     (folder / "all").mkdir(exist_ok=True)

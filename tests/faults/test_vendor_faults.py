@@ -94,7 +94,7 @@ def test_vendor_rig_rejects_code_that_gives_up_deleting(here, tmp_path):
 # Row 5: pods missing from a listing.
 
 
-def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = None) -> None:
+def sweep_wrong_listings(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = None) -> None:
     """Sweep on wrong listings, of installations with a few pods. Raises Wrong for a false verdict."""
     seed = seeds.seed() if seed is None else seed
     chance, number, seen = random.Random(seed), 0, 0
@@ -131,9 +131,9 @@ def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = N
 
 @rounds(20, 2000)
 def test_a_stale_or_incomplete_listing_proves_nothing(here, tmp_path, rounds):
-    mislead(here, tmp_path, rounds)
+    sweep_wrong_listings(here, tmp_path, rounds)
 
 
 def test_vendor_rig_rejects_code_that_takes_silence_for_absence(here, tmp_path):
     with pytest.raises(Wrong, match="early end|lost work"):
-        mislead(here, tmp_path, 100, known_bad.believe_silence, seed=1)
+        sweep_wrong_listings(here, tmp_path, 100, known_bad.believe_silence, seed=1)

@@ -54,7 +54,7 @@ def planned(settings: Settings, **flags) -> Plan:
     return plan_for(work, settings, Request(run="new"), local, Limits())
 
 
-def ran(
+def finished_run(
     settings: Settings,
     journal: Journal,
     plan: Plan,
@@ -91,7 +91,7 @@ def ran(
     return op
 
 
-def with_around(plan: Plan, around: Expected) -> Plan:
+def with_margin(plan: Plan, around: Expected) -> Plan:
     steps = (*(one for one in plan.forecast if one.step != AROUND), around)
     return replace(plan, estimate=replace(plan.estimate, steps=steps))
 
@@ -112,7 +112,7 @@ def step(name: str, at: float, seconds: float, marks: list) -> dict:
 def test_a_plan_uses_the_table_until_a_run_and_then_the_measured_time(settings, journal):
     first = planned(settings)
     assert {one.source for one in first.forecast} == {"a guess"}
-    ran(settings, journal, first)
+    finished_run(settings, journal, first)
     assert planned(settings).forecast == first.forecast  # no command has looked yet
     learned.gather(journal, settings)
     second = planned(settings)
@@ -125,12 +125,12 @@ def test_a_plan_uses_the_table_until_a_run_and_then_the_measured_time(settings, 
 
 
 def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, journal):
-    op = ran(settings, journal, planned(settings))
+    op = finished_run(settings, journal, planned(settings))
     (first,) = learned.errors(journal, settings)
     assert (first.run, first.came_s, first.is_repeated) == ("calm-ox-1", 54.0, False)
     PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # the folder may be removed now
     learned.gather(journal, settings)
-    ran(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
+    finished_run(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
     _, second = learned.errors(journal, settings)
     assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
     assert second.early_error == pytest.approx(second.error)  # at a tenth of the time no step had begun
@@ -140,7 +140,7 @@ def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, j
 
 def test_a_resumed_run_on_a_rented_pod_is_learned_from(settings, journal):
     plan = planned(settings)
-    op = ran(settings, journal, plan, is_carried=True)
+    op = finished_run(settings, journal, plan, is_carried=True)
     assert [step.name for step in Job.from_json(op.job).steps] == ["fetch", *(step.name for step in plan.job.steps)]
     (first,) = learned.errors(journal, settings)
     assert first.came_s == 54.0
@@ -150,7 +150,7 @@ def test_a_resumed_run_on_a_rented_pod_is_learned_from(settings, journal):
 def test_a_first_run_that_mostly_builds_its_environment_counts_as_new(settings, journal):
     plan = planned(settings)
     around = replace(next(one for one in plan.forecast if one.step == AROUND), seconds=3600.0, high=7200.0)
-    ran(settings, journal, with_around(plan, around))
+    finished_run(settings, journal, with_margin(plan, around))
     (first,) = learned.errors(journal, settings)
     assert not first.is_repeated
 
@@ -162,8 +162,8 @@ def kept(settings: Settings, op: Op) -> tuple[dict[str, StepTime], float | None]
 
 def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal):
     plan = planned(settings)
-    resumed = ran(settings, journal, plan, "calm-ox-1", agents=2)
-    went_on = ran(settings, journal, plan, "calm-ox-2")
+    resumed = finished_run(settings, journal, plan, "calm-ox-1", agents=2)
+    went_on = finished_run(settings, journal, plan, "calm-ox-2")
     folder = PodFolder(settings.pods / "calm-ox-2")
     progress = json.loads(folder.progress.read_text())
     progress["steps"][-1]["marks"] = [[5.0, 0.5], [35.0, 1.0]]  # from a checkpoint of an earlier pod
@@ -178,7 +178,7 @@ def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal
 
 
 def test_a_journal_without_records_is_understood(settings, journal):
-    op = ran(settings, journal, planned(settings))
+    op = finished_run(settings, journal, planned(settings))
     timings = Timings.beside(settings.state_file)
     timings._path(op.token).unlink()  # no forecast was kept, and the agent reported no marks
     folder = PodFolder(settings.pods / op.run)
@@ -195,7 +195,7 @@ def test_a_journal_without_records_is_understood(settings, journal):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": "another"}', '{"token": "TOKEN", "steps": [{"name": 7}]}'])
 def test_unreadable_records_of_a_pod_are_ignored(settings, journal, text):
-    op = ran(settings, journal, planned(settings))
+    op = finished_run(settings, journal, planned(settings))
     PodFolder(settings.pods / op.run).progress.write_text(text.replace("TOKEN", op.token))
     learned.gather(journal, settings)
     assert {one.source for one in planned(settings).forecast} == {"a guess"}
@@ -203,7 +203,7 @@ def test_unreadable_records_of_a_pod_are_ignored(settings, journal, text):
 
 def test_a_working_run_shows_its_remaining_time(settings, journal):
     plan = planned(settings)
-    op = ran(settings, journal, plan)
+    op = finished_run(settings, journal, plan)
     now = ASKED_AT + 17.0
     steps = [
         step("text", ASKED_AT + 1, 2.0, []),

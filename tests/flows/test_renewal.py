@@ -40,7 +40,7 @@ def journal(settings):
 
 
 @pytest.fixture
-def needed(journal):
+def sweep_at_work(journal):
     """Start a process at work on a sweep, which keeps a supervisor alive."""
     words = [sys.executable, "-m", "tests.infra.ledger.holder", "", "leaves", "sweep:demo"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -63,7 +63,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ended(journal):
+def ended_supervisor(journal):
     """Kill the remaining supervisor at the end of a test."""
     yield
     if (holder := of_supervisor(journal)) is not None:
@@ -71,7 +71,9 @@ def ended(journal):
 
 
 @pytest.mark.process
-def test_a_supervisor_of_older_code_is_replaced_once_its_successor_is_up(journal, settings, needed, checkout, ended):
+def test_a_supervisor_of_older_code_is_replaced_once_its_successor_is_up(
+    journal, settings, sweep_at_work, checkout, ended_supervisor
+):
     op, log = begun(journal, "far-1"), supervisor_client.log_file(settings)
     supervisor_client.start(settings)
     until(lambda: "far-1: kept by the supervisor from now on" in log.read_text(), "its keeper", GUARD_S)
@@ -97,7 +99,9 @@ def test_a_supervisor_of_older_code_is_replaced_once_its_successor_is_up(journal
 
 
 @pytest.mark.process
-def test_control_start_replaces_only_a_supervisor_of_different_code(journal, settings, needed, checkout, ended):
+def test_control_start_replaces_only_a_supervisor_of_different_code(
+    journal, settings, sweep_at_work, checkout, ended_supervisor
+):
     supervisor_client.start(settings)
     until(lambda: of_supervisor(journal), "the supervisor", GUARD_S)
     older = of_supervisor(journal)

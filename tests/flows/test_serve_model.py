@@ -13,7 +13,7 @@ HUB = "hf://Qwen/Qwen3-0.6B"  # the shipped file and examples/service.yaml name 
 OLD = Version(number=1, document={}, where="x", engine="fake", provider="local", model="/old", store="", weights="")
 
 
-def meant(document, config="service.yaml", model="", tag="", old=None):
+def model_of(document, config="service.yaml", model="", tag="", old=None):
     return revision.model_meant(service.parse("x", {"service": {}, **document}), config, model, tag, old)
 
 
@@ -27,19 +27,19 @@ def meant(document, config="service.yaml", model="", tag="", old=None):
     ],
 )
 def test_the_model_of_a_given_file_is_its_named_model(document, said):
-    assert meant(document) == meant(document, old=OLD) == said
-    assert meant(document, model="base") == "base"
+    assert model_of(document) == model_of(document, old=OLD) == said
+    assert model_of(document, model="base") == "base"
 
 
 def test_the_default_is_the_newest_local_model_or_the_served_model():
-    assert meant({"slipway": {"model": HUB}}, config="") == ""
-    assert meant({}, config="", old=OLD) == meant({}, old=OLD) == "/old"
-    assert meant({}, tag="mine", old=OLD) == ""
+    assert model_of({"slipway": {"model": HUB}}, config="") == ""
+    assert model_of({}, config="", old=OLD) == model_of({}, old=OLD) == "/old"
+    assert model_of({}, tag="mine", old=OLD) == ""
 
 
 def test_a_file_without_a_model_is_refused():
     with pytest.raises(UsageError, match="service.yaml names no model; add `slipway"):
-        meant({})
+        model_of({})
 
 
 @pytest.mark.process

@@ -34,7 +34,7 @@ def journal(settings):
         yield opened
 
 
-def cut_off(settings, journal, run):
+def interrupted_end(settings, journal, run):
     """Return a pod with a requested end that was cut off before the proof."""
     local = registry.provider(settings, "local")
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
@@ -44,7 +44,7 @@ def cut_off(settings, journal, run):
 
 
 def test_status_writes_no_row_and_names_overdue_rows(settings, journal):
-    op = cut_off(settings, journal, "otter-1")
+    op = interrupted_end(settings, journal, "otter-1")
     before = journal.ops()
     views = status(journal, settings)
     assert [view.run for view in views] == ["otter-1"]
@@ -57,7 +57,7 @@ def test_status_writes_no_row_and_names_overdue_rows(settings, journal):
 
 def test_a_run_between_two_pods_waits_and_a_long_abandoned_run_is_stopped(settings, journal, monkeypatch):
     local = registry.provider(settings, "local")
-    pods.end(local, cut_off(settings, journal, "otter-1"), journal)
+    pods.end(local, interrupted_end(settings, journal, "otter-1"), journal)
     assert [view.state for view in status(journal, settings)] == ["stopped"]
     lease = journal.leases.take(keeper_lease("otter-1"))
     assert [view.state for view in status(journal, settings)] == ["waiting"]
@@ -68,7 +68,7 @@ def test_a_run_between_two_pods_waits_and_a_long_abandoned_run_is_stopped(settin
 
 
 def test_an_ending_pod_is_settled_here_unless_the_supervisor_settles_it(settings, journal):
-    op = cut_off(settings, journal, "otter-1")
+    op = interrupted_end(settings, journal, "otter-1")
     (view,) = status(journal, settings)
     assert (view.state, view.note) == ("ending", "being ended, not yet proven gone")
     there = SimpleNamespace(ops=lambda live: [replace(op, vendor=vendor)])
@@ -80,7 +80,7 @@ def test_an_ending_pod_is_settled_here_unless_the_supervisor_settles_it(settings
 
 def test_the_command_settles_overdue_rows_and_reports_once(settings, journal, capsys):
     for run in ("otter-1", "otter-2"):
-        cut_off(settings, journal, run)
+        interrupted_end(settings, journal, run)
     views = look(journal, settings, "otter-2")
     assert [view.run for view in views] == ["otter-2"] and not journal.ops(live=True)
     told = [f"{run} was settled: nobody wants it" for run in ("otter-1", "otter-2")]
@@ -90,7 +90,7 @@ def test_the_command_settles_overdue_rows_and_reports_once(settings, journal, ca
 
 
 def test_ended_runs_stay_in_the_table_and_are_no_longer_overdue(settings, journal):
-    op = cut_off(settings, journal, "otter-1")
+    op = interrupted_end(settings, journal, "otter-1")
     (ended,) = settle(journal, settings, print, [op.token])
     assert (ended.token, ended.reason) == (op.token, "nobody wants it")
     views = status(journal, settings)
@@ -101,7 +101,7 @@ def test_one_of_two_concurrent_settlers_settles_a_row_and_reports_it(settings, j
     """An error names the run once."""
     told: list[str] = []
     for run in ("otter-1", "otter-2"):
-        cut_off(settings, journal, run)
+        interrupted_end(settings, journal, run)
 
     def meanwhile(op, *_):
         if op.run == "otter-1":

@@ -23,7 +23,7 @@ class Machines:
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch = folder, monkeypatch
 
-    def sit_at(self, name, key=None, host=""):
+    def switch_to(self, name, key=None, host=""):
         """Switch to a machine. `key`: the id of its system, which machines from one image may share."""
         self.monkeypatch.setattr(installation.socket, "gethostname", lambda: host or name)
         file = self.folder / f"{name}-machine-id"
@@ -35,9 +35,9 @@ class Machines:
         }
 
     def open(self, name, **more):
-        return Journal.open(environ=self.sit_at(name, **more))
+        return Journal.open(environ=self.switch_to(name, **more))
 
-    def carry(self, what, source, target):
+    def copy_files(self, what, source, target):
         shutil.copytree(self.folder / source / what, self.folder / target / what, dirs_exist_ok=True)
 
 
@@ -50,11 +50,11 @@ def machines(tmp_path, monkeypatch):
 def test_a_configuration_copied_to_a_second_machine_is_a_new_installation(machines, key):
     with machines.open("laptop", key=key) as laptop:
         pass
-    machines.carry("config", "laptop", "desk")
+    machines.copy_files("config", "laptop", "desk")
     with machines.open("desk", key=key) as desk:
         assert desk.installation != laptop.installation and not desk.is_replacement and desk.replaced is None
         assert [(one.id, one.machine.host) for one in desk.others] == [(laptop.installation, "laptop")]
-    machines.carry("config", "desk", "laptop")  # and back: each machine keeps its installation
+    machines.copy_files("config", "desk", "laptop")  # and back: each machine keeps its installation
     for name, was in (("laptop", laptop), ("desk", desk)):
         with machines.open(name, key=key) as again:
             assert again.installation == was.installation and len(again.others) == 1
@@ -64,7 +64,7 @@ def test_copies_and_foreign_files_beside_the_configuration_have_no_effect(machin
     """Add files as left by programs that synchronise folders between machines."""
     with machines.open("laptop") as laptop:
         pass
-    own = journal_file.installation_file(laptop.path, machines.sit_at("laptop"))
+    own = journal_file.installation_file(laptop.path, machines.switch_to("laptop"))
     shutil.copy(own, f"{own}.sync-conflict-20261122")
     own.with_name("installation_id.d").mkdir()
     own.with_name("installation_id@0").write_bytes(b"\xff\xfe\0")
@@ -77,10 +77,10 @@ def test_copies_and_foreign_files_beside_the_configuration_have_no_effect(machin
 def test_a_lost_journal_is_replaced_even_if_other_machines_have_the_configuration(machines):
     with machines.open("laptop") as laptop:
         pass
-    machines.carry("config", "laptop", "desk")
+    machines.copy_files("config", "laptop", "desk")
     with machines.open("desk"):
         pass
-    machines.carry("config", "desk", "laptop")
+    machines.copy_files("config", "desk", "laptop")
     laptop.path.unlink()
     with machines.open("laptop") as again:
         assert again.is_replacement and again.installation == laptop.installation
@@ -89,11 +89,11 @@ def test_a_lost_journal_is_replaced_even_if_other_machines_have_the_configuratio
 def test_a_copied_home_is_refused_on_one_machine_until_the_user_decides(machines):
     with machines.open("laptop") as laptop:
         pass
-    machines.carry("config", "laptop", "desk")
-    machines.carry("state", "laptop", "desk")
+    machines.copy_files("config", "laptop", "desk")
+    machines.copy_files("state", "laptop", "desk")
     with pytest.raises(JournalError, match="is also used by .*/laptop/state/.* on laptop") as refused:
         machines.open("desk")
-    copy = journal_file.default_path(machines.sit_at("desk"))
+    copy = journal_file.default_path(machines.switch_to("desk"))
     assert f"mv {copy} {copy}.copy" in str(refused.value)
     copy.rename(f"{copy}.copy")
     with machines.open("desk") as desk:
@@ -105,8 +105,8 @@ def test_a_copied_home_is_refused_on_one_machine_until_the_user_decides(machines
 def test_a_moved_home_continues_on_the_new_machine_after_the_old_is_given_up(machines):
     with machines.open("laptop") as laptop:
         pass
-    machines.carry("config", "laptop", "desk")
-    machines.carry("state", "laptop", "desk")
+    machines.copy_files("config", "laptop", "desk")
+    machines.copy_files("state", "laptop", "desk")
     with pytest.raises(JournalError, match="If .* is no longer used: rm ") as refused:
         machines.open("desk")
     Path(str(refused.value).partition("rm ")[2].partition(";")[0]).unlink()
@@ -130,7 +130,7 @@ def test_a_sweep_on_a_second_machine_spares_the_pods_of_the_first(machines, tmp_
         request, job = Request(run="otter", gpu="L40S", num_gpus=1), Job("", "", (), Limits(time_s=86400))
         with machines.open("laptop"):
             pass
-        machines.carry("config", "laptop", "desk")
+        machines.copy_files("config", "laptop", "desk")
         with machines.open("desk") as desk:
             running.move(7200)
             with machines.open("laptop") as laptop:  # rents after the second machine has opened its journal

@@ -234,11 +234,11 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     for step in (5, 10):
         first.save(step)
         courier(first).carry()
-    hurt(first.stored / FOLDER / "step-000000010", damage)
+    damage_file(first.stored / FOLDER / "step-000000010", damage)
     brought = fetch(second)
     assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
     assert len(brought["damaged"]) == 1 and "step-000000010" in brought["damaged"][0]
-    hurt(first.stored / FOLDER / "step-000000005", damage)
+    damage_file(first.stored / FOLDER / "step-000000005", damage)
     with pytest.raises(StoreError, match=f"no checkpoint of {FOLDER} in .* is whole: .*step-000000010: "):
         fetch(third)
     assert "is whole" in left(third.begin("fetch"), code=1)
@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     assert fetch(third)["checkpoints"] == [f"{FOLDER}/step-000000010"]
 
 
-def hurt(folder: Path, damage: str) -> None:
+def damage_file(folder: Path, damage: str) -> None:
     model, manifest = folder / "model.safetensors", folder / MANIFEST
     content = bytearray(model.read_bytes())
     if damage == "flip":
@@ -277,7 +277,7 @@ def test_a_locally_damaged_checkpoint_is_skipped_and_the_previous_checkpoint_is_
     pod = pods("one")
     pod.save(5)
     name = pod.save(10)
-    hurt(pod.root / name, "flip")
+    damage_file(pod.root / name, "flip")
     said = pod.end(pod.begin(), code=1)
     assert f"not in the store: {name}" in said and "has other content than was written" in said
     assert pod.stored_checkpoints() == [f"{FOLDER}/step-000000005"]

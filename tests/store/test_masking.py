@@ -29,7 +29,7 @@ def whole(mask: Mask, text: bytes) -> bytes:
     return b"".join(mask([text]))
 
 
-def grown(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
+def copied_at(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
     """Return the copy of a log after looks at these sizes."""
     copy = b""
     for size in [*sorted(min(one, len(text)) for one in sizes), len(text)]:
@@ -46,7 +46,7 @@ def grown(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
 @example(b"abababa end", [2, 3, 4, 5], 2)
 def test_a_log_copied_during_growth_is_masked_as_a_whole(text, sizes, piece):
     mask = Mask(SECRETS)
-    copy = grown(mask, text, sizes, piece)
+    copy = copied_at(mask, text, sizes, piece)
     left = mask.unfinished(whole(mask, text))
     assert copy == whole(mask, text)[: len(text) - left]
     assert all(form not in copy for one in SECRETS for form in spelled(one) if len(one) >= 8)
@@ -55,7 +55,7 @@ def test_a_log_copied_during_growth_is_masked_as_a_whole(text, sizes, piece):
 @settings(max_examples=200, deadline=None)
 @given(LOGS, st.lists(st.integers(0, 200), max_size=4), st.integers(1, 40))
 def test_text_without_secrets_is_copied_unchanged_at_once(text, sizes, piece):
-    assert grown(Mask([]), text, sizes, piece) == text
+    assert copied_at(Mask([]), text, sizes, piece) == text
 
 
 def test_a_possible_beginning_of_a_secret_at_the_end_is_held_back():

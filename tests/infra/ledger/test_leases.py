@@ -39,7 +39,7 @@ with Journal.open() as journal:
 
 
 @pytest.fixture
-def stoppable(journal, environ, monkeypatch):
+def held_lease(journal, environ, monkeypatch):
     """Start a process that holds run:a and follows commands; the process counts as silent after four seconds."""
     monkeypatch.setattr(leases, "SILENT_S", 4.0)
     holder = child(HOLDER, environ)
@@ -60,8 +60,8 @@ def heard_at(journal):
 
 
 @pytest.mark.process
-def test_a_beating_holder_keeps_its_lease_and_may_write(journal, stoppable):
-    holder, tell = stoppable
+def test_a_beating_holder_keeps_its_lease_and_may_write(journal, held_lease):
+    holder, tell = held_lease
     first = heard_at(journal)
     until(lambda: heard_at(journal) > first + 4.5, "beats for longer than a holder may be silent")
     assert journal.leases.holder("run:a").pid == holder.pid
@@ -69,8 +69,8 @@ def test_a_beating_holder_keeps_its_lease_and_may_write(journal, stoppable):
 
 
 @pytest.mark.process
-def test_a_stopped_holder_is_replaced_and_may_not_act_after_waking(journal, stoppable):
-    holder, tell = stoppable
+def test_a_stopped_holder_is_replaced_and_may_not_act_after_waking(journal, held_lease):
+    holder, tell = held_lease
     holder.send_signal(signal.SIGSTOP)
     until(lambda: journal.leases.holder("run:a") is None, "silence")
     assert (journal.leases.held(), journal.leases.abandoned()) == (set(), {"run:a"})
@@ -85,8 +85,8 @@ def test_a_stopped_holder_is_replaced_and_may_not_act_after_waking(journal, stop
 
 
 @pytest.mark.process
-def test_a_hanging_holder_with_living_threads_is_replaced(journal, stoppable):
-    _, tell = stoppable
+def test_a_hanging_holder_with_living_threads_is_replaced(journal, held_lease):
+    _, tell = held_lease
     assert tell("hang") == "done\n"
     until(lambda: journal.leases.holder("run:a") is None, "silence")
     journal.leases.take("run:a")
@@ -94,8 +94,8 @@ def test_a_hanging_holder_with_living_threads_is_replaced(journal, stoppable):
 
 
 @pytest.mark.process
-def test_a_stopped_holder_without_a_replacement_continues(journal, stoppable):
-    holder, tell = stoppable
+def test_a_stopped_holder_without_a_replacement_continues(journal, held_lease):
+    holder, tell = held_lease
     holder.send_signal(signal.SIGSTOP)
     until(lambda: journal.leases.holder("run:a") is None, "silence")
     holder.send_signal(signal.SIGCONT)

@@ -35,7 +35,7 @@ def processes():
         yield held
 
 
-def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
+def begin_run(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
     """Return the row of a run that begins now."""
     return journal.plan(
         token=new_token(journal.installation),
@@ -53,35 +53,35 @@ def end(journal, op):
 
 
 def test_a_machine_has_one_run_or_several_with_separate_devices(journal):
-    first = take(journal, "a", devices="0,1")
-    take(journal, "b", devices="2")
+    first = begin_run(journal, "a", devices="0,1")
+    begin_run(journal, "b", devices="2")
     for devices in ("", "1", "2,3"):
         with pytest.raises(Leased, match="lab/box1, device .*, is in use by"):
-            take(journal, "c", devices=devices)
+            begin_run(journal, "c", devices=devices)
     end(journal, first)
-    take(journal, "c", devices="0")
-    take(journal, "whole", place=OTHER)
+    begin_run(journal, "c", devices="0")
+    begin_run(journal, "whole", place=OTHER)
     with pytest.raises(Leased, match="lab/box2 is in use by whole"):
-        take(journal, "d", place=OTHER, devices="7")
+        begin_run(journal, "d", place=OTHER, devices="7")
 
 
 def test_runs_share_this_machine_except_named_devices(journal):
-    take(journal, "a", "", vendor="local")
-    b = take(journal, "b", "", vendor="local")
+    begin_run(journal, "a", "", vendor="local")
+    b = begin_run(journal, "b", "", vendor="local")
     with pytest.raises(Leased, match="this machine is in use by a"):
-        take(journal, "c", "", "0", vendor="local")
+        begin_run(journal, "c", "", "0", vendor="local")
     for op in journal.ops(live=True):
         end(journal, op)
-    take(journal, "c", "", "0", vendor="local")
-    take(journal, "d", "", "1", vendor="local")
+    begin_run(journal, "c", "", "0", vendor="local")
+    begin_run(journal, "d", "", "1", vendor="local")
     for devices in ("", "0"):
         with pytest.raises(Leased, match="this machine, device 0, is in use by c"):
-            take(journal, "e", "", devices, vendor="local")
+            begin_run(journal, "e", "", devices, vendor="local")
     assert not journal.op(b.token).is_live
 
 
 def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, processes):
-    has = take(journal, "has")
+    has = begin_run(journal, "has")
     lines = {}
     for number, run in enumerate(("one", "two", "three"), 1):
         processes.me = number
@@ -92,11 +92,11 @@ def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, proc
     assert turns.why_waiting(journal, lines["one"]) == "may start now"
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
     with pytest.raises(turns.QueuedBehind, match="one came before, and is waiting; wait in line: --wait"):
-        take(journal, "impatient")
+        begin_run(journal, "impatient")
     with pytest.raises(turns.QueuedBehind):
-        take(journal, "two", own=lines["two"])
+        begin_run(journal, "two", own=lines["two"])
     processes.dead.add(1)
-    take(journal, "two", own=lines["two"])
+    begin_run(journal, "two", own=lines["two"])
     turns.leave(journal, lines["two"])
     assert [one.run for one in turns.waiting(journal)] == ["three"]
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
@@ -109,7 +109,7 @@ def test_a_run_removed_from_the_queue_does_not_start(journal, processes):
     processes.me = 2
     assert turns.stand_in_line(journal, "two", "ssh", (BOX,), "").number == mine.number
     with pytest.raises(turns.EndedInQueue, match="one: inv down ended the run during the wait"):
-        take(journal, "one", own=mine)
+        begin_run(journal, "one", own=mine)
     assert journal.ops() == []
 
 
@@ -122,46 +122,46 @@ def test_a_run_waits_in_its_last_joined_queue_and_leaves_all_queues_at_once(jour
     processes.me = 1
     money = turns.stand_in_line(journal, "one", "budget", ("budget evals",), "")
     assert [(one.run, one.vendor) for one in turns.waiting(journal)] == [("two", "lium"), ("one", "budget")]
-    take(journal, "two", "", vendor="lium", own=other)
+    begin_run(journal, "two", "", vendor="lium", own=other)
     turns.withdraw(journal, money)
     with pytest.raises(turns.EndedInQueue):
-        take(journal, "one", "", vendor="lium", own=offer)
+        begin_run(journal, "one", "", vendor="lium", own=offer)
 
 
 def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, processes):
-    has = take(journal, "has", devices="0,1")
-    take(journal, "elsewhere", place=OTHER)
+    has = begin_run(journal, "has", devices="0,1")
+    begin_run(journal, "elsewhere", place=OTHER)
     turn = turns.stand_in_line(journal, "one", "ssh", (BOX, OTHER), "1,2")
     assert turns.why_waiting(journal, turn) == (
         "waits for lab/box1: has has devices 0,1 until the end of the run; "
         "lab/box2: elsewhere has it until the end of the run"
     )
-    take(journal, "beside", devices="3")
+    begin_run(journal, "beside", devices="3")
     with pytest.raises(turns.QueuedBehind):
-        take(journal, "across", devices="2")
+        begin_run(journal, "across", devices="2")
     end(journal, has)
-    take(journal, "one", devices="1,2", own=turn)
+    begin_run(journal, "one", devices="1,2", own=turn)
 
 
 def test_a_resumed_run_does_not_queue_again(journal, processes):
-    op = take(journal, "has")
+    op = begin_run(journal, "has")
     turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
     end(journal, op)
-    assert take(journal, "has").is_live
+    assert begin_run(journal, "has").is_live
 
 
 def test_a_run_waiting_for_this_machine_wants_it_for_all_its_nodes(journal, processes):
-    has = take(journal, "has", "", vendor="local")
+    has = begin_run(journal, "has", "", vendor="local")
     turn = turns.stand_in_line(journal, "one", "local", ("",), "")
     assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
     with pytest.raises(Leased):
-        take(journal, "one", "", vendor="local", own=turn)
-    take(journal, "careless", "", vendor="local")
+        begin_run(journal, "one", "", vendor="local", own=turn)
+    begin_run(journal, "careless", "", vendor="local")
     for op in journal.ops(live=True):
         end(journal, op)
     assert has.run == "has"
-    take(journal, "one", "", vendor="local", own=turn)
-    take(journal, "one", "", vendor="local", own=turn, rank=1)
+    begin_run(journal, "one", "", vendor="local", own=turn)
+    begin_run(journal, "one", "", vendor="local", own=turn, rank=1)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def spent(journal):
     return sum(spend.spent(op, read_clocks(), SPEED) for op in rows(journal))
 
 
-def bring_back(journal, keeper, limits=None):
+def recover(journal, keeper, limits=None):
     """Return the caps of the new pods of the run, which are given back, and the earlier cost."""
     before, used, seen = {op.token for op in rows(journal)}, spent(journal), []
 
@@ -77,7 +77,7 @@ def test_nodes_of_a_resumed_run_share_the_limit(begun):
     journal, keeper, settings, _ = begun
     limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
     assert limits is not None
-    shares, used = bring_back(journal, keeper, limits)
+    shares, used = recover(journal, keeper, limits)
     caps = [one.spend_micro_usd for one in shares]
     assert all(caps) and used > 0
     assert sum(caps) + used <= 30 * USD and sum(caps) > (30 * USD - used) * 0.99
@@ -88,7 +88,7 @@ def test_nodes_of_a_resumed_run_share_the_limit(begun):
 def test_a_recovered_run_gets_the_remaining_money_of_all_its_nodes(begun):
     journal, keeper, _, _ = begun
     for _ in range(2):
-        shares, used = bring_back(journal, keeper)
+        shares, used = recover(journal, keeper)
         caps = [one.spend_micro_usd for one in shares]
         assert sum(caps) + used <= 40 * USD and sum(caps) > (40 * USD - used) * 0.99
 
@@ -96,7 +96,7 @@ def test_a_recovered_run_gets_the_remaining_money_of_all_its_nodes(begun):
 def test_time_and_money_limits_hold_independently(begun):
     journal, keeper, settings, _ = begun
     limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
-    shares, used = bring_back(journal, keeper, limits)
+    shares, used = recover(journal, keeper, limits)
     assert [one.time_s for one in shares] == [360_000.0] * NODES
     assert sum(one.spend_micro_usd for one in shares) + used <= 40 * USD
     first = journal.ops(run="otter")[-1]
@@ -119,7 +119,7 @@ def test_the_share_of_a_pod_that_has_not_ended_stays_reserved(begun):
     job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=15 * USD))
     lost = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, pods.RowDraft(rank=1))
     pods.detach(lost, journal, "its machine is silent")
-    shares, used = bring_back(journal, keeper)
+    shares, used = recover(journal, keeper)
     assert sum(one.spend_micro_usd for one in shares) + used + 15 * USD <= 40 * USD + spend.spent(
         journal.op(lost.token), read_clocks(), SPEED
     )

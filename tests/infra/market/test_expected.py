@@ -33,21 +33,21 @@ SECONDS = st.floats(0.1, 1e5)
 MANY = settings(max_examples=seeds.examples(40, 600), deadline=None)
 
 
-def took(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> StepTime:
+def step_record(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> StepTime:
     return StepTime(work=work, at=at, began_s=0.0, seconds=seconds, **more)
 
 
-def marked(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 0.0, **more) -> StepTime:
+def marked_record(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 0.0, **more) -> StepTime:
     """Return a step with a startup time, followed by even progress from `first`."""
     shares = [min(1.0, first + (1 - first) * one / 10) for one in range(11)]
     marks = tuple((fixed_s + work_s * (share - first), share) for share in shares)
-    return took(fixed_s + work_s * (1 - first), work, marks=marks, is_whole=not first, **more)
+    return step_record(fixed_s + work_s * (1 - first), work, marks=marks, is_whole=not first, **more)
 
 
 @MANY
 @given(times=st.lists(SECONDS, min_size=1, max_size=30), order=st.randoms())
 def test_an_expectation_is_within_its_range_and_independent_of_record_order(times, order):
-    past = [took(one, at=1e9 + number) for number, one in enumerate(times)]
+    past = [step_record(one, at=1e9 + number) for number, one in enumerate(times)]
     found = expect(past, BASE)
     assert found.low <= found.seconds <= found.high and found.source == SAME
     assert min(times[-NEWEST:]) <= found.seconds <= max(times[-NEWEST:])
@@ -58,7 +58,7 @@ def test_an_expectation_is_within_its_range_and_independent_of_record_order(time
 @MANY
 @given(usual=st.lists(st.floats(90, 110), min_size=4, max_size=8), odd=st.floats(1e-3, 1e6), at=st.integers(0, 8))
 def test_an_outlier_changes_an_expectation_little(usual, odd, at):
-    past = [took(one, at=1e9 + number) for number, one in enumerate([*usual[:at], odd, *usual[at:]])]
+    past = [step_record(one, at=1e9 + number) for number, one in enumerate([*usual[:at], odd, *usual[at:]])]
     found = expect(past, BASE)
     assert 90 <= found.seconds <= 110
     assert found.low >= 80 and found.high <= 125
@@ -68,7 +68,7 @@ def test_an_outlier_changes_an_expectation_little(usual, odd, at):
 @given(fixed_s=st.floats(0, 50), work_s=st.floats(1, 500), ratio=st.floats(0.01, 100))
 def test_more_work_lengthens_only_the_work_and_not_the_startup(fixed_s, work_s, ratio):
     longer = replace(BASE, amount=BASE.amount * ratio)
-    found = expect([marked(fixed_s, work_s)], longer)
+    found = expect([marked_record(fixed_s, work_s)], longer)
     assert math.isclose(found.seconds, fixed_s + work_s * ratio, rel_tol=1e-6)
     assert math.isclose(found.fixed_s, fixed_s, rel_tol=1e-6, abs_tol=1e-6)
 
@@ -76,50 +76,53 @@ def test_more_work_lengthens_only_the_work_and_not_the_startup(fixed_s, work_s, 
 @MANY
 @given(first=st.floats(0.05, 0.7))
 def test_a_resumed_run_provides_the_pace_and_not_the_total(first):
-    found = expect([marked(5.0, 100.0, first=first)], BASE)
+    found = expect([marked_record(5.0, 100.0, first=first)], BASE)
     assert math.isclose(found.seconds, 105.0, rel_tol=1e-6)
-    assert expect([took(30.0, is_whole=False)], BASE).source == GUESS
+    assert expect([step_record(30.0, is_whole=False)], BASE).source == GUESS
 
 
 def test_the_nearest_records_are_used_and_named():
     other_size = replace(BASE, shape="b", size=8e6, amount=2e12)
     far_size = replace(BASE, shape="c", size=8e8, amount=2e14)
     other_step = replace(BASE, kind="sft v1", shape="d")
-    past = [took(400.0, other_step), took(36.0, other_size), took(9e5, far_size)]
+    past = [step_record(400.0, other_step), step_record(36.0, other_size), step_record(9e5, far_size)]
     assert expect(past[:1], BASE).source == STEPS
     assert (expect(past, BASE).source, expect(past, BASE).times) == (SETTINGS, 1)
     assert 15 < expect(past, BASE).seconds < 25  # 4 s, and half of 32 s; other model sizes do not count
-    assert expect([*past, took(24.0)], BASE).seconds == 24.0
+    assert expect([*past, step_record(24.0)], BASE).seconds == 24.0
     assert expect([], BASE).source == GUESS and expect([], replace(BASE, guess_s=None)) is None
 
 
 def test_a_toy_or_a_busy_machine_does_not_inflate_an_expectation():
-    toy = marked(2.0, 0.6, replace(BASE, shape="t", size=1e5, amount=5e9))
-    busy = took(75.0, replace(BASE, shape="b"), others=0.95)
+    toy = marked_record(2.0, 0.6, replace(BASE, shape="t", size=1e5, amount=5e9))
+    busy = step_record(75.0, replace(BASE, shape="b"), others=0.95)
     for record in (toy, busy):
         for other in (record, replace(record, work=replace(record.work, kind="sft v1"))):
             found = expect([other], BASE)
             assert (found.source, found.seconds) == (GUESS, BASE.guess_s)
-    assert expect([took(9.0, replace(BASE, shape="t", amount=BASE.amount / 20))], BASE).source == SETTINGS
+    assert expect([step_record(9.0, replace(BASE, shape="t", amount=BASE.amount / 20))], BASE).source == SETTINGS
 
 
 def test_records_of_other_machines_or_program_versions_are_ignored():
-    past = [took(1.0, replace(BASE, machine="8 x H100")), took(1.0, replace(BASE, kind="text v2", amount=0.0))]
+    past = [
+        step_record(1.0, replace(BASE, machine="8 x H100")),
+        step_record(1.0, replace(BASE, kind="text v2", amount=0.0)),
+    ]
     assert expect(past, BASE).source == GUESS
     text = StepWork(step="text", kind="text v1", machine=BASE.machine, shape="x", guess_s=3.0)
     assert expect(past, text).source == GUESS  # v2 produces different output
-    assert expect([took(7.0, replace(text, shape="y"))], text).seconds == 7.0
+    assert expect([step_record(7.0, replace(text, shape="y"))], text).seconds == 7.0
 
 
 def test_records_of_a_busy_machine_count_only_without_better_records():
-    busy = [took(90.0, others=0.6, at=2e9), took(100.0, others=0.5, at=3e9)]
-    assert expect([*busy, took(50.0, others=0.01)], BASE).seconds == 50.0
+    busy = [step_record(90.0, others=0.6, at=2e9), step_record(100.0, others=0.5, at=3e9)]
+    assert expect([*busy, step_record(50.0, others=0.01)], BASE).seconds == 50.0
     found = expect(busy, BASE)
     assert found.seconds == 95.0 and found.is_crowded and "busy" in words([found])
 
 
 def test_the_source_of_figures_is_given_as_text():
-    once = expect([took(20.0)], BASE)
+    once = expect([step_record(20.0)], BASE)
     guess = Expected(step="text", seconds=20.0, low=10.0, high=40.0, fixed_s=20.0, source=GUESS)
     assert words([once, replace(guess, seconds=0.1)]) == "measured once"  # a step without duration does not count
     assert words([guess]) == "from a table"
@@ -133,11 +136,11 @@ def test_an_estimate_uses_the_table_until_a_measurement_and_grows_with_load():
     assert found.range_s == (0.75 * 104.0, 104.0, 1.8 * 104.0) and evidence(found) == "from a table"
     busy = replace(machine, others=0.5)
     assert estimate(EstimateRequest(machine=busy, steps=(train,))).range_s == (0.75 * 104.0, 156.0, 1.8 * 156.0)
-    past = [took(50.0, train, others=0.0)]
+    past = [step_record(50.0, train, others=0.0)]
     measured = estimate(EstimateRequest(machine=busy, steps=(train,)), past)
     assert measured.range_s == (40.0, 75.0, 93.75)
     assert evidence(measured) == "measured once on this machine; other processes use 50% of the CPUs now"
-    crowded = estimate(EstimateRequest(machine=busy, steps=(train,)), [took(90.0, train, others=0.9)])
+    crowded = estimate(EstimateRequest(machine=busy, steps=(train,)), [step_record(90.0, train, others=0.9)])
     assert crowded.range_s[1] == 90.0  # the measurement included the load
     elsewhere = replace(machine, is_here=False)
     assert evidence(estimate(EstimateRequest(machine=elsewhere, steps=(train,)), past)).endswith("this kind of machine")

@@ -196,7 +196,7 @@ def test_invalid_json_in_a_row_hides_no_other_row(at):
 # Whole commands, in a rehearsal with malformed listings.
 
 
-def spoil(rehearsal, odd_ids, odd, lacks=()):
+def make_listings_malformed(rehearsal, odd_ids, odd, lacks=()):
     """Make the vendors' listings malformed from now on: the rows of these machines, and rows of foreign machines."""
     rows = []
     for vendor in VENDORS:
@@ -224,7 +224,7 @@ def test_down_ends_every_pod_despite_malformed_rows(rehearsal, odd, lacks):
             (vendor, kind): rented(rehearsal, journal, vendor, f"{kind}-{vendor}-{number}")
             for vendor, kind in itertools.product(VENDORS, ("odd", "well"))
         }
-        spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, odd, lacks)
+        make_listings_malformed(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, odd, lacks)
         ended = rehearsal.json("down", "--all")["ended"]
         assert sorted(ended) == sorted(op.run for op in ops.values())
         assert not rehearsal.running() and journal.ops(live=True) == []
@@ -238,7 +238,7 @@ def test_reap_ends_overdue_pods_despite_malformed_rows(rehearsal):
         }
         for op in ops.values():
             journal.note(op, ttl_s=1.0)
-        spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, {})
+        make_listings_malformed(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, {})
         code, err = rehearsal.fails("reap")
         assert not rehearsal.running() and journal.ops(live=True) == []
     assert (
@@ -252,7 +252,7 @@ def test_an_audit_ends_orphans_despite_malformed_rows_and_shows_unreadable_rows(
             (vendor, kind): rehearsal.order(vendor, new_token(journal.installation))
             for vendor, kind in itertools.product(VENDORS, ("odd", "well"))
         }
-    spoil(rehearsal, {vendor: orphans[vendor, "odd"] for vendor in VENDORS}, {})
+    make_listings_malformed(rehearsal, {vendor: orphans[vendor, "odd"] for vendor in VENDORS}, {})
     seen = rehearsal.json("audit", code=5)["machines"]
     kinds = {one["id"]: one["whose"] for one in seen if one["id"]}
     assert {kinds[one] for one in orphans.values()} == {"orphaned"}
@@ -284,7 +284,7 @@ def test_a_failing_delete_prevents_no_other_end(rehearsal):
 # A bug in our code about a single pod.
 
 
-class Stumbles(RunPod):
+class FailingDelete(RunPod):
     """A vendor with an unexpected failure in the deletion of a pod."""
 
     over: ClassVar[str] = ""
@@ -296,21 +296,21 @@ class Stumbles(RunPod):
 
 
 @pytest.fixture
-def stumbling(rehearsal, monkeypatch):
+def failing_client(rehearsal, monkeypatch):
     """Return a failing client, a journal, and two pods; the deletion of the first pod fails."""
     usual = open_market("runpod", rehearsal.settings)
-    client = Stumbles(usual.api, usual.keys, usual.cuda)
+    client = FailingDelete(usual.api, usual.keys, usual.cuda)
     monkeypatch.setattr(context, "settings", lambda **_: rehearsal.settings)
     monkeypatch.setattr(registry, "provider", lambda settings, name: client)
     monkeypatch.setattr(pods, "PATIENCE_S", 1.0)
     with rehearsal.journal() as journal:
         ops = [rented(rehearsal, journal, "runpod", f"{kind}-{len(journal.ops())}") for kind in ("bad", "good")]
-        monkeypatch.setattr(Stumbles, "over", ops[0].remote_id)
+        monkeypatch.setattr(FailingDelete, "over", ops[0].remote_id)
         yield client, journal, ops
 
 
-def test_a_sweep_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling):
-    client, journal, ops = stumbling
+def test_a_sweep_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, failing_client):
+    client, journal, ops = failing_client
     for op in ops:
         journal.advance(op, "end")
     done = reconcile(client, journal)
@@ -319,8 +319,8 @@ def test_a_sweep_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, 
     assert "ZeroDivisionError: somebody's mistake" in problem and ops[0].run in problem and "USD/h" in problem
 
 
-def test_reap_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling, monkeypatch):
-    client, journal, ops = stumbling
+def test_reap_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, failing_client, monkeypatch):
+    client, journal, ops = failing_client
     for op in ops:
         journal.note(op, ttl_s=1.0)
     monkeypatch.setattr(reap, "LEAST_PATIENCE_S", 2.0)
@@ -330,8 +330,8 @@ def test_reap_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stu
     assert [one.pod_id for one in reaped.findings if one.is_wrong] == [ops[0].remote_id]
 
 
-def test_down_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, stumbling):
-    _, journal, ops = stumbling
+def test_down_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, failing_client):
+    _, journal, ops = failing_client
     with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
         down.down.work(DownFlags(all=True))
     assert rehearsal.running() == {ops[0].remote_id}

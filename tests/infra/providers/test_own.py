@@ -36,7 +36,7 @@ def provider(settings):
 
 
 @pytest.fixture
-def made(tmp_path):
+def opened_provider(tmp_path):
     """Return a factory for the provider of a file; keyword arguments replace the valid verbs."""
 
     def make(more="", name="boxes", head=HEAD, ask_s=5.0):
@@ -59,17 +59,17 @@ def create(provider):
     return provider.create(Request(run="r"), Offer(provider="boxes", offer_id="o"), TOKEN, Limits())
 
 
-def test_records_of_an_extension_provider_have_its_name_and_count_as_rented(made):
-    boxes = made()
+def test_records_of_an_extension_provider_have_its_name_and_count_as_rented(opened_provider):
+    boxes = opened_provider()
     assert (boxes.name, boxes.is_rented, boxes.farewell) == ("boxes", True, ())
     found = [create(boxes), boxes.find("m1"), *boxes.list(), *boxes.offers(Request(run="r")), boxes.account()]
     assert {one.provider for one in found} == {"boxes"}
 
 
 @pytest.mark.parametrize("raised", ["ValueError('no')", "SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()"])
-def test_any_exception_becomes_our_error_with_its_line_and_leaves_a_create_open(made, raised):
+def test_any_exception_becomes_our_error_with_its_line_and_leaves_a_create_open(opened_provider, raised):
     body = f"def bad(self, *words): raise {raised}\nVerbs.create = Verbs.find = Verbs.list = Verbs.delete = bad"
-    boxes = made(body)
+    boxes = opened_provider(body)
     with pytest.raises(Ambiguous, match=r"boxes\.py:\d+: .*a machine may have been rented"):
         create(boxes)
     for ask in (boxes.list, lambda: boxes.find("m1"), lambda: boxes.delete("m1")):
@@ -77,12 +77,12 @@ def test_any_exception_becomes_our_error_with_its_line_and_leaves_a_create_open(
             ask()
 
 
-def test_clear_errors_of_an_extension_provider_stay_unchanged(made):
-    boxes = made("def no(self, *words): raise NoOffer('gone')\nVerbs.create = no")
+def test_clear_errors_of_an_extension_provider_stay_unchanged(opened_provider):
+    boxes = opened_provider("def no(self, *words): raise NoOffer('gone')\nVerbs.create = no")
     with pytest.raises(NoOffer, match="gone"):
         create(boxes)
     with pytest.raises(MissingKey, match="LAB_KEY"):
-        made("def provider(settings): raise MissingKey('set LAB_KEY')", "keyless")
+        opened_provider("def provider(settings): raise MissingKey('set LAB_KEY')", "keyless")
 
 
 @pytest.mark.parametrize(
@@ -97,36 +97,36 @@ def test_clear_errors_of_an_extension_provider_stay_unchanged(made):
         ("account", "None", "account returned nothing"),
     ],
 )
-def test_an_answer_of_a_wrong_type_is_refused(made, verb, value, said):
-    boxes = made(f"Verbs.{verb} = lambda self, *words: {value}")
+def test_an_answer_of_a_wrong_type_is_refused(opened_provider, verb, value, said):
+    boxes = opened_provider(f"Verbs.{verb} = lambda self, *words: {value}")
     asked = {"find": ("m1",), "offers": (Request(run="r"),)}.get(verb, ())
     with pytest.raises(SlipwayError, match=said):
         getattr(boxes, verb)(*asked)
 
 
 @pytest.mark.parametrize("value", ["None", "Pod(provider='x', pod_id='m1', token='', run='', address='')", "7"])
-def test_a_create_without_the_marked_pod_stays_open(made, value):
+def test_a_create_without_the_marked_pod_stays_open(opened_provider, value):
     with pytest.raises(Ambiguous, match="may have been rented"):
-        create(made(f"Verbs.create = lambda self, *words: {value}"))
+        create(opened_provider(f"Verbs.create = lambda self, *words: {value}"))
 
 
-def test_a_verb_that_never_returns_is_abandoned(made):
-    boxes = made("Verbs.list = lambda self: time.sleep(30)", ask_s=0.05)
+def test_a_verb_that_never_returns_is_abandoned(opened_provider):
+    boxes = opened_provider("Verbs.list = lambda self: time.sleep(30)", ask_s=0.05)
     began = time.monotonic()
     with pytest.raises(SlipwayError, match=r"list has not answered in 0.05 s"):
         boxes.list()
     assert time.monotonic() - began < 20
 
 
-def test_a_missing_or_misspelt_verb_is_named(made):
+def test_a_missing_or_misspelt_verb_is_named(opened_provider):
     with pytest.raises(
         UsageError, match=r"the provider has no delete; line \d+ has deleted; is this the intended method"
     ):
-        made("del Verbs.delete\ndef deleted(self, pod_id): pass\nVerbs.deleted = deleted")
+        opened_provider("del Verbs.delete\ndef deleted(self, pod_id): pass\nVerbs.deleted = deleted")
     with pytest.raises(UsageError, match="has no function provider"):
-        made(head="def providers(settings): ...", name="other")
+        opened_provider(head="def providers(settings): ...", name="other")
     with pytest.raises(UsageError, match=r"third\.py:2: ZeroDivisionError"):
-        made(head="x = 1\nx / 0\ndef provider(settings): ...", name="third")
+        opened_provider(head="x = 1\nx / 0\ndef provider(settings): ...", name="third")
 
 
 def test_an_unlisted_or_removed_provider_differs_from_a_misspelt_provider(tmp_path):

@@ -56,7 +56,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def site():
+def download_site():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     server.over, server.daemon_threads = threading.Event(), True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -114,16 +114,18 @@ def smi(tmp_path):
 
 
 @pytest.mark.process
-def test_disk_clock_and_network_of_this_machine_are_measured(measure, site):
-    report, checks = measure(thresholds=replace(LEAST, url=f"{site}/{4 << 20}"))
+def test_disk_clock_and_network_of_this_machine_are_measured(measure, download_site):
+    report, checks = measure(thresholds=replace(LEAST, url=f"{download_site}/{4 << 20}"))
     assert report.is_accepted and report.failure == ""
     assert {name: state for name, (state, _) in checks.items()} == dict.fromkeys(checks, "ok")
     assert checks["disk write"][1].endswith("MB/s") and checks["free disk"][1].endswith("GB")
 
 
 @pytest.mark.process
-def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site):
-    hard = Thresholds(disk_write_bytes_per_s=1e15, free_bytes=1e18, download_bytes_per_s=1e15, url=f"{site}/{4 << 20}")
+def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, download_site):
+    hard = Thresholds(
+        disk_write_bytes_per_s=1e15, free_bytes=1e18, download_bytes_per_s=1e15, url=f"{download_site}/{4 << 20}"
+    )
     report, checks = measure(replace(PLAIN, num_gpus=99), hard)
     assert not report.is_accepted
     bad = {name for name, (state, _) in checks.items() if state == "bad"}
@@ -140,9 +142,9 @@ def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site)
         ("/100", "unknown", "has only 100 bytes; set SLIPWAY_ACCEPT_URL to a larger file"),
     ],
 )
-def test_an_inconclusive_download_is_unknown_and_blocks_nothing(measure, site, page, state, said):
+def test_an_inconclusive_download_is_unknown_and_blocks_nothing(measure, download_site, page, state, said):
     began = time.monotonic()
-    report, checks = measure(thresholds=replace(LEAST, url=site + page, download_s=1))
+    report, checks = measure(thresholds=replace(LEAST, url=download_site + page, download_s=1))
     assert time.monotonic() - began < 15
     assert report.is_accepted and checks["download"][0] == state and said in checks["download"][1]
     assert checks["disk write"][0] == "ok"

@@ -310,7 +310,7 @@ def test_the_keeper_asks_the_store_for_the_verdict_of_a_gone_pod_until_an_answer
     assert journal.ops()[-1].outcome == "succeeded"
 
 
-def wipe(op: Op, home: Path) -> None:
+def replace_disk(op: Op, home: Path) -> None:
     """Give the machine a new disk: the machine answers, and does not know the pod."""
     kill_pod_processes(op)
     shutil.rmtree(home / ".slipway")
@@ -337,7 +337,7 @@ def test_a_run_lost_by_its_machine_continues_elsewhere_from_the_snapshot(journal
             half = home / "pod" / "work" / "checkpoints" / "count" / "step-000000010" / "MANIFEST.json"
             while not half.exists():
                 next(seen)
-            wipe(op, {"box/one": first, "box/two": second}[op.place].folder)
+            replace_disk(op, {"box/one": first, "box/two": second}[op.place].folder)
             while (now := journal.ops(run="a-1")[-1]).token == op.token or now.state != "READY":
                 next(seen)
             (sight.folder_of(now).code / "GO").touch()

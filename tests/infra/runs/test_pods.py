@@ -31,7 +31,7 @@ class LosesAnswers(Local):
         raise Ambiguous("no reply in 30 s")
 
 
-class LosesQuestions(Local):
+class LosesRequests(Local):
     """Loses the request, which is unknown for ten minutes."""
 
     settle_s = 600.0
@@ -132,7 +132,7 @@ def test_a_lost_answer_is_looked_up_and_no_pod_is_rented_twice(local, journal):
 
 
 def test_a_lost_request_stays_unknown_and_does_not_count_as_gone_too_early(local, journal):
-    provider = LosesQuestions(local.pods)
+    provider = LosesRequests(local.pods)
     with pytest.raises(Ambiguous, match="no reply"):
         rent(provider, journal)
     (op,) = journal.ops(live=True)
@@ -174,7 +174,7 @@ def test_a_new_pod_denied_by_its_provider_is_not_gone_yet(local, journal):
 
 def test_unknown_pods_go_to_sweeps_at_once_and_rented_pods_stay_with_the_renter(local, journal):
     with pytest.raises(Ambiguous):
-        rent(LosesQuestions(local.pods), journal)
+        rent(LosesRequests(local.pods), journal)
     assert journal.leases.held() == set()
     op = rent(local, journal, run="b-2")
     assert journal.leases.held() == {f"rent:{op.token}"}

@@ -36,14 +36,14 @@ def way(request, tmp_path):
             yield pod
 
 
-def hole(path: Path, num_bytes: int = HOLE_BYTES) -> Path:
+def sparse_file(path: Path, num_bytes: int = HOLE_BYTES) -> Path:
     with path.open("wb") as file:
         file.truncate(num_bytes)
     return path
 
 
 def test_a_sparse_file_of_3_gb_is_refused_with_a_message(way, tmp_path):
-    path = hole(tmp_path / "progress.json")
+    path = sparse_file(tmp_path / "progress.json")
     with bounded(), pytest.raises(TooLarge, match=f"get {path}: the output exceeded the limit of 16.8 MB"):
         way.get(path)
     with pytest.raises(TooLarge, match="the output exceeded the limit of 1.0 kB"):
@@ -59,7 +59,7 @@ def test_a_file_of_the_size_of_the_limit_is_read(way, tmp_path):
 
 
 def test_a_piece_of_a_file_has_at_most_the_size_of_a_piece(way, tmp_path):
-    path = hole(tmp_path / "a.log")
+    path = sparse_file(tmp_path / "a.log")
     with bounded():
         assert len(way.read(path, 5)) == READ_BYTES
         assert len(way.read(path, HOLE_BYTES - 7)) == 7

@@ -42,7 +42,7 @@ def content(seed: int = 7, size: int = SIZE) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def changed(text: bytes) -> bytes:
+def change_one_percent(text: bytes) -> bytes:
     """Change one percent of the file, in one place."""
     at = len(text) // 3
     return text[:at] + content(8, len(text) // 100) + text[at + len(text) // 100 :]
@@ -78,7 +78,7 @@ def test_only_changed_parts_are_transferred(pod, direction, tmp_path):
     move(pod, direction, source, draft, meter)
     assert draft.read_bytes() == content()
     assert SIZE <= meter.num_bytes < 1.1 * SIZE
-    source.write_bytes(changed(content()))
+    source.write_bytes(change_one_percent(content()))
     again = Meter()
     move(pod, direction, source, draft, again)
     assert draft.read_bytes() == source.read_bytes()
@@ -171,7 +171,7 @@ def test_a_push_sends_changed_parts_of_a_large_file_and_scans_it_for_secrets(pod
     assert (done.sent, [one.path for one in done.refused]) == (4, ["key.bin"])
     assert first.num_bytes >= 3 * SIZE
     assert push(pod, root, place / "code", TOKEN, meter=second).sent == 0 and second.num_bytes == 0
-    (root / "too").write_bytes(changed(content()))
+    (root / "too").write_bytes(change_one_percent(content()))
     (root / "same").unlink()
     done = push(pod, root, place / "code", TOKEN, meter=third)
     assert (done.sent, done.removed) == (1, 1) and third.num_bytes < SIZE / 4
@@ -196,7 +196,7 @@ def test_a_large_file_that_changes_during_a_push_is_refused(pod, tmp_path, monke
     assert (place / "code" / "one").read_bytes() == (root / "one").read_bytes()
 
 
-class Rough(Cutting):
+class CuttingAndGrowing(Cutting):
     """Appends to a file at each cut of the connection."""
 
     def __init__(self, host: Host, every: float, times: int, path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_one_percent_change_of_two_gigabytes_survives_full_disk_cuts_and_growt
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)
-    meter = Rough(sshd, 1.5 * MB, 10, source)
+    meter = CuttingAndGrowing(sshd, 1.5 * MB, 10, source)
     large_files.persist(lambda: move(pod, direction, source, draft, meter, size), meter, 120.0, print)
     assert meter.left == 0
     assert source.stat().st_size == size + 10 * len(b"more")

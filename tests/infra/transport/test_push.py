@@ -60,7 +60,7 @@ def make_pod(folder: Path) -> Path:
     return folder / "code"
 
 
-def held(folder: Path) -> dict[str, tuple[int, bytes]]:
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Return permissions and content of every file and link."""
     found = {}
     for path in folder.rglob("*"):
@@ -93,7 +93,7 @@ def test_a_push_gives_the_same_result_as_rsync(machine, root, tmp_path):
         alter(root)
         push(machine, root, dest, TOKEN)
         subprocess.run([*rsync, f"{root}/", f"{mirror}/"], check=True)
-        assert held(dest) == held(mirror)
+        assert contents(dest) == contents(mirror)
     assert not list((tmp_path / "pod").rglob("*.draft"))
 
 
@@ -111,7 +111,7 @@ def test_pushed_files_are_writable_by_the_owner_only_under_any_umask(machine, ro
         machine.put(b"text", dest / "made" / "file")
     finally:
         os.umask(before)
-    assert held(dest) and open_to_others(tmp_path / "pod") == []
+    assert contents(dest) and open_to_others(tmp_path / "pod") == []
 
 
 def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
@@ -138,13 +138,13 @@ def test_unchanged_files_are_neither_sent_nor_touched(machine, root, tmp_path):
 def test_files_changed_by_the_pod_are_restored_and_new_files_stay(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     push(machine, root, dest, TOKEN)
-    wanted = held(dest)
+    wanted = contents(dest)
     (dest / "sub/data.bin").write_bytes(bytes(256 * 9000))  # of the same size
     (dest / "sub/deep/run.sh").chmod(0o600)
     (dest / "empty").unlink()
     (dest / "made").write_text("by the pod")
     assert push(machine, root, dest, TOKEN).sent == 3
-    assert held(dest) == wanted | {"made": (0o644, b"by the pod")}
+    assert contents(dest) == wanted | {"made": (0o644, b"by the pod")}
     (tmp_path / "pod/state/pushed.json").unlink()  # the record is lost, but all files exist
     assert push(machine, root, dest, TOKEN).sent == 0
 
@@ -154,7 +154,7 @@ def test_a_push_from_or_to_a_wrong_folder_loses_no_file(machine, root, tmp_path)
     push(machine, root, dest, TOKEN)
     (dest / "data").mkdir()
     (dest / "data/checkpoint").write_text("precious")
-    before = held(tmp_path / "pod")
+    before = contents(tmp_path / "pod")
     write(tmp_path, {"other/POD.json": b"{", "only secrets/.env": b"A=1"})
     (tmp_path / "nothing").mkdir()
     (dest.parent / "linked").symlink_to(tmp_path / "other")
@@ -173,7 +173,7 @@ def test_a_push_from_or_to_a_wrong_folder_loses_no_file(machine, root, tmp_path)
     ]:
         with pytest.raises(UsageError, match=said):
             push(machine, source, place, token)
-    assert {name: what for name, what in held(tmp_path / "pod").items() if name != "linked"} == before
+    assert {name: what for name, what in contents(tmp_path / "pod").items() if name != "linked"} == before
     assert os.listdir(tmp_path / "other") == ["POD.json"]
 
 
@@ -188,7 +188,7 @@ def test_a_secret_is_not_sent_and_a_file_that_became_secret_is_removed(machine, 
     write(root, {"empty": KEY.encode()})
     done = push(machine, root, dest, TOKEN)
     assert (done.removed, [one.path for one in done.refused]) == (1, [".env.local", "empty", "id"])
-    assert not {".env.local", "id", "empty"} & held(dest).keys()
+    assert not {".env.local", "id", "empty"} & contents(dest).keys()
 
 
 def test_the_next_push_completes_an_interrupted_push(sshd, root, tmp_path):  # noqa: F811
@@ -211,13 +211,13 @@ def test_the_next_push_completes_an_interrupted_push(sshd, root, tmp_path):  # n
     with Cut(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(ConnectionLost):
         push(pod, root, dest, TOKEN)
     until(lambda: not list(dest.rglob("*.draft")), "the end of what was cut off")
-    sent = held(dest)
+    sent = contents(dest)
     assert 0 < len(sent) < len(shipment.survey(root))
     assert all(content == (root / name).read_bytes() for name, (mode, content) in sent.items() if mode >= 0)
     (root / "big0").unlink()
     with Ssh(sshd.address, tmp_path / "known_hosts") as pod:
         push(pod, root, dest, TOKEN)
-    assert held(dest).keys() == shipment.survey(root).keys()
+    assert contents(dest).keys() == shipment.survey(root).keys()
 
 
 def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
@@ -226,7 +226,7 @@ def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
         assert pod.run(["rsync", "--version"], timeout_s=20).exited != 0
         pod.put(json.dumps({"token": TOKEN}).encode(), f"{host.address.folder}/POD.json")
         push(pod, root, f"{host.address.folder}/code", TOKEN)
-    assert held(host.folder / "home/pod/code").keys() == shipment.survey(root).keys()
+    assert contents(host.folder / "home/pod/code").keys() == shipment.survey(root).keys()
 
 
 def test_a_file_that_changes_during_a_push_keeps_its_old_copy(root, tmp_path):
@@ -234,7 +234,7 @@ def test_a_file_that_changes_during_a_push_keeps_its_old_copy(root, tmp_path):
 
     push(ThisMachine(), root, dest, TOKEN)
 
-    class Late(ThisMachine):
+    class EditedMeanwhile(ThisMachine):
         """A user edits the file between the listing and the stream."""
 
         def __init__(self, after):
@@ -249,7 +249,7 @@ def test_a_file_that_changes_during_a_push_keeps_its_old_copy(root, tmp_path):
     for before, after in ((b"12", b"34"), (b"56", b"7890")):
         (root / "empty").write_bytes(before)
         with pytest.raises(UsageError, match="empty changed during the transfer; push again"):
-            push(Late(after), root, dest, TOKEN)
+            push(EditedMeanwhile(after), root, dest, TOKEN)
         assert (dest / "empty").read_bytes() == b""
 
 
@@ -266,10 +266,13 @@ def test_the_pod_refuses_a_path_outside_its_folder(path, tmp_path):
 
 
 def test_a_pod_without_python_gets_a_clear_error(sshd, root, tmp_path):  # noqa: F811
-    class Bare(Ssh):
+    class WithoutPython(Ssh):
         python = "no-such-python"
 
-    with Bare(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(SlipwayError, match="no-such-python"):
+    with (
+        WithoutPython(sshd.address, tmp_path / "known_hosts") as pod,
+        pytest.raises(SlipwayError, match="no-such-python"),
+    ):
         push(pod, root, make_pod(tmp_path / "pod"), TOKEN)
 
 
@@ -284,7 +287,7 @@ def test_a_preview_lists_the_effects_of_a_push(machine, root, tmp_path):
     assert plan.new == ("big.bin", "sub/data.bin") and plan.gone == ("empty",)
     assert [one.path for one in plan.refused] == [".env.local"] and "canary" not in repr(plan)
     assert (plan.ignored_files, plan.ignored_bytes) == (2, 5001)
-    assert plan.files == len(held(dest)) and plan.bytes > 30 << 20
+    assert plan.files == len(contents(dest)) and plan.bytes > 30 << 20
 
 
 def test_a_preview_handles_seventy_thousand_files_of_the_last_push(tmp_path):

@@ -64,7 +64,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / path).write_text(text)
 
 
-def held(dest: Path) -> dict[str, str]:
+def contents(dest: Path) -> dict[str, str]:
     return {path.relative_to(dest).as_posix(): path.read_text() for path in dest.rglob("*") if path.is_file()}
 
 
@@ -133,12 +133,12 @@ def test_an_exception_of_the_input_generator_is_raised(way):
 
 
 def test_a_growing_file_is_read_on_from_the_last_offset(way, tmp_path):
-    log, held = tmp_path / "log", b""
+    log, contents = tmp_path / "log", b""
     for number in range(3):
         with open(log, "ab") as file:
             file.write(b"line %d\n" % number)
-        held += way.read(log, len(held))
-    assert held == b"line 0\nline 1\nline 2\n" and way.read(log, len(held)) == b""
+        contents += way.read(log, len(contents))
+    assert contents == b"line 0\nline 1\nline 2\n" and way.read(log, len(contents)) == b""
     with pytest.raises(FileNotFoundError):
         way.read(tmp_path / "absent", 0)
 
@@ -148,7 +148,7 @@ def test_a_growing_file_is_read_on_from_the_last_offset(way, tmp_path):
 
 def test_a_push_sends_files_known_to_git_and_a_second_push_changes_nothing(way, root, dest):
     assert push(way, root, dest, TOKEN) == PushResult(4, 0, 0)
-    assert held(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
+    assert contents(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
     assert os.access(dest / "sub/run.sh", os.X_OK) and not os.access(dest / "new.txt", os.X_OK)
     before = {path: path.stat() for path in dest.rglob("*")}
     assert push(way, root, dest, TOKEN) == PushResult(0, 4, 0)
@@ -163,7 +163,7 @@ def test_a_push_applies_changes_and_deletions_but_keeps_files_of_the_pod(way, ro
     (root / "sub/run.sh").unlink()
     assert push(way, root, dest, TOKEN) == PushResult(1, 1, 2)
     assert not (dest / "sub").exists()
-    assert held(dest) == {
+    assert contents(dest) == {
         "tracked.py": "2",
         ".gitignore": "/var/\n",
         "made.txt": "by the pod",
@@ -178,14 +178,14 @@ def test_a_file_may_become_a_folder_and_a_folder_a_file(way, root, dest):
     (root / "sub").rmdir()
     write(root, {"new.txt/inner": "i", "sub": "s"})
     push(way, root, dest, TOKEN)
-    assert held(dest) == {"tracked.py": "1", ".gitignore": "/var/\n", "new.txt/inner": "i", "sub": "s"}
+    assert contents(dest) == {"tracked.py": "1", ".gitignore": "/var/\n", "new.txt/inner": "i", "sub": "s"}
 
 
 def test_a_folder_outside_git_is_walked(way, tmp_path, dest):
     write(tmp_path / "plain", {"a.py": "a", "b/c.py": "c", "var/x": "x", ".venv/y": "y", "__pycache__/z": "z"})
     (tmp_path / "plain/link").symlink_to("b")
     push(way, tmp_path / "plain", dest, TOKEN)
-    assert set(held(dest)) == {"a.py", "b/c.py"} and os.readlink(dest / "link") == "b"
+    assert set(contents(dest)) == {"a.py", "b/c.py"} and os.readlink(dest / "link") == "b"
 
 
 def test_only_a_folder_with_the_marker_of_this_pod_is_written(way, root, dest, tmp_path):
@@ -206,7 +206,7 @@ def test_an_empty_or_missing_source_is_refused_and_deletes_nothing(way, root, de
     for source in (tmp_path / "empty", tmp_path / "absent"):
         with pytest.raises(UsageError, match="no file to send"):
             push(way, source, dest, TOKEN)
-    assert len(held(dest)) == 4
+    assert len(contents(dest)) == 4
 
 
 def test_a_checkout_unreadable_by_git_is_refused(way, root, dest):
@@ -230,7 +230,7 @@ def test_secrets_are_not_sent_by_name_and_by_content(way, root, dest):
     refused = {one.path: one.reason for one in refusals}
     assert refused.keys() == named.keys() | filled.keys()
     assert refused["keys/deploy"] == "holds a private key" and refused["notes.md"] == "holds a Hugging Face token"
-    assert not refused.keys() & held(dest).keys() and held(dest).keys() >= sent.keys()
+    assert not refused.keys() & contents(dest).keys() and contents(dest).keys() >= sent.keys()
 
 
 def test_no_source_file_of_this_repository_looks_like_a_secret():
@@ -242,7 +242,7 @@ def test_a_file_that_became_secret_is_removed_from_the_pod(way, root, dest):
     push(way, root, dest, TOKEN)
     (root / "new.txt").write_text(KEY)
     assert push(way, root, dest, TOKEN).removed == 1
-    assert "new.txt" not in held(dest)
+    assert "new.txt" not in contents(dest)
 
 
 def test_inner_links_stay_links_and_outer_links_are_not_sent(way, root, dest, tmp_path):

@@ -194,7 +194,7 @@ def tree(root: Path, without: Path | None = None) -> dict[str, tuple[int, bytes]
     return found
 
 
-def furnish(laptop: Path) -> RunHome:
+def make_laptop(laptop: Path) -> RunHome:
     """Make a laptop with a secret, a user's work, a second run, and the home of the run with its records."""
     for path in ("precious/thesis", "runs/other-1/run.json", "runs/a-1/kept/code/a", "runs/a-1/kept/data/b"):
         (laptop / path).parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def tight_bounds() -> Iterator[None]:
         yield
 
 
-def attempt(act: Callable[[], object]) -> None:
+def run_refusable(act: Callable[[], object]) -> None:
     """Run an action that may be refused with an error of ours; every other exception is a failure."""
     with contextlib.suppress(SlipwayError, StoreError):
         act()
@@ -249,14 +249,14 @@ def test_a_hostile_pod_changes_only_its_folder_and_only_its_folder_is_sent_or_re
 
 
 def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) -> None:
-    home, store = furnish(laptop), Store(str(laptop.parent / "store"))
+    home, store = make_laptop(laptop), Store(str(laptop.parent / "store"))
     put_links(home, laptop, links)
     before = tree(laptop, without=home.pod.root)
     for _ in range(2):
-        attempt(lambda: mirror.bring_logs(OP, pod, home))
-        attempt(lambda: reports.bring(OP, pod, home))
-        attempt(lambda: snapshot.bring(OP, pod, home))
-        attempt(lambda: mirror.bring_artifacts(OP, "store", pod, store, home))
+        run_refusable(lambda: mirror.bring_logs(OP, pod, home))
+        run_refusable(lambda: reports.bring(OP, pod, home))
+        run_refusable(lambda: snapshot.bring(OP, pod, home))
+        run_refusable(lambda: mirror.bring_artifacts(OP, "store", pod, store, home))
     assert tree(laptop, without=home.pod.root) == before
 
     held = {path: home.pod.root / path for path in fetched.files_below(home.pod.root)}
@@ -265,10 +265,10 @@ def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]
     assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # plus reports and marks
     assert all(path.stat().st_size <= FILE_BYTES for path in counted)
 
-    attempt(lambda: reports.at_home(OP, home))
+    run_refusable(lambda: reports.at_home(OP, home))
     assert [(one.name, one.source) for one in snapshot.carried_of(home)] == [("data", str(home.kept.root / "data"))]
     other = NextPod(pod.listings[0])
-    attempt(lambda: snapshot.restore(OP, other, home, store))
+    run_refusable(lambda: snapshot.restore(OP, other, home, store))
     for place, content in other.sent.items():
         name = os.path.relpath(place, POD_ROOT)
         assert is_of_run(name) and content == held[name].read_bytes()
