@@ -33,7 +33,7 @@ def run_tests(checkout: Path, *words: str) -> str:
     return done.stdout[-200:]
 
 
-class CheckoutWorld(World):
+class Apart(World):
     """An installation of a second checkout."""
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
@@ -56,7 +56,7 @@ def test_the_core_passes_its_tests_without_any_pack(tmp_path):
 
 @pytest.mark.parametrize("name", packs.installed())
 def test_the_rest_works_without_a_pack_and_its_commands_name_the_pack(name, tmp_path):
-    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), CheckoutWorld(tmp_path)
+    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), Apart(tmp_path)
     listed = world.inv("--list")
     process = world.begin("doctor")
     said = "".join(process.communicate(timeout=300))

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from tests.test_without_packs import CheckoutWorld, clone
+from tests.test_without_packs import Apart, clone
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process
 
 
-def failed(world: CheckoutWorld, *words: str) -> str:
+def failed(world: Apart, *words: str) -> str:
     process = world.begin(*words)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in err
@@ -19,7 +19,7 @@ def failed(world: CheckoutWorld, *words: str) -> str:
 
 
 def test_a_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
-    checkout, world = clone(tmp_path / "checkout"), CheckoutWorld(tmp_path, {"DESK_CONTACT": ""})
+    checkout, world = clone(tmp_path / "checkout"), Apart(tmp_path, {"DESK_CONTACT": ""})
     pack = checkout / "packs" / "desk"
     shutil.copytree(ROOT / "examples" / "own" / "desk", pack)
     (checkout / "slipway.yaml").write_text("desk_contact: Ada\npolish_steps: 7\n")
