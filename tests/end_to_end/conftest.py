@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.services import GUARD_S, Place
+from tests.end_to_end.services import GUARD_S, Installation
 from tests.world import ONE_THREAD, World, until
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a base model and what it has read (text, tokenizer, tokens): see `World.take`.
+    """Return a store with a trained base model and its inputs (text, tokenizer, tokens) for `World.take`.
 
-    It is for tests that are about none of it. The first worker that asks makes it for all of them, by a run, which has
-    a work folder of its own: `inv train --prepare` works in that of the checkout.
+    Tests that are about other matters begin with a copy of the store. The first worker creates the store for all
+    workers. The run has a work folder of its own, because `inv train --prepare` works in the work folder of the
+    checkout.
     """
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -34,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stock(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without the model: a launch of base begins to train at once."""
+    """Return the store without the model: a launch of base starts training at once."""
     store = tmp_path_factory.mktemp("stock") / "artifacts"
     shutil.copytree(trained, store)
     for name in ("base_checkpoints", "by-fingerprint/base_checkpoints"):
@@ -43,10 +44,10 @@ def stock(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """An installation, and the end of all that its services were."""
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    """Yield an installation, and end every process of its services afterwards."""
     world = World(tmp_path)
-    yield Place(world, tmp_path)
+    yield Installation(world, tmp_path)
     world.inv("serve.down", "--all")
-    # A supervisor that leaves by itself gives its lease up first: nobody can wait for the rest of it.
+    # A supervisor that exits normally releases its lease; only then stop waiting for the remaining processes.
     until(lambda: not world.processes(), "their end", GUARD_S)

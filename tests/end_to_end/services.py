@@ -1,4 +1,4 @@
-"""An installation whose services a test starts, asks and disturbs, with scripted engines in place of a model."""
+"""An installation for tests of services, with scripted engines instead of a model."""
 
 import asyncio
 import json
@@ -24,19 +24,19 @@ from serve.processes.places import Places
 from tests.processes import command_line
 from tests.world import World, until
 
-GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
+GUARD_S = 180.0  # Guard against a hanging test; no measurement.
 PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
 
 
 @dataclass
-class Place:
-    """An installation, and what its services answer."""
+class Installation:
+    """An installation with services, and the answers of the services."""
 
     world: World
     folder: Path
 
     def model(self, name: str, **script) -> Path:
-        """A model of the scripted engine, which says its name over and over."""
+        """Write a model for the scripted engine, which repeats the model's name."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
@@ -51,7 +51,7 @@ class Place:
             "resources": resources or {},
         }
         path = self.folder / "service.yaml"
-        path.write_text(json.dumps(file))  # which is YAML, too
+        path.write_text(json.dumps(file))  # JSON is also YAML.
         return str(path)
 
     def up(self, name: str, model: Path, *words: str, code: int = 0) -> dict:
@@ -71,11 +71,11 @@ class Place:
         return seen_of(row.seen)
 
     def engines(self, name: str) -> dict[str, int]:
-        """The pid of each replica's engine, by the replica's name."""
+        """Return the pid of each replica's engine, by replica name."""
         return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
 
     def processes(self, name: str, word: bytes) -> dict[str, Identity]:
-        """Return by replica the process with that word in its command line."""
+        """Return, by replica, the process with `word` in the command line."""
         with self.journal() as journal:
             rows = [op for op in journal.ops(live=True) if op.service == name]
         found = {}
@@ -86,15 +86,15 @@ class Place:
         return found
 
     def workers(self, name: str) -> dict[str, Identity]:
-        """Return by replica the worker that ignores SIGTERM, in a session of its own."""
+        """Return, by replica, the worker process that ignores SIGTERM, in a session of its own."""
         return self.processes(name, b"signal.SIG_IGN")
 
     def ended(self, name: str, number: int) -> bool:
-        """Return whether a replica is recorded as gone, or not even remembered."""
+        """Return whether a replica is recorded as gone or no longer recorded."""
         return all(one.ended_at for one in self.seen(name).members if one.number == number)
 
     def gateway(self, name: str) -> Identity | None:
-        """The gateway that lives."""
+        """Return the live gateway."""
         return gateway_orders.living(Places(self.folder / "services" / name))
 
     def kill_gateway(self, name: str) -> None:
@@ -103,7 +103,7 @@ class Place:
         until(lambda: not is_alive(gateway), "its end")
 
     def kill_supervisor(self) -> None:
-        """Kill the supervisor, so that only who asks for it starts a controller again."""
+        """Kill the supervisor, so that only a command for the service starts a controller again."""
         with self.journal() as journal:
             supervisor = journal.leases.holder(SUPERVISOR)
         assert supervisor is not None and send(supervisor, signal.SIGKILL)
@@ -117,7 +117,7 @@ class Place:
 
 
 def say(url: str, **more) -> tuple[str, str]:
-    """Return the answer to a chat, and the replica that gave it."""
+    """Return the answer to a chat, and the replica that answered."""
     said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
     request.add_header("Content-Type", "application/json")
@@ -128,7 +128,7 @@ def say(url: str, **more) -> tuple[str, str]:
 
 @dataclass
 class Traffic:
-    """Streams that are asked one after another by several clients at once, until the block ends."""
+    """Streaming requests by several clients at once, one request after another, until the block ends."""
 
     load: LoadTest
     clients: int = 4
@@ -162,7 +162,7 @@ class Traffic:
             self.heard.append(await ask(session, self.load))
 
 
-def serving(place) -> set[int]:
-    """The numbers of those that requests go to, as the controller wrote it down."""
-    seen = place.seen("demo")
+def serving(installation) -> set[int]:
+    """Return the numbers of the replicas in routing, as the controller recorded them."""
+    seen = installation.seen("demo")
     return {one.number for one in seen.members if one.number in seen.serving and one.state is State.READY}

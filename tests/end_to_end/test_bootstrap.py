@@ -1,4 +1,4 @@
-"""`./inv` on a machine that has nothing yet: a copy of the checkout, an empty home, a Python of the system."""
+"""`./inv` on a bare machine: a copy of the checkout, an empty home, and the system's Python."""
 
 import ast
 import json
@@ -35,7 +35,7 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def bare_environ(home: Path) -> dict[str, str]:
-    """This machine's environment, with an empty home that only knows where packages come from."""
+    """Return this machine's environment, with an empty home and only the settings of the package indexes."""
     environ = {name: value for name, value in os.environ.items() if name not in ENVIRONMENTS}
     for known in (".config/pip/pip.conf", ".pip/pip.conf"):
         if (Path.home() / known).exists():
@@ -66,7 +66,7 @@ class Checkout:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Checkout:
-    """A checkout in which the first command has been typed."""
+    """Return a checkout after the first command."""
     one = Checkout(tmp_path_factory.mktemp("machine"))
     code, out, err = one.inv("config", "--json")
     assert code == 0, err
@@ -81,23 +81,23 @@ def test_the_second_call_does_no_work(checkout):
     assert checkout.made() == made
 
 
-def test_alone_or_asked_for_help_it_shows_the_first_screen_and_tab_is_answered_from_anywhere(checkout, tmp_path):
+def test_inv_shows_the_first_screen_without_words_and_completes_from_any_folder(checkout, tmp_path):
     assert checkout.inv() == checkout.inv("--help") == (0, f"{FIRST_SCREEN}\n", "")
     code, out, err = checkout.inv("--complete", "--", "~/slipway/inv", "lau", cwd=tmp_path)
     assert (code, err) == (0, "") and "launch" in out.split()
 
 
-def test_the_inv_of_the_environment_works_by_itself(checkout):
+def test_inv_of_the_environment_works_by_itself(checkout):
     words = [str(checkout.venv / "bin" / "inv"), "--list"]
     done = subprocess.run(words, cwd=checkout.root, env=checkout.environ, capture_output=True, text=True)
     assert done.returncode == 0 and "doctor" in done.stdout
 
 
-def test_it_can_be_called_by_its_path_from_elsewhere(checkout, tmp_path):
+def test_inv_can_be_called_by_path_from_another_folder(checkout, tmp_path):
     assert checkout.inv("config", "--json", cwd=tmp_path)[0] == 0
 
 
-def test_a_change_that_concerns_no_requirement_makes_nothing_anew(checkout):
+def test_unrelated_change_keeps_the_environment(checkout):
     made = checkout.made()
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("\n# a remark\n")
@@ -105,7 +105,7 @@ def test_a_change_that_concerns_no_requirement_makes_nothing_anew(checkout):
     assert checkout.made() == made
 
 
-def test_a_changed_pin_makes_it_anew(checkout):
+def test_changed_pin_recreates_the_environment(checkout):
     made = checkout.made()
     with (checkout.root / "constraints" / "control.txt").open("a") as file:
         file.write("# a remark is part of the pins\n")
@@ -115,13 +115,13 @@ def test_a_changed_pin_makes_it_anew(checkout):
 
 
 @pytest.mark.parametrize("lost", ["bin/inv", "bin/python", "slipway-inv"])
-def test_what_is_broken_is_mended(checkout, lost):
+def test_broken_environment_is_repaired(checkout, lost):
     (checkout.venv / lost).unlink()
     assert checkout.inv("config")[0] == 0
     assert (checkout.venv / lost).exists()
 
 
-def test_killed_half_way_it_leaves_nothing_that_looks_finished(checkout):
+def test_killed_bootstrap_leaves_no_environment_that_looks_finished(checkout):
     shutil.rmtree(checkout.venv)
     with checkout.start("config") as process:
         deadline = time.monotonic() + 60
@@ -130,11 +130,11 @@ def test_killed_half_way_it_leaves_nothing_that_looks_finished(checkout):
         process.send_signal(signal.SIGKILL)
     assert not (checkout.venv / "slipway-environment").exists()
     assert not (checkout.venv / "slipway-inv").exists()
-    both = [checkout.start("config"), checkout.start("config")]  # the next two calls, at once
+    both = [checkout.start("config"), checkout.start("config")]  # Two further calls, at once.
     assert [one.communicate(timeout=100) and one.returncode for one in both] == [0, 0]
 
 
-def test_two_commands_that_stamp_at_the_same_moment_both_go_on(checkout, tmp_path):
+def test_two_commands_that_finish_the_environment_at_once_both_continue(checkout, tmp_path):
     (checkout.venv / "slipway-inv").unlink()
     words = [BASE, ROOT / "tests" / "programs" / "paced_stamp.py", tmp_path, checkout.root / "inv", "config"]
     both = [
@@ -145,7 +145,7 @@ def test_two_commands_that_stamp_at_the_same_moment_both_go_on(checkout, tmp_pat
 
 
 def python_without(folder: Path, *modules: str) -> str:
-    """A real Python whose library lacks these modules, as Debian's does until python3-venv is installed."""
+    """Return a Python without these modules, like Debian's Python before python3-venv is installed."""
     library = Path(sysconfig.get_path("stdlib"))
     copy = folder / "lib" / library.name
     copy.mkdir(parents=True)
@@ -160,7 +160,7 @@ def python_without(folder: Path, *modules: str) -> str:
 
 
 @pytest.mark.parametrize("missing", ["ensurepip", "venv"])
-def test_a_python_that_cannot_make_environments_gets_one_line_with_the_fix(tmp_path, missing):
+def test_python_without_venv_gets_one_line_with_the_fix(tmp_path, missing):
     one = Checkout(tmp_path)
     code, out, err = one.inv("config", python=python_without(tmp_path / "python", missing), PATH="/usr/bin:/bin")
     assert (code, out) == (1, "")
@@ -172,18 +172,18 @@ def test_a_python_that_cannot_make_environments_gets_one_line_with_the_fix(tmp_p
     assert not (one.venv / "slipway-environment").exists()
 
 
-def test_without_a_network_there_is_one_line_with_the_fix(tmp_path):
+def test_missing_network_gets_one_line_with_the_fix(tmp_path):
     one = Checkout(tmp_path)
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
     nowhere |= {"PIP_FIND_LINKS": "", "UV_HTTP_RETRIES": "0", "SLIPWAY_INSTALLER": "uv"}
-    code, out, err = one.inv("config", python=sys.executable, **nowhere)  # this one has uv beside it
+    code, out, err = one.inv("config", python=sys.executable, **nowhere)  # This Python has uv beside it.
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
     assert "some packages are not in the cache (uv --offline); no package index answers (uv); " in last
     assert "; check the network and `pip config list`. " in last
 
 
-def test_an_old_python_is_told_so():
+def test_old_python_is_named_in_the_error():
     pretend = "import runpy, sys; sys.version_info = (3, 8, 1); runpy.run_path('inv', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", pretend], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
@@ -195,13 +195,13 @@ def test_an_old_python_is_told_so():
 
 
 def without_rights(*words: str) -> list[str]:
-    """Root that may not what others may not, either."""
+    """Return the prefix of a command that runs without the privileges of root."""
     return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *words]
 
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("there", ["nothing", "a marker", "a stamp that is not ours to read", "a lock"])
-def test_in_a_checkout_of_somebody_else_it_says_whose_it_is_and_what_to_type(tmp_path, there):
+def test_error_in_a_foreign_checkout_names_the_owner_and_the_fix(tmp_path, there):
     one = Checkout(tmp_path)
     if there != "nothing":
         (one.venv / "bin").mkdir(parents=True)
@@ -222,7 +222,7 @@ def test_in_a_checkout_of_somebody_else_it_says_whose_it_is_and_what_to_type(tmp
 
 
 @pytest.mark.needs("root")
-def test_a_cache_that_sudo_has_made_is_named_with_what_gives_it_back(checkout, tmp_path):
+def test_cache_owned_by_root_is_named_with_the_fix(checkout, tmp_path):
     home = Path(checkout.environ["HOME"])
     cache = home / ".cache" / "slipway"
     cache.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def test_a_cache_that_sudo_has_made_is_named_with_what_gives_it_back(checkout, t
     assert f"belongs to nobody, and you are root; run: sudo chown -R root {cache}" in done.stderr.splitlines()[-1]
 
 
-def test_what_is_odd_about_env_is_told_once_with_file_and_line(checkout):
+def test_problem_in_env_file_is_reported_once_with_file_and_line(checkout):
     file = checkout.root / ".env"
     file.write_text("# mine\n\nRUNPOD_API_KEY: forgotten-1\nSLIPWAY_PROFILE=tiny\nHF_TOKEN=hf_canary\n")
     file.chmod(0o644)
@@ -247,7 +247,7 @@ def test_what_is_odd_about_env_is_told_once_with_file_and_line(checkout):
     finally:
         file.unlink()
     assert code == 0 and json.loads(out)
-    assert err.count(".env") == 3  # the third in chmod's own line
+    assert err.count(".env") == 3  # The third name is in the output of chmod.
     assert f"inv: {file}: line 3 is left out: expected NAME=value\n" in err
     assert f"inv: {file} holds HF_TOKEN, and other users can read the file; run: chmod 600 {file}\n" in err
     assert "forgotten-1" not in err and "canary" not in err

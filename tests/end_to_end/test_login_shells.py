@@ -1,4 +1,6 @@
-"""A launch on a machine whose login shell talks, or is no `sh`: everything that follows reads only what was asked."""
+"""A launch on a machine with a chatty login shell, or a login shell other than `sh`: commands read only their own
+output.
+"""
 
 import json
 
@@ -14,7 +16,7 @@ BY_DAY = ("bash that prints 1", "fish that greets", "tcsh that greets")
 
 @pytest.fixture(params=[name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in SHELLS])
 def found(request, tmp_path):
-    """A world whose one machine has that login shell, and the shell."""
+    """Return a world with one machine that has the login shell, and the shell."""
     with machine(tmp_path, request.param) as host:
         world = with_machines(tmp_path, host)
         yield world, SHELLS[request.param]
@@ -22,7 +24,7 @@ def found(request, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_a_launch_and_what_follows_read_nothing_that_a_shell_prints(found, tmp_path):
+def test_launch_and_later_commands_ignore_the_output_of_a_login_shell(found, tmp_path):
     world, shell = found
     looked = world.inv("pool.up") + world.inv("pool.check") + world.inv("doctor", "--provider", "ssh")
     assert looked.count(f"shell prints: {shell.says}") >= (3 if shell.says in ("1", "busy") else 0)

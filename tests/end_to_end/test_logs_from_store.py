@@ -1,4 +1,4 @@
-"""`inv logs` of a run whose pod is gone, and of which nothing is at home: what its courier has brought to the store."""
+"""`inv logs` of a run without a pod and without local logs: the courier's copies in the store are shown."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from tests.world import World
 pytestmark = pytest.mark.process
 
 
-def test_logs_of_a_pod_that_is_gone_are_read_from_the_store(tmp_path):
+def test_logs_of_a_lost_pod_are_read_from_the_store(tmp_path):
     world, run = World(tmp_path), "brave-otter-1"
     store = world.folder / "artifacts"
     there = RunFolder(str(store), run)
@@ -27,7 +27,7 @@ def test_logs_of_a_pod_that_is_gone_are_read_from_the_store(tmp_path):
         journal.advance(journal.advance(op, "sending"), "refused")
     assert world.inv("logs", run) == "step 1\nstep 2\n"
     assert world.inv("logs", run, "--errors") == "run brave-otter-1, step base: why\n"
-    there.put({"logs/base.log": [b"step 1\nstep 2\nstep 3\n"]})  # what is here is older, and is replaced
+    there.put({"logs/base.log": [b"step 1\nstep 2\nstep 3\n"]})  # The local copy is older, and is replaced.
     assert world.inv("logs", run, "--tail", "1") == "step 3\n"
     shutil.rmtree(store)
-    assert world.inv("logs", run, "--file", "base") == "step 1\nstep 2\nstep 3\n"  # by now it is at home
+    assert world.inv("logs", run, "--file", "base") == "step 1\nstep 2\nstep 3\n"  # The log is local now.

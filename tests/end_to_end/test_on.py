@@ -1,4 +1,4 @@
-"""One command on many machines at once, and tasks of one's own beside ours, over real sshds."""
+"""`inv on`: one command on many machines at once, and custom invoke tasks, over real sshds."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A world of two pods on machines of their own, `a` and `b`, and one on this machine, `c`; and the machines."""
+    """Return a world of pods `a` and `b` on separate machines, and pod `c` on this machine; and the machines."""
     needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
     folder = tmp_path_factory.mktemp("world")
     made = Hosts(folder / "hosts")
@@ -42,7 +42,7 @@ def world(tmp_path_factory):
 
 
 def ended(world, *words):
-    """The exit code of `inv words`, the lines of its stdout in the order of the alphabet, and its stderr."""
+    """Return the exit code of `inv words`, the sorted lines of stdout, and stderr."""
     process = world.begin(*words)
     out, err = process.communicate(timeout=120)
     assert "Traceback" not in err
@@ -50,19 +50,19 @@ def ended(world, *words):
 
 
 def outcomes(world, *words, code):
-    """Return what `inv on --json words` reports of each machine; it exits with `code`."""
+    """Return the result of `inv on --json words` per machine; the command must exit with `code`."""
     found = json.loads(world.inv("on", "--json", *words, code=code))
     assert found["exit_code"] == code
     return found["machines"]
 
 
 def processes(mark):
-    """Return the command lines that hold that word as an argument."""
+    """Return the command lines that have `word` as an argument."""
     return [line for line in command_lines() if mark.encode() in line.split(b"\0")]
 
 
 @pytest.mark.timeout(300)
-def test_a_command_runs_on_all_machines_and_the_worst_exit_code_is_ours(world):
+def test_command_runs_on_all_machines_and_the_worst_exit_code_is_returned(world):
     world, (first, second) = world
     a, b = first.network, second.network
     assert ended(world, "on", "a", "b", "--", "hostname") == (0, [f"a | {a}", f"b | {b}"], "")
@@ -84,7 +84,7 @@ def test_a_command_runs_on_all_machines_and_the_worst_exit_code_is_ours(world):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_command_ends_everywhere_with_us_and_leaves_nothing(world, number):
+def test_interrupt_ends_the_command_on_every_machine(world, number):
     world, _ = world
     mark = f"{os.getpid()}{number:02}"
     process = world.begin("on", "--all", "--", f"echo begun; sh -c 'trap \"\" TERM; sleep {mark}; sleep {mark}'")
@@ -98,7 +98,7 @@ def test_a_command_ends_everywhere_with_us_and_leaves_nothing(world, number):
 
 
 @pytest.mark.timeout(300)
-def test_what_takes_too_long_is_ended_and_what_is_left_in_the_background_is_not(world):
+def test_timeout_ends_the_command_but_not_background_processes(world):
     world, _ = world
     mark = f"{os.getpid()}03"
     found = outcomes(world, "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
@@ -112,8 +112,8 @@ def test_what_takes_too_long_is_ended_and_what_is_left_in_the_background_is_not(
 
 
 @pytest.mark.timeout(300)
-def test_tasks_of_ones_own_reach_pods_by_name(world):
-    """The examples, as their first lines say to run them, from another folder."""
+def test_custom_tasks_reach_pods_by_name(world):
+    """Run the examples as their first lines say, from another folder."""
     world, machines = world
 
     def own(file, *words):

@@ -1,4 +1,4 @@
-"""`inv pull` of an artifact that is too large for one go: the link is cut, and it goes on where it was."""
+"""`inv pull` of a large artifact over a link that is cut: the download resumes at the last byte."""
 
 import hashlib
 import json
@@ -21,7 +21,9 @@ NAME, FINGERPRINT = "base_checkpoints/tiny", "f" * 16
 
 @pytest.fixture
 def world(tmp_path, hosts, request):
-    """A world with the pod `a` on a machine, which is returned, too; what is in the mark's words is hidden there."""
+    """Return a world with pod `a` on a machine, and the machine; the programs named in the mark are hidden on the
+    machine.
+    """
     (machine,) = hosts(1, hidden=request.param)
     python = getattr(sys, "_base_executable", sys.executable)
     known = [{"ip": machine.address.host, "identity_file": machine.address.key, "python": python}]
@@ -33,7 +35,7 @@ def world(tmp_path, hosts, request):
 
 
 def make_there(world, machine, megabytes):
-    """An artifact in the store of the machine, as if the pod had made it; the sha256 of its one large file."""
+    """Write an artifact into the machine's store like a pod; return the sha256 of the one large file."""
     draft = world.folder / "made"
     draft.mkdir()
     content = b"".join(random.Random(number).randbytes(4 << 20) for number in range(megabytes // 4))
@@ -60,7 +62,7 @@ def make_there(world, machine, megabytes):
     indirect=["world"],
 )
 @pytest.mark.timeout(600)
-def test_a_pull_over_a_link_that_is_cut_goes_on_where_it_was(world, by, megabytes, mbit_per_s, cuts):
+def test_pull_over_a_link_that_is_cut_resumes_at_the_last_byte(world, by, megabytes, mbit_per_s, cuts):
     world, machine = world
     sha = make_there(world, machine, megabytes)
     machine.slow_down(mbit_per_s)
@@ -76,7 +78,7 @@ def test_a_pull_over_a_link_that_is_cut_goes_on_where_it_was(world, by, megabyte
             machine.kill_sessions()
         else:
             machine.cut()
-            time.sleep(15)  # it is silent for longer than anyone waits
+            time.sleep(15)  # The link is silent for longer than the timeout.
             machine.restore()
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err

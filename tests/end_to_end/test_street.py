@@ -1,4 +1,4 @@
-"""The whole street with real processes: launch, follow, kill, resume, damage, talk."""
+"""The whole pipeline with real processes: launch, follow, kill, resume, damage, chat."""
 
 import contextlib
 import glob
@@ -40,19 +40,19 @@ def world(tmp_path):
 
 @pytest.fixture
 def ready(world, stock):
-    """The same with what base reads: a launch of base begins to train at once."""
+    """Return the world with the inputs of base: a launch of base starts training at once."""
     world.take(stock)
     return world
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A world in which everything was made once, and the result of the launch."""
+    """Return a world after a launch of every step, and the result of the launch."""
     one = World(tmp_path_factory.mktemp("done"), dict(ONE_THREAD))
     return one, one.json("launch", "--yes")
 
 
-def test_a_launch_makes_everything_and_publishes_it(done):
+def test_launch_runs_every_step_and_publishes_the_model(done):
     world, result = done
     assert result["state"] == "succeeded"
     assert result["ran"] == ["environment", *EVERYTHING]
@@ -62,17 +62,15 @@ def test_a_launch_makes_everything_and_publishes_it(done):
     assert base["bits_per_byte"] > 0 and base["gzip"] > base["xz"] > 0
 
 
-def test_a_second_launch_has_nothing_to_do(done):
+def test_second_launch_has_no_steps(done):
     world, first = done
     again = world.json("launch", "--yes")
     assert (again["state"], again["ran"], again["run"]) == ("succeeded", [], first["run"])
 
 
-def test_the_next_plan_is_by_what_the_run_has_taken(done, tmp_path):
+def test_next_plan_uses_the_measured_times_of_the_run(done, tmp_path):
     world, result = done
-    fresh = World(
-        world.folder, {**world.extra, "SLIPWAY_STORE": str(tmp_path / "fresh")}
-    )  # where everything is to be made again
+    fresh = World(world.folder, {**world.extra, "SLIPWAY_STORE": str(tmp_path / "fresh")})  # Every step is due.
     plan = fresh.json("launch", "--dry-run")
     assert plan["estimate_from"].startswith("measured once")
     took = {step["name"]: step["elapsed_s"] for step in result["steps"]}
@@ -80,16 +78,16 @@ def test_the_next_plan_is_by_what_the_run_has_taken(done, tmp_path):
         least = took[one["step"]] - 0.01
         assert least <= one["estimate_s"] <= 2 * took[one["step"]] + 0.01, (
             one
-        )  # others may use CPUs while it is planned
+        )  # Other processes may use CPUs during planning.
     (row,) = world.json("cost", "--accuracy")["runs"]
     assert (row["run"], row["is_repeated"]) == (result["run"], False)
     assert row["came_s"] >= sum(took[name] for name in EVERYTHING)
     low, high = plan["estimate_range_s"]
-    assert low < row["came_s"] < high  # which the plan expects again
+    assert low < row["came_s"] < high  # The plan expects the steps again.
     assert "estimates" in world.inv("doctor")
 
 
-def test_status_and_logs_tell_the_story_afterwards(done):
+def test_status_and_logs_describe_a_finished_run(done):
     world, result = done
     (row,) = world.json("status")
     assert (row["run"], row["state"]) == (result["run"], "succeeded")
@@ -99,7 +97,7 @@ def test_status_and_logs_tell_the_story_afterwards(done):
 
 
 @pytest.mark.pack("trackers")
-def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
+def test_tensorboard_shows_the_metrics_of_a_run_through_a_forwarded_port(done):
     world, result = done
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -123,13 +121,13 @@ def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
 
 
 def fetched(port: int, path: str) -> dict:
-    """Return what the board has read so far; {} until all three phases are there."""
+    """Return the scalars that TensorBoard has read; {} until all three phases are shown."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
         found = json.load(reply)
     return found if len(found) == 3 else {}
 
 
-def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, tmp_path):
+def test_report_is_equal_for_a_run_its_artifact_and_a_folder(done, tmp_path):
     world, result = done
     told = world.json("report", result["run"], "--out", str(tmp_path / "run"))
     phases = [(one["name"], one["state"], one["steps"]) for one in told["phases"]]
@@ -144,12 +142,12 @@ def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, t
             set(re.findall(r'points="([^"]+)"', (tmp_path / name / "report.html").read_text()))
             for name in ("run", "one")
         ]
-        assert curves[1] and curves[1] < curves[0]  # the run has those of its other phases, too
-        assert (tmp_path / "one" / "sft-loss.png").is_file()  # whose name it bears above its picture
+        assert curves[1] and curves[1] < curves[0]  # The run also has the figures of the other phases.
+        assert (tmp_path / "one" / "sft-loss.png").is_file()  # The name stands above the chart.
     assert "base_checkpoints/tiny" in world.begin("report", "no/such").communicate(timeout=60)[1]
 
 
-def test_a_run_is_found_however_many_came_after_it(world):
+def test_run_is_found_after_many_newer_runs(world):
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         for number in range(12):
             op = journal.plan(token=new_token(journal.installation), run=f"old-{number:02d}", vendor="local")
@@ -158,7 +156,7 @@ def test_a_run_is_found_however_many_came_after_it(world):
     assert len(world.json("status")) == 10
 
 
-def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
+def test_model_can_chat_be_measured_and_be_exported(done, tmp_path):
     world, _ = done
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
     scores = world.json("eval")
@@ -182,7 +180,7 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
 
 
-def test_a_launch_takes_a_model_and_conversations_of_somebody_elses(done, tmp_path):
+def test_launch_accepts_a_foreign_model_and_foreign_conversations(done, tmp_path):
     world, _ = done
     theirs = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny" / "hf"
     (tmp_path / "mine.jsonl").write_text('[{"from": "human", "value": "Hm?"}, {"from": "gpt", "value": "Hm."}]\n')
@@ -191,7 +189,7 @@ def test_a_launch_takes_a_model_and_conversations_of_somebody_elses(done, tmp_pa
     assert world.json("launch", *flags, "--dry-run")["steps"] == ["sft"]
 
 
-def test_the_model_that_was_made_is_the_one_that_is_named(done):
+def test_chat_uses_the_named_model(done):
     world, _ = done
     plain = {**world.environ, "SLIPWAY_PROFILE": "", "SLIPWAY_STORE": ""}
     flags = ("--profile", "tiny", "--phase", "base", "--store", world.environ["SLIPWAY_STORE"])
@@ -201,7 +199,7 @@ def test_the_model_that_was_made_is_the_one_that_is_named(done):
     assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
 
 
-def test_a_conversation_bears_bytes_that_are_no_text_and_a_listener_that_leaves(done):
+def test_chat_survives_invalid_bytes_and_a_closed_output(done):
     world, _ = done
     words = [sys.executable, "-m", "invoke", "chat", "--max-tokens", "4"]
     for listener, code in (("cat", 0), ("true", 141)):
@@ -210,7 +208,7 @@ def test_a_conversation_bears_bytes_that_are_no_text_and_a_listener_that_leaves(
         assert talk.stderr == f"{code}\n"
 
 
-def test_a_listener_that_leaves_ends_a_plan_in_silence(done):
+def test_closed_output_ends_a_plan_without_a_traceback(done):
     line = f"{{ {sys.executable} -m invoke launch --dry-run; echo $? >&3; }} 2>&1 | true"
     told = subprocess.run(
         f"({line}) 3>&1", shell=True, cwd=ROOT, env=done[0].environ, capture_output=True, text=True, timeout=60
@@ -218,28 +216,28 @@ def test_a_listener_that_leaves_ends_a_plan_in_silence(done):
     assert (told.stdout, told.stderr) == ("141\n", "")
 
 
-def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
+def test_lost_journal_is_reported_and_not_replaced(world):
     world.inv("status")
     (world.folder / "state" / "journal.db").unlink()
     _, err = world.begin("status").communicate(timeout=60)
     assert "is missing, so a new journal was created" in err
 
 
-def test_a_seed_of_zero_is_a_seed(done):
+def test_seed_zero_is_accepted(done):
     assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
 
 
-def test_text_may_be_named_from_where_one_stands(world, tmp_path):
+def test_text_path_may_be_relative_to_the_current_folder(world, tmp_path):
     (tmp_path / "corpus.txt").write_text("some words\n" * 400)
     source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
     result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
     states = {step["name"]: step["state"] for step in result["steps"]}
-    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # so little text yields no vocabulary
+    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # The text is too short for a vocabulary.
 
 
 @pytest.mark.nightly
 @pytest.mark.pack("history")
-def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_threads_are_usual_by_then(ready, tmp_path):
+def test_ejected_or_repeated_run_has_the_same_weights_with_any_default_threads(ready, tmp_path):
     ready.extra["OMP_NUM_THREADS"] = "3"
     run = ready.json("launch", "--phase", "base", "--steps", "4", "--yes")["run"]
     weights, plain = ready.model("base_checkpoints"), tmp_path / "plain"
@@ -261,7 +259,7 @@ def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_thread
     assert ready.json("again", run, "--out", str(tmp_path / "again"))["same_weights"] == {"base": True}
 
 
-def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
+def test_changed_persona_repeats_only_dependent_steps(done, tmp_path):
     world, _ = done
     (tmp_path / "persona.yaml").write_text("name: Zoe\nmaker: nobody\npurpose: to test\n")
     plan = world.json("launch", "--persona", str(tmp_path / "persona.yaml"), "--dry-run")
@@ -269,10 +267,10 @@ def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(tmp_path, done):
+def test_damaged_artifact_is_created_again_and_its_damaged_copy_is_repaired(tmp_path, done):
     source, _ = done
     world = World(tmp_path, dict(ONE_THREAD))
-    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)  # no links are left
+    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)  # No links are left.
     root = tmp_path / "artifacts"
     named = next((root / "chatsft_checkpoints" / "tiny" / "hf").glob("*.safetensors"))
     kept = next((root / "by-fingerprint" / "chatsft_checkpoints").glob("*/hf/*.safetensors"))
@@ -288,7 +286,7 @@ def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(
         assert named.read_bytes() == kept.read_bytes() == before
 
 
-def test_ctrl_c_detaches_and_the_run_goes_on(ready):
+def test_ctrl_c_detaches_and_the_run_continues(ready):
     world = ready
     launch = world.begin("launch", "--phase", "base", "--steps", "40", "--yes")
     until(world.steps_at_work, "it is at work")
@@ -301,7 +299,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(ready):
     assert world.json("status")[0]["state"] == "succeeded"
 
 
-def test_two_launches_at_once_are_one_run(ready):
+def test_two_simultaneous_launches_share_one_run(ready):
     world = ready
     both = [world.begin("launch", "--phase", "base", "--yes", "--json") for _ in range(2)]
     results = [json.loads(one.communicate(timeout=300)[0]) for one in both]
@@ -311,7 +309,7 @@ def test_two_launches_at_once_are_one_run(ready):
 
 
 @pytest.mark.nightly
-def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_would_be_lost(ready):
+def test_launch_during_a_run_follows_it_or_names_the_flags_that_differ(ready):
     world = ready
     words = ("launch", "--phase", "base", "--steps", "50000", "--yes")
     run = world.json(*words, "--ttl", "2h", "--keep", "3", "--detach")["run"]
@@ -339,12 +337,12 @@ def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_wou
     world.inv("down", run)
 
 
-def test_down_ends_a_run_and_resume_goes_on_with_it(ready):
+def test_down_ends_a_run_and_resume_continues_it(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--steps", "40", "--yes", "--detach")["run"]
     until(lambda: world.steps_at_work() == ["base"], "the base step begins")
     page = ("report", run, "--out", str(world.folder / "report"))
-    assert world.json(*page)["phases"][0]["name"] == "base"  # while it is at work
+    assert world.json(*page)["phases"][0]["name"] == "base"  # The run is at work.
     world.inv("down", run)
     assert world.json("status")[0]["state"] == "stopped"
     assert world.json("resume", run)["state"] == "succeeded"
@@ -352,7 +350,7 @@ def test_down_ends_a_run_and_resume_goes_on_with_it(ready):
 
 
 @pytest.mark.nightly
-def test_two_that_resume_a_run_at_once_both_follow_it(ready):
+def test_two_simultaneous_resumes_both_follow_the_run(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
     world.inv("down", run)
@@ -362,7 +360,7 @@ def test_two_that_resume_a_run_at_once_both_follow_it(ready):
 
 
 @pytest.mark.nightly
-def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(ready):
+def test_followed_log_of_a_killed_run_ends_with_the_next_command(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
     world.kill()
@@ -371,7 +369,7 @@ def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(rea
     assert process.returncode == 1 and f"inv resume {run}" in err
 
 
-def test_a_failed_step_says_where_and_why(world, tmp_path):
+def test_failed_step_is_reported_with_place_and_reason(world, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     result = world.json("launch", "--phase", "base", "--source", str(corpus), "--yes", code=1)
@@ -379,7 +377,7 @@ def test_a_failed_step_says_where_and_why(world, tmp_path):
     assert "text" in world.inv("logs", "--errors")
 
 
-def test_watching_redraws_and_gives_the_terminal_back(done):
+def test_watch_redraws_and_restores_the_terminal(done):
     world, result = done
     screen, terminal = pty.openpty()
     watch = subprocess.Popen(
@@ -397,7 +395,7 @@ def test_watching_redraws_and_gives_the_terminal_back(done):
 
     def read() -> bytes:
         nonlocal shown
-        with contextlib.suppress(BlockingIOError, OSError):  # nothing new, or the terminal is closed
+        with contextlib.suppress(BlockingIOError, OSError):  # No output, or the terminal is closed.
             shown += os.read(screen, 1 << 16)
         return shown
 
@@ -412,12 +410,12 @@ def test_watching_redraws_and_gives_the_terminal_back(done):
 
 
 def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
-    """SIGKILL trainer, agent, guard or all of them again and again; the end must be as if nothing had happened."""
+    """Send SIGKILL to trainer, agent, guard or all of them repeatedly; the result must equal an undisturbed run."""
     dice = random.Random(seed)
     run, killed = "", 0
     while killed < kills:
         result = world.json("launch", "--yes", "--detach")
-        if result["state"] == "succeeded":  # everything was made between two kills: once more, from the middle
+        if result["state"] == "succeeded":  # The run finished between two kills: start again from the middle.
             world.lose("mid_checkpoints", "chatsft_checkpoints")
             continue
         run = run or result["run"]
@@ -428,7 +426,7 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it has ended meanwhile
+                continue  # The process has ended meanwhile.
         killed += 1
     assert world.json("launch", "--yes")["state"] == "succeeded"
     for phase in ("base_checkpoints", "mid_checkpoints", "chatsft_checkpoints"):
@@ -436,12 +434,12 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
 
 
 @pytest.mark.nightly
-def test_a_few_random_kills_lose_nothing(world, done):
+def test_few_random_kills_lose_no_work(world, done):
     killed_at_random(world, done[0], kills=3, seed=seeds.seed())
 
 
-@pytest.mark.nightly  # a minute: what is removed, and a run that is cut off, have quicker tests of their own
-def test_what_somebody_removed_while_the_run_was_cut_off_is_made_again(ready):
+@pytest.mark.nightly  # A minute; faster tests cover removed artifacts and interrupted runs.
+def test_artifact_removed_during_an_interruption_is_created_again(ready):
     world = ready
     world.json("launch", "--phase", "mid", "--yes", "--detach")
     until(lambda: world.steps_at_work() == ["mid"], "base is done")
@@ -453,7 +451,7 @@ def test_what_somebody_removed_while_the_run_was_cut_off_is_made_again(ready):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_fifty_random_kills_lose_nothing(world, done):
+def test_fifty_random_kills_lose_no_work(world, done):
     killed_at_random(world, done[0], kills=50, seed=seeds.seed())
 
 
@@ -485,7 +483,7 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("logs", "nobody"), "no runs exist yet"),
     ],
 )
-def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
+def test_unknown_word_exits_with_code_2_and_a_short_message(tmp_path, words, told):
     process = World(tmp_path).begin(*words)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
@@ -493,6 +491,6 @@ def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
     assert len(err.strip().splitlines()) <= 3 and out == ""
 
 
-def test_an_offer_that_this_machine_has_not_gives_exit_code_3(tmp_path):
+def test_missing_hardware_on_this_machine_exits_with_code_3(tmp_path):
     World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--yes", code=3)
     World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--dry-run", code=3)

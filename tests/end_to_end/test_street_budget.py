@@ -1,4 +1,4 @@
-"""One budget for the launches of several terminals, in a rehearsed market that their first commands begin."""
+"""One budget for the launches of several terminals, in a rehearsed market that their first commands start."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from tests.world import until
 pytestmark = [
     pytest.mark.pack("jobs"),
     pytest.mark.process,
-    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
-    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+    pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
+    pytest.mark.timeout(400),  # Guard against hangs, with eight other tests at work.
 ]
 
 
@@ -23,14 +23,14 @@ def user(tmp_path):
 
 
 def line(name: str, folder, *more: str) -> list[str]:
-    """A launch that may cost 2 USD of the 3 of its budget, and works until there is a file with its name."""
+    """Return a launch that may cost 2 USD of the 3 USD budget, and works until a file with its name exists."""
     work = f"until [ -e {folder}/{name}.go ]; do sleep 0.1; done"
     machine = ["--provider", "lium", "--gpu", "RTX4090,L40S", "--num-gpus", "1"]
     return ["launch", *machine, "--cmd", work, "-n", name, "--budget", "evals=3", "--spend-limit", "2", "--yes", *more]
 
 
-@pytest.mark.nightly  # by day tests/infra/market/test_budget.py decides who is paid
-def test_of_two_terminals_one_is_paid_the_next_waits_and_a_killed_one_holds_up_nobody(user, tmp_path):
+@pytest.mark.nightly  # In daily runs tests/infra/market/test_budget.py covers the decision.
+def test_second_terminal_waits_for_the_budget_and_a_killed_launch_blocks_no_other(user, tmp_path):
     begun = {name: user.begin(*line(name, tmp_path), "--rehearse") for name in ("one", "two")}
     lost = until(lambda: next((name for name, process in begun.items() if process.poll() is not None), ""), "a refusal")
     paid = ({"one", "two"} - {lost}).pop()

@@ -1,4 +1,4 @@
-"""A RunPod pod whose guard and timer are killed, or whose machine hangs: a process elsewhere ends it at its limit."""
+"""A RunPod pod with a killed guard and timer, or on a hanging machine, is ended at the limit by a process elsewhere."""
 
 import contextlib
 import shutil
@@ -20,12 +20,12 @@ from tests.world import until
 pytestmark = [
     pytest.mark.pack("jobs"),
     pytest.mark.process,
-    pytest.mark.nightly,  # a minute and a half each, until the limit
+    pytest.mark.nightly,  # A minute and a half each, until the limit.
     pytest.mark.needs("sshd", "ssh-keygen"),
     pytest.mark.timeout(600),
 ]
-SPEED = 10  # a pod that hangs is looked at for five seconds of ours before it is ended
-LATE_S = 120.0 + 2.0 * SPEED  # by the vendor's clock: two minutes of it, and two seconds of ours
+SPEED = 10  # A hanging pod is observed for five seconds of real time before it is ended.
+LATE_S = 120.0 + 2.0 * SPEED  # By the vendor's clock: two minutes, and two seconds of real time.
 LAUNCH = ("--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n", "otter", "--spend-limit", "0.45",
           "--detach", "--yes")  # fmt: skip
 
@@ -41,7 +41,7 @@ def user(tmp_path):
 
 
 def ended(world, limit_s):
-    """Return who has ended the one pod; fails when it was not gone at its limit."""
+    """Return the process that ended the only pod; fail when the pod outlived its limit."""
     (pod,) = world.truth()["pods"]
     left_s = parse_iso(pod["created_at"]) + limit_s + LATE_S - parse_iso(world.truth()["now"])
     time.sleep(max(0.0, left_s) / SPEED)
@@ -57,7 +57,7 @@ def limit_of(op):
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-def test_with_guard_and_timer_gone_the_supervisor_ends_a_pod_at_its_limit(user, how):
+def test_supervisor_ends_a_pod_without_guard_and_timer_at_its_limit(user, how):
     user.inv("launch", "--rehearse", *LAUNCH)
     with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
         (op,) = journal.ops(run="otter")
@@ -73,8 +73,8 @@ def test_with_guard_and_timer_gone_the_supervisor_ends_a_pod_at_its_limit(user, 
     assert ended(user.world, limit_of(op)) == "client"
 
 
-def test_a_pod_that_its_timer_has_ended_is_not_told_as_one_past_its_limit(user):
-    """The laptop was closed: the next command finds the limit passed, and the machine gone."""
+def test_pod_ended_by_its_timer_is_not_reported_as_overdue(user):
+    """The laptop was closed: the next command finds the limit passed and the machine gone."""
     user.inv("launch", "--rehearse", *LAUNCH)
     with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
         (op,) = journal.ops(run="otter")

@@ -1,4 +1,4 @@
-"""One entry of an inventory that cannot be used, and a machine that has left the inventory, are in nobody's way."""
+"""An unusable entry of an inventory, and a machine removed from the inventory, disturb no other command."""
 
 import contextlib
 import json
@@ -28,10 +28,10 @@ BAD = {
 
 @pytest.fixture
 def own(tmp_path, sshd):
-    """`own(pools)` writes the inventory: `ok` is a real machine; returns the world."""
+    """Write the inventory with `own(pools)`, in which `ok` is a real machine; return the world."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
-    # An alias that `ssh -G` refuses.
+    # `ssh -G` refuses this alias.
     (home / ".ssh" / "config").write_text("Host inner\n  Port nowhere\n")
     python = getattr(sys, "_base_executable", sys.executable)
     address = sshd.address
@@ -49,7 +49,7 @@ def own(tmp_path, sshd):
     world.inv("down", "--all")
 
 
-def said(world, *words, code=0):
+def output(world, *words, code=0):
     process = world.begin(*words)
     out, err = process.communicate(timeout=120)
     assert process.returncode == code and "Traceback" not in err, (words, process.returncode, out, err)
@@ -61,28 +61,28 @@ def named_once(text):
 
 
 @pytest.mark.nightly
-def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own, sshd):
+def test_unusable_entries_do_not_stop_other_entries(own, sshd):
     world = own(ok=True)
     place = f"ok/{sshd.address.host}:{sshd.address.port}"
     run = world.json(
         "launch", "--cmd", "echo one; sleep 600", "--host", place, "--provider", "ssh", "--detach", "--yes"
     )
     own(**dict(list(BAD.items())[:2]), ok=True, **dict(list(BAD.items())[2:]))
-    out, err = said(world, "status", "--json")
+    out, err = output(world, "status", "--json")
     assert [row["state"] for row in json.loads(out)] == ["running"] and named_once(err), err
-    until(lambda: "one" in said(world, "logs", run["run"])[0], "its log")
+    until(lambda: "one" in output(world, "logs", run["run"])[0], "its log")
     rows = world.json("pool.list")
     assert [row["pool"] for row in rows if row.get("problem") is None] == ["ok"] and len(rows) == 5
     assert named_once("\n".join(row["problem"] for row in rows if row.get("problem")))
     assert "cannot be used" in world.inv("pool.list")
     looks = {one["host"]: one["problem"] for one in world.json("pool.check", code=1)}
     assert looks[place] is None and len(looks) == 5
-    said(world, "doctor")
-    _, err = said(
+    output(world, "doctor")
+    _, err = output(
         world, "launch", "--cmd", "true", "--host", "keyless/192.0.2.12", "--provider", "ssh", "--yes", code=2
     )
     assert "private key not found: /no/such/key" in err
-    out, err = said(world, "down", run["run"], "--json")
+    out, err = output(world, "down", run["run"], "--json")
     assert json.loads(out)["ended"] == [run["run"]]
     done = world.json("launch", "--cmd", "echo two", "--host", place, "--provider", "ssh", "--yes")
     assert done["state"] == "succeeded"
@@ -90,31 +90,31 @@ def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own
 
 
 @pytest.mark.nightly
-def test_a_machine_that_has_left_the_inventory_is_in_nobodys_way(own, sshd):
+def test_machine_removed_from_the_inventory_disturbs_no_command(own, sshd):
     world = own(gone=True, kept=True)
     place = f"gone/{sshd.address.host}:{sshd.address.port}"
     words = ("launch", "--cmd", "echo one; sleep 600", "--yes", "--json")
-    run = json.loads(said(world, *words, "--host", place, "--provider", "ssh", "--detach")[0])["run"]
-    until(lambda: "one" in said(world, "logs", run)[0], "its log")
-    said(world, "down", run)
+    run = json.loads(output(world, *words, "--host", place, "--provider", "ssh", "--detach")[0])["run"]
+    until(lambda: "one" in output(world, "logs", run)[0], "its log")
+    output(world, "down", run)
     own(kept=True)
-    again = json.loads(said(world, *words, "--provider", "local", "--detach")[0])["run"]
+    again = json.loads(output(world, *words, "--provider", "local", "--detach")[0])["run"]
     assert again != run
-    assert "one" in said(world, "logs", run)[0]
-    said(world, "why", run)
+    assert "one" in output(world, "logs", run)[0]
+    output(world, "why", run)
     rows = {row["run"]: row["state"] for row in world.json("status")}
     assert rows == {run: "stopped", again: "running"}
-    said(world, "down", again)
+    output(world, "down", again)
 
 
 def damaged(row, number, **more):
-    """Return a row of the journal like `row`, of a run of its own."""
+    """Return a journal row like `row`, for a separate run."""
     prefix = row["token"].rpartition("-")[0]
     return {**row, "token": f"{prefix}-{number:016d}", "run": f"bad-{number}", "target": f"t{number}", **more}
 
 
 @pytest.mark.nightly
-def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_working(tmp_path):
+def test_damaged_journal_rows_do_not_stop_other_rows(tmp_path):
     world = World(tmp_path)
     good = world.json("launch", "--cmd", "echo good", "--provider", "local", "--yes")["run"]
     odd = (
@@ -147,11 +147,11 @@ def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_w
         *page,
         ("down", good),
     ):
-        said(world, *words)
-    assert "good" in said(world, "logs", good)[0]
+        output(world, *words)
+    assert "good" in output(world, "logs", good)[0]
     assert {row["run"] for row in world.json("status")} >= {f"bad-{len(odd) + one}" for one in range(3)}
     done = world.json("launch", "--cmd", "echo new", "--provider", "local", "--yes")
     assert done["state"] == "succeeded"
-    _, err = said(world, "logs", "bad-0")
+    _, err = output(world, "logs", "bad-0")
     assert "bug in inv" not in err
-    world.kill()  # the supervisor stays for the rows that look alive
+    world.kill()  # The supervisor stays for the rows that look alive.

@@ -1,4 +1,4 @@
-"""The examples of a source, a phase, a tracker and a reward at work, from a folder with an odd name."""
+"""The example extensions (source, phase, tracker, reward) in a run, from a folder with an unusual name."""
 
 import csv
 import json
@@ -9,15 +9,15 @@ from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
 
-MIXED = "sentences=0.05,pydocs=0.95"  # a vocabulary of the tiny profile needs more words than ten
+MIXED = "sentences=0.05,pydocs=0.95"  # The vocabulary of the tiny profile needs more than ten words.
 SLOWER = "import time\n\nclass Slower(Smoothed):\n    def loss(self, model, batch):\n        time.sleep(0.1)\n"
 SLOWER += "        return super().loss(model, batch)\n\nSmoothed = Slower\n"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
-    """Told by a run: the source, the phase and the tracker work, are shipped, and an edit makes stale and is named."""
+def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
+    """A run proves: source, phase and tracker work and are sent along; an edit makes artifacts stale and is named."""
     own = tmp_path / "mes données à moi"
     own.mkdir()
     for name in ("own/sentences.py", "own/smooth.py", "tracker.py"):
@@ -74,7 +74,7 @@ def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
     assert "stale" in shown and "extension smooth.py" in shown and "source_fingerprint" in shown
 
 
-def test_shards_of_an_own_source_and_what_becomes_of_a_bad_one(tmp_path):
+def test_custom_source_is_sharded_and_a_broken_source_is_refused(tmp_path):
     (tmp_path / "sentences.py").write_text((ROOT / "examples" / "own" / "sentences.py").read_text())
     (tmp_path / "bad.py").write_text("def source():\n    yield 'one'\n    yield {'txt': 1}\n")
     words = f"{tmp_path}/sentences.py,{tmp_path}/bad.py,{tmp_path}/never_opened.py"

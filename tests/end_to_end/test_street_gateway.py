@@ -1,4 +1,4 @@
-"""The gateway as a process of its own: what the end of its controller, and its own end, cost those who ask."""
+"""The gateway as a separate process: the effect of the end of its controller, and of its own end, on clients."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 from infra.agent.process import identify, is_alive
 from infra.ledger.service_rows import service_lease
 from serve.load import LoadTest
-from tests.end_to_end.services import GUARD_S, Place, Traffic, say, serving
+from tests.end_to_end.services import GUARD_S, Installation, Traffic, say, serving
 from tests.world import until
 
 pytestmark = pytest.mark.process
@@ -17,41 +17,46 @@ pytestmark = pytest.mark.process
 TOKENS = 8
 
 
-def another_controller(place: Place, before: int) -> bool:
-    with place.journal() as journal:
+def new_controller(installation: Installation, before: int) -> bool:
+    with installation.journal() as journal:
         holder = journal.leases.holder(service_lease("demo"))
     return holder is not None and holder.pid != before
 
 
 @pytest.mark.nightly
-def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is_killed_is_back(place):
-    """One is killed, one gets SIGTERM, and the supervisor begins others; then the gateway."""
-    url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
-    engines, gateway = place.engines("demo"), place.gateway("demo")
+def test_controllers_restart_without_a_lost_request_and_a_killed_gateway_returns(installation):
+    """One controller is killed, another receives SIGTERM, and the supervisor starts new controllers; then the gateway
+    dies.
+    """
+    url = installation.up("demo", installation.model("A", token_s=0.01), "--config", installation.config())["endpoint"]
+    engines, gateway = installation.engines("demo"), installation.gateway("demo")
     load = LoadTest(url=url, model="demo", rate=1, duration_s=1, max_tokens=TOKENS)
     with Traffic(load) as traffic:
         for number in (signal.SIGKILL, signal.SIGTERM):
-            before = place.controller("demo")
+            before = installation.controller("demo")
             os.kill(before, number)
-            until(lambda: another_controller(place, before), "another controller", GUARD_S)  # noqa: B023
+            until(lambda: new_controller(installation, before), "another controller", GUARD_S)  # noqa: B023
             traffic.await_more(8)
     assert not traffic.failures(), traffic.failures()
-    assert place.status("demo")["ready"] == 2
-    assert place.gateway("demo") == gateway and is_alive(gateway) and place.engines("demo") == engines
+    assert installation.status("demo")["ready"] == 2
+    assert installation.gateway("demo") == gateway and is_alive(gateway) and installation.engines("demo") == engines
 
     with Traffic(load) as traffic:
-        place.kill_gateway("demo")
-        until(lambda: place.gateway("demo"), "another gateway", GUARD_S)
+        installation.kill_gateway("demo")
+        until(lambda: installation.gateway("demo"), "another gateway", GUARD_S)
         until(lambda: answers(url), "its port", GUARD_S)
     good = [one for one in traffic.heard if not one.failure]
-    assert {one.tokens for one in good} == {TOKENS} and traffic.failures()  # what was cut off is not called whole
+    # An interrupted stream is not reported as complete.
+    assert {one.tokens for one in good} == {TOKENS} and traffic.failures()
     with Traffic(load) as traffic:
         traffic.await_more(8)
     assert not traffic.failures(), traffic.failures()
-    assert place.engines("demo") == engines and serving(place) == {0, 1}
-    states = place.status("demo")
+    assert installation.engines("demo") == engines and serving(installation) == {0, 1}
+    states = installation.status("demo")
     assert [one["state"] for one in states["replicas"]] == ["READY", "READY"] and not states["held"]
-    with sqlite3.connect(place.world.environ["SLIPWAY_STATE_FILE"]) as rows:  # nobody was blamed, nor begun anew
+    with sqlite3.connect(
+        installation.world.environ["SLIPWAY_STATE_FILE"]
+    ) as rows:  # No replica was blamed or restarted.
         assert rows.execute("SELECT count(*) FROM ops").fetchone() == (2,)
     assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
 
@@ -64,13 +69,13 @@ def answers(url: str) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_gateway_that_outlived_its_controller_is_ended_with_its_service(place):
-    place.up("demo", place.model("A"), "--config", place.config(1))
-    place.kill_supervisor()
-    before = place.controller("demo")
+def test_gateway_that_outlived_its_controller_ends_with_the_service(installation):
+    installation.up("demo", installation.model("A"), "--config", installation.config(1))
+    installation.kill_supervisor()
+    before = installation.controller("demo")
     os.kill(before, signal.SIGKILL)
     until(lambda: identify(before) is None, "its end", GUARD_S)
-    gateway = place.gateway("demo")
+    gateway = installation.gateway("demo")
     assert is_alive(gateway)
-    place.world.inv("serve.down", "demo")
-    assert not is_alive(gateway) and place.world.processes() == []
+    installation.world.inv("serve.down", "demo")
+    assert not is_alive(gateway) and installation.world.processes() == []

@@ -1,4 +1,4 @@
-"""Pods that are rented first and used afterwards, by several runs at once."""
+"""Pods that are rented first and used later, by several runs at once."""
 
 import json
 import shutil
@@ -27,13 +27,13 @@ def user(tmp_path):
 
 
 def run_of(folder: Path, name: str, *more: str) -> list[str]:
-    """A job that waits until both are at work."""
+    """Return a job that waits until both jobs are at work."""
     meet = f"touch {folder}/{name}; while [ $(ls {folder} | wc -l) -lt 2 ]; do sleep 0.1; done"
     return ["launch", "--cmd", meet, "--run-name", name, "--no-deploy", *more]
 
 
 @pytest.mark.nightly
-def test_a_held_pod_takes_two_runs_at_once_then_one_without_sending_and_setting_up_again(user):
+def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(user):
     folder = user.folder / "meeting"
     folder.mkdir()
     code, out, err = failed(user, *run_of(folder, "early"))
@@ -64,7 +64,7 @@ def failed(user: Rehearsed, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.nightly
 @pytest.mark.pack("sweeps")
-def test_a_sweep_packs_its_runs_on_one_pod_which_is_given_back_with_the_last(user, stock):
+def test_sweep_packs_its_runs_on_one_pod_and_returns_the_pod_after_the_last(user, stock):
     shutil.copytree(stock, user.store, dirs_exist_ok=True)
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090,L40S", "steps": 3}
     runs = [{"name": name, "seed": number} for number, name in enumerate("abc")]

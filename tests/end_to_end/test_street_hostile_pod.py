@@ -1,4 +1,4 @@
-"""A program on a rented pod that is after the laptop, over a real sshd: its files, its keys, and to run code there."""
+"""A hostile program on a rented pod that tries to reach the laptop's files, keys and code execution, over a real sshd."""
 
 import json
 import secrets
@@ -20,7 +20,7 @@ RUN, SECRET = "guest", secrets.token_hex()
 
 
 def job_of(folder: Path, **files: object) -> list[str]:
-    """Return the words of a launch of the hostile program with these files, by their names without the ending."""
+    """Return the words of a launch of the hostile program with these files, named without their suffix."""
     (folder / "job").mkdir()
     (folder / "job" / "hostile.py").write_text(source("hostile_job"))
     (folder / "job" / "files.json").write_text(json.dumps({f"{name}.json": said for name, said in files.items()}))
@@ -29,7 +29,7 @@ def job_of(folder: Path, **files: object) -> list[str]:
 
 
 def logs_at_home(world: World) -> list[Path]:
-    """Return the copies of the log whose line in the list comes after all that was forged."""
+    """Return the local copies of the log whose line in the list follows the forged entries."""
     return list(world.folder.glob(f"*/{RUN}/**/z.log"))
 
 
@@ -41,7 +41,7 @@ def run_to_its_end(world: World, words: list[str]) -> None:
     assert launch.returncode == 0, f"{out}\n{err}"
 
 
-def test_a_log_that_is_named_as_a_record_of_ours_removes_no_folder_of_the_laptop(world, tmp_path):
+def test_log_named_like_a_record_removes_no_folder_of_the_laptop(world, tmp_path):
     for name in ("thesis", "photos"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "work").write_text(SECRET)
@@ -58,7 +58,7 @@ def test_a_log_that_is_named_as_a_record_of_ours_removes_no_folder_of_the_laptop
 
 
 @pytest.mark.nightly
-def test_what_is_named_in_a_log_of_a_pod_is_not_sent_to_the_next_pod(world, sshd, tmp_path):
+def test_files_named_in_a_log_of_a_pod_are_not_sent_to_the_next_pod(world, sshd, tmp_path):
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "known.txt").write_text(SECRET)
     launch = world.begin(*job_of(tmp_path, carried=[{"name": "loot", "source": str(tmp_path / "keys"), "file": ""}]))
@@ -74,7 +74,7 @@ def test_what_is_named_in_a_log_of_a_pod_is_not_sent_to_the_next_pod(world, sshd
 
 
 @pytest.mark.pack("history")
-def test_a_log_that_is_named_as_the_receipt_makes_again_run_nothing(world, tmp_path):
+def test_log_named_like_the_receipt_runs_no_code_in_again(world, tmp_path):
     stolen = tmp_path / "run-by-the-laptop"
     words = ["-c", f"open({str(stolen)!r}, 'w').close()"]
     config = {"making": {"name": "x", "fingerprint": "0" * 12, "inputs": {}, "store": ""}}
@@ -101,7 +101,7 @@ def test_a_log_that_is_named_as_the_receipt_makes_again_run_nothing(world, tmp_p
 
 
 def lose(pod: Path) -> None:
-    """Let the machine lose the pod, processes and disk."""
+    """Remove the pod from the machine, processes and disk."""
     token = json.loads((pod / "POD.json").read_text())["token"]
     kill_guard_and_agent(pod)
     end_all(token, 0.0)

@@ -1,7 +1,7 @@
-"""A rented pod that hangs past its limit, at a vendor whose timer does nothing, while nothing here looks after it.
+"""A rented pod that hangs past its limit, at a vendor with a broken timer, without a supervisor.
 
-Every process of the pod is stopped, so that its guard keeps no limit. The supervisor was told to leave, was killed, or
-is frozen with the lease of the run in its hands. Whoever looks next ends the pod.
+Every process of the pod is stopped, so that the guard enforces no limit. The supervisor has exited, was killed, or is
+frozen while it holds the lease of the run. The next command ends the pod.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def user(tmp_path):
     attach.start(one.base, speed=SPEED)
     one.world.tell("/faults", NO_TIMER)
     yield one
-    for pid in one.processes():  # also what a failed test has left frozen
+    for pid in one.processes():  # Also processes that a failed test left frozen.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     with contextlib.suppress(attach.NoWorld):
@@ -54,7 +54,7 @@ def supervisor_of(user):
 
 
 def hang(token):
-    """Stop every process of a pod, those included that one of them begins meanwhile."""
+    """Stop every process of a pod, including processes started meanwhile."""
     stopped = set()
     while left := [one for one in find(token) if one not in stopped]:
         for one in left:
@@ -64,7 +64,7 @@ def hang(token):
 
 
 def begun(user, name):
-    """A run at work on a pod, which is hung; its row, and the process that looks after it."""
+    """Return a run at work on a hung pod: its row, and the supervising process."""
     user.inv(
         "launch",
         "--rehearse",
@@ -92,12 +92,12 @@ def begun(user, name):
 def past_limit(user, token):
     with journal_of(user) as journal:
         op = journal.op(token)
-    seconds = op.cap / op.rate * 3600 / SPEED + 40 * 60 / SPEED  # 40 minutes of the vendor's clock after its end
+    seconds = op.cap / op.rate * 3600 / SPEED + 40 * 60 / SPEED  # 40 minutes of the vendor's clock after the end.
     time.sleep(max(0.0, op.sent_at + seconds - time.time()))
 
 
 def at_once(user, *commands):
-    """Return how these commands ended that began at the same time, and all that they said."""
+    """Run these commands at the same time; return their exit codes and their combined output."""
     begun = [user.begin(one, "--rehearse") for one in commands]
     said = [process.communicate(timeout=300)[1] for process in begun]
     assert not any("Traceback" in one for one in said), said
@@ -115,30 +115,30 @@ def at_once(user, *commands):
         (signal.SIGSTOP, ("cost",)),
     ],
 )
-def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, commands):
+def test_next_command_ends_a_hung_pod_without_a_timer(user, number, commands):
     op, supervisor = begun(user, "otter")
     os.kill(supervisor.pid, number)
     if number != signal.SIGSTOP:
         until(lambda: identify(supervisor.pid) != supervisor, "its end")
     past_limit(user, op.token)
-    assert user.truth()["billing"] == 1  # no timer, no guard, no supervisor
+    assert user.truth()["billing"] == 1  # No timer, no guard, no supervisor.
     codes, said = at_once(user, *commands)
     assert user.truth()["billing"] == 0
     assert 5 in codes or commands == ("cost",), said
-    # Below an hour a duration has seconds: "56 min 32 s".
+    # Durations below an hour have seconds: "56 min 32 s".
     age = r"(\d+ h \d+ min|\d+ min \d+ s)"
     assert re.search(rf"otter: last heard {age} ago; over its limit by \d+\.\d\d USD", said), said
     assert "the pod was ended, and nothing of it bills" in said
     with journal_of(user) as journal:
         row = journal.op(op.token)
         assert (row.state, row.outcome) == ("TERMINATED", "limit")
-        assert [one.event for one in journal.events("otter")].count("end") == 1  # also where two look at once
-    assert at_once(user, *commands)[0] == [0] * len(commands)  # it is told once
+        assert [one.event for one in journal.events("otter")].count("end") == 1  # Also with two simultaneous commands.
+    assert at_once(user, *commands)[0] == [0] * len(commands)  # The end is reported once.
 
 
 @pytest.mark.nightly
-def test_a_pod_whose_launch_was_stopped_in_its_terminal_is_ended_at_its_limit(user):
-    """Ctrl-Z stops a launch that follows its run, and that holds the lease of the run."""
+def test_pod_of_a_launch_stopped_by_ctrl_z_is_ended_at_its_limit(user):
+    """Ctrl-Z stops a launch that follows its run and holds the lease of the run."""
     launch = user.begin(
         "launch",
         "--rehearse",
@@ -170,13 +170,13 @@ def test_a_pod_whose_launch_was_stopped_in_its_terminal_is_ended_at_its_limit(us
     assert user.calls("create") == user.calls("delete") == 1
 
 
-SILENT_S = 62.0  # longer than a supervisor may be silent
+SILENT_S = 62.0  # Longer than the allowed silence of a supervisor.
 
 
-@pytest.mark.nightly  # a minute of silence; tests/infra/ledger/test_leases.py has a shorter one, of a lease
+@pytest.mark.nightly  # A minute of silence; tests/infra/ledger/test_leases.py has a shorter test of a lease.
 @pytest.mark.parametrize("what", ["ends", "rents"])
-def test_a_frozen_supervisor_is_replaced_and_does_nothing_more_when_it_wakes(user, what):
-    """Frozen while it asks a vendor to delete that does not, or while a run waits for another pod."""
+def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what):
+    """The supervisor freezes during a delete request that hangs, or while a run waits for a new pod."""
     user.inv(
         "launch",
         "--rehearse",

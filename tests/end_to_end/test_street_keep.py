@@ -1,4 +1,4 @@
-"""`inv keep` over a real sshd: the launcher gone, two keepers, a keeper killed, the pod's guard and agent killed."""
+"""`inv keep` over a real sshd: a dead launcher, two keepers, a killed keeper, a pod with killed guard and agent."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 
 def begin(world: World, sshd: Host, *flags: str) -> str:
-    """A run over SSH at its first step of training, its launcher killed; the run's name."""
+    """Launch a run over SSH, kill its launcher at the first training step; return the run's name."""
     launch = world.begin("launch", "--provider", "ssh", "--phase", "base", "--yes", *flags)
     steps = (sshd.folder / ".slipway" / "pods").glob
     found = until(lambda: list(steps("*/work/runs/base/metrics.jsonl")), "a step of training")
@@ -47,14 +47,15 @@ def kill_guard_and_agent(pod) -> None:
     both = [
         Identity(**json.loads((pod / "state" / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")
     ]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stop both first: each restarts the other.
         for one in both:
             send(one, number)
 
 
-@pytest.mark.nightly  # two minutes: by day tests/infra/runs/test_keeper.py decides, and closed terminals leave keepers
+# Two minutes; in daily runs tests/infra/runs/test_keeper.py covers the decisions and closed terminals.
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, stock, tmp_path):
+def test_keeper_takes_over_alone_and_killed_processes_return(world, sshd, stock, tmp_path):
     world.take(stock)
     run = begin(world, sshd, "--steps", "100")
     first = world.begin("keep", run)
@@ -67,13 +68,13 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     until(lambda: keeper(world, run), "another keeper")
     second.send_signal(signal.SIGINT)
     _, said = second.communicate(timeout=60)
-    # CPython dies of the signal itself where that came during exec() of a text, as in the making of a dataclass.
+    # CPython dies of the signal when the signal arrives during exec() of a text, as in the creation of a dataclass.
     assert second.returncode in (130, -signal.SIGINT) and "the supervisor" in said and "inv supervisor" in said
     third = until(lambda: keeper(world, run), "the supervisor")
     assert third.pid != second.pid
     assert send(third, signal.SIGKILL)
     until(lambda: keeper(world, run) is None, "its end")
-    fourth = world.json("supervisor")  # whoever looks begins another one
+    fourth = world.json("supervisor")  # The next command starts a new supervisor.
     assert fourth["state"] == "running" and fourth["pid"] != third.pid
     until(lambda: world.json("supervisor")["runs"] == [run], "that it keeps the run")
     pod = sshd.folder / ".slipway" / "pods" / run
@@ -87,7 +88,7 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     name = undisturbed.json("launch", "--phase", "base", "--steps", "100", "--yes")["run"]
     assert losses(pod) == losses(undisturbed.folder / "pods" / name)
     assert losses(pod).keys() == set(range(1, 101))
-    sshd.stop()  # all is at home
+    sshd.stop()  # All files are local.
     assert world.json("status")[0]["state"] == "succeeded"
     assert "bits per byte" in world.inv("logs", run, "--file", "base")
     assert world.json("keep", run)["state"] == "over"
@@ -95,7 +96,7 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
 
 
 @pytest.mark.timeout(200)
-def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
+def test_closed_terminal_leaves_a_keeper(world, sshd, stock):
     world.take(stock)
     controller, terminal = pty.openpty()
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
@@ -115,7 +116,7 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
     until(lambda: world.steps_at_work(pods), "it is at work")
     run = until(lambda: [one["run"] for one in world.json("status") if one["state"] == "running"], "a run")[0]
     until(lambda: (holder := keeper(world, run)) and holder.pid == launch.pid, "its launch as keeper")
-    os.kill(launch.pid, signal.SIGHUP)  # as a terminal does that is closed
+    os.kill(launch.pid, signal.SIGHUP)  # Like a closed terminal.
     os.close(controller)
     launch.wait(60)
     until(lambda: (holder := keeper(world, run)) and holder.pid != launch.pid, "a keeper in the background")
@@ -124,7 +125,7 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leaves_a_keeper(world, stock):
+def test_terminal_closed_between_hand_over_and_first_check_leaves_a_keeper(world, stock):
     world.take(stock)
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
     launch = subprocess.run(
@@ -144,7 +145,7 @@ def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leav
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_a_launch_that_is_killed_at_the_hand_over_has_kept_the_code_for_another_machine(world, stock):
+def test_launch_killed_at_the_hand_over_keeps_the_code_for_a_new_machine(world, stock):
     world.take(stock)
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
     launch = subprocess.run(

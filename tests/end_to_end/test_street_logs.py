@@ -1,4 +1,4 @@
-"""Logs of a run: by time, by step, by error; followed over a connection that breaks again and again."""
+"""Logs of a run: by time, by step, by error; followed over a connection that breaks repeatedly."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ print("the end")
 
 
 @pytest.mark.process
-def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks(tmp_path):
+def test_following_loses_and_repeats_no_byte_over_broken_connections(tmp_path):
     world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     code = tmp_path / "checkout"
     shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
@@ -97,7 +97,7 @@ print("the end")
 
 
 @pytest.mark.process
-def test_who_follows_a_step_that_writes_no_log_is_told_what_it_is_at(tmp_path):
+def test_following_a_step_without_a_log_shows_its_current_work(tmp_path):
     world = World(tmp_path)
     code = tmp_path / "checkout"
     shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
@@ -128,14 +128,14 @@ def log(tmp_path):
     (tmp_path / "base.log").write_text("one\ntwo\nthree\n")
     (tmp_path / "base.times").write_text(
         "100.0 0\n110.0 4\n150.0 10\n200.0 14\n201.0 "
-    )  # the last line is being written
+    )  # The last line is still being written.
     return tmp_path / "base.log"
 
 
 @pytest.mark.parametrize(("after", "shown"), [(90, "one"), (105, "one"), (115, "two"), (160, "two"), (250, "")])
-def test_lines_are_dated_by_what_the_agent_has_noted(log, after, shown):
+def test_lines_are_dated_by_the_records_of_the_agent(log, after, shown):
     content = log.read_bytes()
-    if after == 160:  # a line of which a part is older is shown whole
+    if after == 160:  # A line with an older part is shown whole.
         shown = "three"
     assert content[start(log, after) :].decode().partition("\n")[0] == shown
 
@@ -152,7 +152,7 @@ def test_stamped_lines_are_dated_by_their_stamps(tmp_path, capsys):
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
+def test_recent_lines_are_the_lines_that_the_agent_saw_recently(tmp_path):
     world = World(tmp_path)
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         code = tmp_path / "checkout"
@@ -169,7 +169,7 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     until(lambda: (folder.logs / "talk.times").exists(), "the early line is noted")
     times = folder.logs / "talk.times"
     at, size = until(times.read_text, "the early line is noted").split()[:2]
-    times.write_text(f"{float(at) - 3600} {size}\n")  # it has become old: a command here may take seconds to begin
+    times.write_text(f"{float(at) - 3600} {size}\n")  # The log has become old: a command may need seconds to start.
     (folder.code / "GO").touch()
     until(folder.verdict.exists, "the end")
     assert world.inv("logs", "a-1") == "early\nlate\nlast\n"
@@ -185,7 +185,7 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     ("tail", "shown"),
     [(None, "a\nb\nc\nd"), (0, ""), (1, "d"), (2, "c\nd"), (3, "b\nc\nd"), (9, "a\nb\nc\nd")],
 )
-def test_the_last_lines_are_those_of_the_run_and_not_of_each_step(tmp_path, capsys, tail, shown):
+def test_tail_counts_lines_of_the_run_and_not_of_each_step(tmp_path, capsys, tail, shown):
     begins = {tmp_path / name: 0 for name in ("environment.log", "not-yet.log", "base.log")}
     (tmp_path / "environment.log").write_text("a\nb\n")
     (tmp_path / "base.log").write_text("c\f\nd")
@@ -195,7 +195,7 @@ def test_the_last_lines_are_those_of_the_run_and_not_of_each_step(tmp_path, caps
     assert capsys.readouterr().out == shown
 
 
-def test_half_a_letter_waits_for_its_other_half(tmp_path, capsys):
+def test_incomplete_utf_8_character_waits_for_its_remaining_bytes(tmp_path, capsys):
     path = tmp_path / "base.log"
     path.write_bytes("é".encode()[:1])
     offset = write(path, 0, is_last=False)

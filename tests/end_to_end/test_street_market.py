@@ -1,8 +1,8 @@
-"""Whole launches on rehearsed markets, on each vendor: from the offer to the last bill, and all that ends them before.
+"""Whole launches on rehearsed markets, per vendor: from the offer to the last bill, and every early end.
 
-The clients, the journal, the hand-over, the agent and the courier are the real ones; the pods are processes here. One
-world, one store and one user for all; what can wait at the same time does: pods that end at their limits do so in a
-world of their own, from the first test to the last.
+Clients, journal, hand-over, agent and courier are real; pods are local processes. One world, one store and one user
+serve all tests. Waiting runs in parallel: pods that end at their limits live in a separate world, from the first test
+to the last.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ from tests.world import ROOT, World, until
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
-    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+    pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
+    pytest.mark.timeout(400),  # Guard against hangs, with eight other tests at work.
 ]
-# With what is cheap there: several machines with one GPU each, as a launch keeps to one number of GPUs.
+# Cheap machines: several with one GPU each, because a launch keeps one number of GPUs.
 VENDORS = {"runpod": "L40S,A100-80GB", "lium": "RTX4090,RTX3090,RTX5090", "shadeform": "L40S,L40,A6000"}
-ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # see tests/world.py; a pod has the variables of its job alone
+ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # See tests/world.py; a pod has only the variables of its job.
 SPOT = {"runpod": "L40S", "lium": "A6000,RTX4090,L40S,H100"}
 KEYS = {f"{name.upper()}_API_KEY": "" for name in VENDORS}
-ENDED = ("limit", "stopped")  # stopped: its vendor was first, and its last words had not reached the store
-DEAR = ("--gpu", "A100-80GB", "--num-gpus", "8")  # 11.04 USD/h at Shadeform: a dollar lasts 326 s
+ENDED = ("limit", "stopped")  # stopped: the vendor was faster, and the last records had not reached the store.
+DEAR = ("--gpu", "A100-80GB", "--num-gpus", "8")  # 11.04 USD/h at Shadeform: a dollar lasts 326 s.
 
 
 class Rehearsed(World):
-    """An installation whose commands all deal with a rehearsal of their own."""
+    """An installation whose commands all use a separate rehearsal."""
 
     @property
     def base(self) -> Path:
@@ -63,7 +63,7 @@ class Rehearsed(World):
         return sum(call["call"] == name for call in self.world.calls())
 
     def status(self) -> dict:
-        """Rows by run."""
+        """Return the rows of `status` by run."""
         return {row["run"]: row for row in self.json("status", "--rehearse")}
 
     def machines(self, run: str) -> list[dict]:
@@ -71,8 +71,8 @@ class Rehearsed(World):
         ids = [pod["id"] for pod in self.json("cost", run, "--rehearse", "--offline")["pods"]]
         return [pod for pod in self.truth()["pods"] if pod["id"] in ids]
 
-    def at_once(self, lines: dict[str, list[str]]) -> dict[str, subprocess.CompletedProcess]:
-        """Commands at the same time; how each ended."""
+    def run_in_parallel(self, lines: dict[str, list[str]]) -> dict[str, subprocess.CompletedProcess]:
+        """Run commands at the same time; return the result of each."""
         begun = {name: self.begin(*line, "--rehearse") for name, line in lines.items()}
         done = {}
         for name, process in begun.items():
@@ -108,7 +108,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def user(shared):
-    """Nothing goes wrong in it, and nothing runs."""
+    """Yield a user without injected faults and without live runs."""
     shared.world.tell("/faults", {})
     yield shared
     shared.world.tell("/faults", {})
@@ -123,7 +123,7 @@ def slow(tmp_path):
 
 
 def line(vendor: str, *more: str, gpu: str = "") -> list[str]:
-    """A launch of its own on that vendor."""
+    """Return a launch with a separate name on the vendor."""
     name = more[more.index("--run-name") + 1]
     train = ("--phase", "base", "--tag", name, *ONE_THREAD)
     return ["launch", "--provider", vendor, "--gpu", gpu or VENDORS[vendor], *train, *more]
@@ -135,7 +135,7 @@ def weights(store: Path, folder: str) -> bytes:
 
 @dataclass(frozen=True)
 class Filed:
-    """Pods of three files, one for each vendor, none of which anybody looks after: until a dollar, an hour, or idle."""
+    """Pods of three files, one per vendor, without a supervisor: until a dollar, an hour, or idle."""
 
     user: Rehearsed
     prices: dict[str, float]  # USD/h
@@ -170,13 +170,13 @@ def filed(tmp_path_factory):
                 )
             )
             lines[name] = ["apply", str(path), "--yes"]
-        said = user.at_once(lines)
+        said = user.run_in_parallel(lines)
         made = {pod["run"]: pod for pod in user.json("pod.list", "--rehearse")}
         yield Filed(user, prices, said, made, user.calls("create"))
 
 
-def test_the_pods_of_a_file_are_made(filed):
-    """First, so that they reach their ends while the other tests run."""
+def test_apply_creates_the_pods_of_each_file(filed):
+    """Runs first, so that the pods reach their ends during the other tests."""
     for one in filed.said.values():
         assert one.returncode == 0, one.stderr
     for name in VENDORS:
@@ -184,12 +184,13 @@ def test_the_pods_of_a_file_are_made(filed):
             ["+", f"{kind}-{name}"] for kind in ("dollar", "hour", "idle")
         ]
     names = {f"{kind}-{name}" for kind in ("dollar", "hour", "idle") for name in VENDORS}
-    assert filed.made.keys() <= names and all(pod["stays"] for pod in filed.made.values())  # one may have ended by now
+    # A pod may have ended by now.
+    assert filed.made.keys() <= names and all(pod["stays"] for pod in filed.made.values())
     assert filed.created == len(names)
 
 
 @pytest.mark.nightly
-def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_the_run(user):
+def test_failed_offers_and_slow_boots_are_skipped_and_success_ends_the_run(user):
     user.world.tell(
         "/faults",
         {
@@ -220,7 +221,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
         assert process.returncode == 0, err
         assert "no address in time" in err and f"whole-{name} succeeded" in err, err
         assert "bits per byte" in user.inv("logs", f"whole-{name}", "--rehearse", "--file", "base")
-        late, *slow, good = user.machines(f"whole-{name}")  # slow: on a busy machine another one may be too late
+        late, *slow, good = user.machines(f"whole-{name}")  # Slow: on a busy machine a second launch may be too late.
         assert late["active_at"] is None and good["ended_by"] in ("pod", "client"), (late, good)
         assert err.count("was given back") == 1 + len(slow), err
         paid = user.json("cost", f"whole-{name}", "--rehearse")
@@ -228,21 +229,21 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
         assert weights(user.store, f"base_checkpoints/whole-{name}")
     notices = dict(one.split()[:2] for one in (user.folder / "notices").read_text().splitlines())
     assert all(notices[f"whole-{name}"] == "succeeded" for name in VENDORS)
-    assert not list((user.world.folder / "journal-keys").iterdir())  # the pods' keys went with them
-    words = line("runpod", "--run-name", "again", "--seed", "2", "--dry-run")  # what there is not yet
+    assert not list((user.world.folder / "journal-keys").iterdir())  # The pods' keys were removed with the pods.
+    words = line("runpod", "--run-name", "again", "--seed", "2", "--dry-run")  # The remaining names.
     _, err = user.begin(*words, "--rehearse").communicate(timeout=60)
     assert err.count("tried last: runpod") >= 2, err
 
 
 @pytest.mark.nightly
-def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
-    """Try a vendor that keeps a stopped machine, and one that removes it, whose pods have a volume."""
+def test_preempted_run_ends_with_the_parameters_of_an_undisturbed_run(user):
+    """Test a vendor that keeps a preempted machine, and a vendor that removes it, whose pods have a volume."""
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
     calm = ("--phase", "base", "--tag", "calm", *ONE_THREAD, "--seed", "7", "--yes")
     local = user.begin("launch", "--provider", "local", *calm)
-    done = user.at_once(
+    done = user.run_in_parallel(
         {name: line(name, "--run-name", f"spot-{name}", *words, *more[name], gpu=gpu) for name, gpu in SPOT.items()}
     )
     for name, one in done.items():
@@ -264,7 +265,7 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
 
 @pytest.fixture
 def waiting(user, request):
-    """A run whose machine was taken away when nothing was on offer, and the logs that are followed meanwhile."""
+    """Return a run that was preempted while no offer existed, and its followed logs."""
     run = request.node.name.rpartition("_")[2]
     more = ("--run-name", run, "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
     user.inv(*line("runpod", *more), "--rehearse")
@@ -285,7 +286,7 @@ def waiting(user, request):
 
 
 @pytest.mark.nightly
-def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
+def test_run_that_waits_for_a_machine_can_be_ended_and_resumed(user, waiting):
     run, follower = waiting
     user.inv("down", run, "--rehearse")
     assert user.status()[run]["state"] == "stopped"
@@ -297,10 +298,10 @@ def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
 
 
 @pytest.mark.nightly
-def test_a_run_that_waits_goes_on_with_the_first_machine_though_its_supervisor_was_killed(user, waiting):
+def test_waiting_run_takes_the_first_machine_after_its_supervisor_was_killed(user, waiting):
     run, _ = waiting
     os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
-    assert user.status()[run]["state"] == "waiting"  # and whoever looks begins another supervisor
+    assert user.status()[run]["state"] == "waiting"  # The next command starts a new supervisor.
     until(lambda: user.json("supervisor", "--rehearse")["runs"] == [run], "that it is kept")
     user.world.tell("/sold-out", {"is": False})
     done = until(lambda: (row := user.status()[run])["state"] == "succeeded" and row, "its end", 300)
@@ -308,11 +309,11 @@ def test_a_run_that_waits_goes_on_with_the_first_machine_though_its_supervisor_w
 
 
 @pytest.mark.nightly
-def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
+def test_failed_work_ends_its_pod_or_keeps_it_on_request(user):
     corpus = user.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     more = ("--source", str(corpus), "--spend-limit", "5", "--yes", "--on-failure")
-    done = user.at_once(
+    done = user.run_in_parallel(
         {
             f"{kind}-{name}": line(name, "--run-name", f"{kind}-{name}", *more, kind)
             for kind, name in (("keep", "lium"), *(("end", name) for name in VENDORS))
@@ -329,7 +330,7 @@ def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
 
 
 @pytest.mark.nightly
-def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_has_ended_it(user):
+def test_offer_is_chosen_by_number_and_down_returns_after_the_vendor_ended_the_pod(user):
     said = typed(user, ["9\n", "x\n", "q\n"], "--provider", "shadeform", "--profile", "d20", "--phase", "base")
     assert said.count("Select instance [1-3] or 'q' to quit:") == 3 and "nothing was rented" in said
     before = user.calls("create")
@@ -355,13 +356,13 @@ def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_ha
 
 
 @pytest.mark.nightly
-def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters_and_tells_of_it_once(user):
+def test_run_preempted_twice_has_the_same_parameters_and_notifies_once(user):
     words = ["rehearse", "--provider", "runpod", "--phase", "sft", "--use-spot", "--preempt", "2", "--yes", "--json"]
     told = json.loads(user.inv(*words, "--gpu", "H100", "--num-gpus", "1", "--notify", "hangs,told"))
     assert (told["launch"]["state"], told["launch"]["recoveries"]) == ("succeeded", 2)
     assert sorted((user.folder / "told").read_text().split()) == [*["preempted"] * 2, *["recovered"] * 2, "succeeded"]
     hung = [int(pid) for pid in (user.folder / "hanging").read_text().split()]
-    assert len(hung) >= 5  # tried again, perhaps
+    assert len(hung) >= 5  # The hook may have been retried.
     assert not [pid for pid in hung[:5] if identify(pid)], "what hangs has been ended"
     (user.folder / "over").touch()
     user.inv("launch", "--provider", "local", "--phase", "sft", "--yes")
@@ -369,21 +370,21 @@ def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters_and_
         assert weights(user.store, folder) == weights(user.folder / "artifacts", folder), folder
 
 
-@pytest.mark.nightly  # how much is done within the dollar depends on how busy the machine is
+@pytest.mark.nightly  # The work done within the dollar depends on the load of the machine.
 @pytest.mark.timeout(300)
-def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_with_it(slow):
+def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continues_it(slow):
     user = slow
     words = ["launch", "--rehearse", "--provider", "shadeform", *DEAR, "--phase", "mid", "--spend-limit", "1", "--yes"]
-    launcher = user.begin(*words, "--set", "mid.steps=1000")  # more than any machine does for a dollar
+    launcher = user.begin(*words, "--set", "mid.steps=1000")  # More than any machine does for a dollar.
     assert launcher.stderr is not None
-    assert any("✓ tokens" in line for line in launcher.stderr)  # in the midst of it
+    assert any("✓ tokens" in line for line in launcher.stderr)  # In the middle of the run.
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.communicate()
     until(lambda: user.truth()["billing"] == 0, "an end")
     (pod,) = user.truth()["pods"]
     poll_usd = 11.04 * 60 / 3600
-    assert pod["billed_micro_usd"] <= (1 + 2 * poll_usd) * 1e6  # looked at, and billed, by the minute
-    assert user.json("status", "--rehearse")[0]["state"] in ("lost", "waiting", *ENDED)  # and never at work
+    assert pod["billed_micro_usd"] <= (1 + 2 * poll_usd) * 1e6  # Observed, and billed, by the minute.
+    assert user.json("status", "--rehearse")[0]["state"] in ("lost", "waiting", *ENDED)  # Never at work.
     run = until(lambda: [row for row in user.json("status", "--rehearse") if row["state"] in ENDED], "an end")[0]
     folder = user.store / "runs" / run["run"]
     assert (folder / "logs").is_dir()
@@ -395,16 +396,16 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
     (row,) = user.json("status", "--rehearse")
     assert (row["run"], row["state"]) == (run["run"], "succeeded")
     log = (folder / "logs" / "text.log").read_text()
-    assert user.truth()["billing"] == 0 and log.count("documents") <= 1  # what was made is not made again
+    assert user.truth()["billing"] == 0 and log.count("documents") <= 1  # Finished steps are not repeated.
 
 
 @pytest.mark.nightly
-def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
+def test_dry_run_creates_no_pod_and_no_question_is_asked_without_a_terminal(user):
     before = user.calls("create")
     for name in ("runpod", "lium", "shadeform"):
-        offers = user.json("offers", "--rehearse", "--provider", name)["offers"]  # earlier tests may have the cheapest
+        offers = user.json("offers", "--rehearse", "--provider", name)["offers"]  # Earlier tests may hold the cheapest.
         offers = [one for one in offers if one["gpu"] and gpus.is_for_training(one["gpu"])]
-        kinds = "|".join({one["gpu"] for one in offers})  # the cheapest may be doubtful, and come last
+        kinds = "|".join({one["gpu"] for one in offers})  # The cheapest offer may be doubtful, and comes last.
         (note,) = (
             one
             for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
@@ -451,7 +452,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
 
 
 @pytest.mark.pack("control_host")
-def test_the_question_offers_what_ends_a_finished_pod_and_dry_runs_do_nothing(user):
+def test_question_lists_the_ends_of_a_finished_pod_and_dry_runs_change_no_state(user):
     before = user.calls("create")
     words = ("--phase", "base", "--steps", "33", "--run-name", "itself", "--spend-limit", "5", "--detach")
     said = typed(user, ["c\n"], "--provider", "lium", *words)
@@ -475,31 +476,32 @@ def test_the_question_offers_what_ends_a_finished_pod_and_dry_runs_do_nothing(us
     user.inv("down", "itself", "--rehearse")
 
 
-def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(filed):
-    """Ended by the vendor or from within; who looks afterwards only finds out."""
+def test_pods_of_files_end_at_their_dollar_their_hour_and_when_idle(filed):
+    """The vendor or the pod itself ends the pod; a later command only records the end."""
     user = filed.user
     until(lambda: not user.json("pod.list", "--rehearse"), "their ends")
     rows, truth = user.status(), {pod["id"]: pod for pod in user.truth()["pods"]}
     costs = {row["run"]: row for row in user.json("cost", "--rehearse")["pods"]}
     for name in VENDORS:
         for kind in ("dollar", "hour", "idle"):
-            known = ("limit", "stopped") if (kind, name) == ("idle", "runpod") else ("limit",)  # it left no word
+            # The pod left no record.
+            known = ("limit", "stopped") if (kind, name) == ("idle", "runpod") else ("limit",)
             assert rows[f"{kind}-{name}"]["state"] in known, rows[f"{kind}-{name}"]
             pod = truth[costs[f"{kind}-{name}"]["id"]]
             assert pod["micro_usd_per_hour"] == 0 and pod["ended_by"], pod
         paid = costs[f"dollar-{name}"]
         limit_s = 3600 * 0.75 * filed.prices[name] / float(paid["usd_per_hour"])
-        # The timer in RunPod's container is due two minutes of the vendor's clock after the limit at most, and looks at
-        # a clock of whole seconds of ours, of which each is a minute of the vendor's here.
+        # The timer in RunPod's container is due at most two minutes of the vendor's clock after the limit, and reads a
+        # clock of whole real seconds, of which each is a minute of the vendor's clock here.
         late_s = {"runpod": 120 + 2 * 60, "shadeform": 180}
-        most_s = limit_s + late_s[name] if name in late_s else 3660  # whole hours are all that Lium's timer knows
+        most_s = limit_s + late_s[name] if name in late_s else 3660  # Lium's timer knows only whole hours.
         assert truth[paid["id"]]["billed_micro_usd"] <= most_s * float(paid["usd_per_hour"]) / 3600 * 1e6, paid
     assert user.calls("create") == filed.created
     assert user.json("audit", "--rehearse")["machines"] == []
 
 
 def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
-    """Return what `inv launch` prints on a terminal where somebody types these answers."""
+    """Return the output of `inv launch` on a terminal with these typed answers."""
     controller, terminal = pty.openpty()
     line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
     process = subprocess.Popen(
@@ -511,7 +513,7 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
         if select.select([controller], [], [], 0.2)[0]:
             try:
                 said += os.read(controller, 65536).decode(errors="replace")
-            except OSError:  # the other end was closed
+            except OSError:  # The other end was closed.
                 break
         if rest and said.count("to quit: ") + said.count("[y/N] ") > len(answers) - len(rest):
             os.write(controller, rest.pop(0).encode())
@@ -520,8 +522,8 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
     return said
 
 
-def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
-    """It was not handed over yet, so that it is no run that goes on, and the vendor's own limit is hours away."""
+def test_supervisor_ends_the_machine_rented_by_a_killed_launch(user):
+    """The pod was not handed over yet, so no run continues, and the vendor's own limit is hours away."""
     process = user.begin(
         *line("lium", "--run-name", "halfway", "--seed", "9", "--spend-limit", "5", "--yes"), "--rehearse"
     )
@@ -534,9 +536,9 @@ def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
     assert user.status()["halfway"]["state"] == "stopped"
 
 
-@pytest.mark.nightly  # a minute: tests/infra/runs/test_pod_keeper.py has what is decided
-def test_a_pod_of_a_set_that_is_taken_away_comes_back_until_it_is_ended(user, tmp_path):
-    """The supervisor that was killed is begun by whoever looks; a change of that key is no reason for another pod."""
+@pytest.mark.nightly  # A minute; tests/infra/runs/test_pod_keeper.py covers the decisions.
+def test_preempted_pod_of_a_set_returns_until_it_is_ended(user, tmp_path):
+    """The next command restarts the killed supervisor; a changed key does not cause a second pod."""
     file = tmp_path / "desk.yaml"
     desk = "{name: desk, provider: lium, gpu_type: RTX4090, gpu_count: 1, ttl_hours: 8, recover: %s}"
     for recovers in ("false", "true"):
@@ -550,7 +552,7 @@ def test_a_pod_of_a_set_that_is_taken_away_comes_back_until_it_is_ended(user, tm
     back = until(lambda: (row := user.status()["desk"])["recoveries"] and row["state"] == "idle" and row, "it back")
     first, second = user.machines("desk")
     assert first["ended_by"] == "preempted" and second["state"] == "running"
-    assert back["limit_in_s"] < 8 * 3600 - 60  # within the limit of the first
+    assert back["limit_in_s"] < 8 * 3600 - 60  # Within the limit of the first.
     assert [one["action"] for one in user.json("apply", str(file), "--rehearse")["steps"]] == ["keep"]
     user.inv("down", "desk", "--rehearse")
     until(lambda: user.json("supervisor", "--rehearse")["state"] == "not needed", "the end of the supervisor")

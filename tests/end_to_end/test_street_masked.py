@@ -1,4 +1,4 @@
-"""The secrets of a job are in no copy of its logs on this side, nor in anything that commands print of them."""
+"""The secrets of a job are in no local copy of its logs, and in no output of a command."""
 
 import stat
 from pathlib import Path
@@ -30,20 +30,20 @@ def world(tmp_path):
 
 
 def held(folder: Path, text: str) -> list[str]:
-    """Return the files on this side that hold a text; what lies on the pod is the pod's."""
+    """Return the local files that contain a text; files on the pod do not count."""
     files = [path for path in folder.rglob("*") if path.is_file() and "pods" not in path.relative_to(folder).parts]
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
 @pytest.mark.nightly
-def test_a_secret_that_a_job_prints_is_masked_wherever_its_log_is_read(world, tmp_path):
+def test_secret_printed_by_a_job_is_masked_in_every_log(world, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("a")
     words = ["launch", "--cmd", RUN, "--workdir", str(tmp_path / "work"), "--provider", "local", "-n", "leaky"]
     world.inv(*words, "--secret", f"DB_DSN={SECRET}", "--detach")
     pod = world.folder / "pods" / "leaky"
     until(lambda: (log := pod / "logs" / "run.log").exists() and b"half " in log.read_bytes(), "half of a secret")
-    told = world.inv("logs", "leaky")  # of another shell, which was never given the secret
+    told = world.inv("logs", "leaky")  # A different shell, which never received the secret.
     assert "begin " + "*" * len(SECRET) + " " in told and told.endswith("half ")
     (pod / "workdir" / "GO").touch()
     until(lambda: world.verdicts(), "the end of the job")

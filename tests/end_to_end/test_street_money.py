@@ -1,4 +1,4 @@
-"""Money in a rehearsed market: the limits that a launch sets, what it says before it rents, and what follows it."""
+"""Money in a rehearsed market: limits of a launch, messages before it rents, and consequences."""
 
 import os
 import pty
@@ -15,10 +15,10 @@ from tests.world import ROOT, until
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
-    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+    pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
+    pytest.mark.timeout(400),  # Guard against hangs, with eight other tests at work.
 ]
-AT_ONCE = ("--yes", "--detach", "--no-accept")  # the disk of this machine may be nearly full
+AT_ONCE = ("--yes", "--detach", "--no-accept")  # The disk of this machine may be nearly full.
 L40S = ("--gpu", "L40S", "--num-gpus", "1", "--phase", "base")
 
 
@@ -32,8 +32,8 @@ def user(tmp_path_factory):
     assert until(lambda: not user.processes(), "the end of everything")
 
 
-def told(user, *words: str, code: int = 0) -> str:
-    """Return what a command says on stderr, wherever its lines end."""
+def stderr_of(user, *words: str, code: int = 0) -> str:
+    """Return the stderr of a command as one line."""
     process = user.begin(*words, "--rehearse")
     _, err = process.communicate(timeout=300)
     assert process.returncode == code and "Traceback" not in err, err
@@ -42,26 +42,28 @@ def told(user, *words: str, code: int = 0) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.pack("jobs")
-def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
-    said = told(user, "launch", *L40S, "--dry-run")
+def test_launch_without_a_limit_gets_one_from_its_plan_with_the_reason(user):
+    said = stderr_of(user, "launch", *L40S, "--dry-run")
     assert "neither --ttl nor --spend-limit is given: the limit is " in said
     assert "times the high estimate of " in said and "based on a table" in said, said
     limit = said.partition("the limit is ")[2].partition(" USD")[0]
     assert 5 <= float(limit) < 150 and f"{limit} USD are spent" in said
     (note,) = (one for one in user.json("launch", *L40S, "--dry-run", "--rehearse")["notes"] if "limit is" in one)
-    # Of a rehearsal the limit follows the simulation, and so the load of this machine.
+    # In a rehearsal the limit follows the simulation, and so the load of this machine.
     assert float(note.partition("the limit is ")[2].partition(" USD")[0]) == pytest.approx(float(limit), rel=0.5)
     for given in (("--spend-limit", "7"), ("--ttl", "2h")):
-        assert "neither --ttl" not in told(user, "launch", *L40S, "--dry-run", *given)
-    assert "because the cost of the work is unknown" in told(user, "launch", "--cmd", "true", *L40S[:4], "--dry-run")
-    assert "the limit is 150.00 USD" in told(user, "pod.create", *L40S[:4], "--dry-run")
+        assert "neither --ttl" not in stderr_of(user, "launch", *L40S, "--dry-run", *given)
+    assert "because the cost of the work is unknown" in stderr_of(
+        user, "launch", "--cmd", "true", *L40S[:4], "--dry-run"
+    )
+    assert "the limit is 150.00 USD" in stderr_of(user, "pod.create", *L40S[:4], "--dry-run")
 
 
 @pytest.mark.nightly
-def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
+def test_run_that_needs_more_than_its_limit_warns_after_twenty_steps(user):
     never = ("--set", "base.steps=1000000", "--set", "base.compile=never")
     words = (*never, "--spend-limit", "3", "--tag", "long", "-n", "long")
-    told(user, "launch", *L40S, *words, *AT_ONCE)
+    stderr_of(user, "launch", *L40S, *words, *AT_ONCE)
     said = until(lambda: user.status()["long"]["beyond_limit"], "the forecast is above the limit", 240)
     assert (
         "at this pace the run takes about" in said
@@ -72,12 +74,12 @@ def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
 
 
 @pytest.mark.pack("jobs")
-def test_a_resume_shows_what_it_would_rent_and_asks(user):
+def test_resume_shows_the_machine_and_asks(user):
     words = ("-n", "calm", "--spend-limit", "4", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
-    told(user, "launch", *words)
+    stderr_of(user, "launch", *words)
     user.json("down", "calm", "--rehearse")
     rented = len(user.truth()["pods"])
-    said = told(user, "resume", "calm", code=2)
+    said = stderr_of(user, "resume", "calm", code=2)
     assert (
         "Available L40S Instances" in said
         and "cannot ask which instance to rent; nothing was rented. Pass --yes" in said
@@ -85,33 +87,33 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
     assert "calm has cost " in said and " of 4.00 USD since the first launch; the limit" in said and "ended by" in said
     plan = user.json("resume", "calm", "--dry-run", "--rehearse")
     assert plan["rents"] and 3 < float(plan["left_usd"]) < 4
-    # The same work once more: the smaller limit stays.
-    kept = told(user, "launch", "--cmd", "sleep 1000", *L40S[:4], "-n", "calm", "--dry-run")
+    # The same work again: the smaller limit stays.
+    kept = stderr_of(user, "launch", "--cmd", "sleep 1000", *L40S[:4], "-n", "calm", "--dry-run")
     assert "calm continues under the limit of 4.00 USD, of which 0." in kept
     assert len(user.truth()["pods"]) == rented
 
 
 @pytest.mark.nightly
 @pytest.mark.pack("jobs")
-def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(user):
+def test_run_ended_at_its_limit_is_not_resumed_without_a_new_limit(user):
     words = ("-n", "spent", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
-    told(user, "launch", *words, "--spend-limit", "0.25")
+    stderr_of(user, "launch", *words, "--spend-limit", "0.25")
     with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
         until(lambda: not journal.ops(run="spent")[-1].is_live, "its end at its limit", 120)
     for line in (("resume", "spent", "--yes"), ("launch", *words)):
-        said = told(user, *line, code=5)
+        said = stderr_of(user, *line, code=5)
         assert "inv resume --rehearse spent --spend-limit 1" in said, said
     plan = user.json("resume", "spent", "--spend-limit", "1", "--dry-run", "--rehearse")
     assert plan["rents"] and 0.7 < float(plan["left_usd"]) < 0.9
 
 
-def test_a_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
+def test_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
     user.inv("rehearse", *L40S, "--preempt", "2", "--dry-run")
     assert not user.truth()["preemptions_left"]
 
 
 @pytest.mark.nightly
-def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machine_is_blamed(user):
+def test_closed_terminal_during_a_launch_is_recorded_and_no_machine_is_blamed(user):
     controller, terminal = pty.openpty()
     words = (*L40S, "--tag", "closed", "-n", "closed", "--spend-limit", "5", "--yes", "--no-accept")
     line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
@@ -122,16 +124,16 @@ def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machin
     said = ""
     while "rent " not in said:
         said += os.read(controller, 65536).decode(errors="replace")
-    os.close(controller)  # what is printed from now on fails
+    os.close(controller)  # Further output fails.
     assert launch.wait(120) == 128 + signal.SIGHUP
     until(lambda: user.status()["closed"]["state"] == "stopped", "its end")
-    why = told(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
+    why = stderr_of(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
     assert "its launch was cut off: the terminal was closed before the work began" in why and "given back" not in why
     assert not user.truth()["billing"]
 
 
-def test_a_rented_machine_without_a_sandbox_is_given_back_before_any_work(tmp_path):
-    """The acceptance test after the boot finds it: the kernel refuses Landlock and namespaces."""
+def test_rented_machine_without_a_sandbox_is_returned_before_any_work(tmp_path):
+    """The acceptance test after the boot finds the fault: the kernel refuses Landlock and namespaces."""
     user = Rehearsed(tmp_path, KEYS)
     begin = (
         f"import pathlib; from infra.rehearsal import attach; attach.start(pathlib.Path({str(user.base)!r}), speed=60)"
@@ -139,8 +141,8 @@ def test_a_rented_machine_without_a_sandbox_is_given_back_before_any_work(tmp_pa
     strict = [sys.executable, "-m", "tests.programs.without_sandbox", sys.executable, "-c", begin]
     subprocess.run(strict, cwd=ROOT, check=True, timeout=120)
     words = ("launch", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base+sft+rl", "--task", "mbpp")
-    assert "with neither Landlock (Linux 5.13) nor bubblewrap is given back" in told(user, *words, "--dry-run")
-    said = told(user, *words, "--yes", "--detach", code=3)
+    assert "with neither Landlock (Linux 5.13) nor bubblewrap is given back" in stderr_of(user, *words, "--dry-run")
+    said = stderr_of(user, *words, "--yes", "--detach", code=3)
     assert "was given back: " in said and "nor bubblewrap can confine the code of answers on this machine" in said, said
     pods = user.truth()["pods"]
     assert pods and {one["state"] for one in pods} <= {"gone", "deleting"}

@@ -1,4 +1,4 @@
-"""One run over several machines: the same losses as on one, whatever is killed on the way."""
+"""One run over several machines: the same losses as on one machine, with any process killed."""
 
 import json
 import os
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.process
 
 BASE = ("--phase", "base", "--yes")
 QUICK = {"SLIPWAY_NODE_SILENT_S": "5", "SLIPWAY_NODE_RETURN_S": "10"}
-# Activations are bfloat16 where the machine has units for it, and a product of half the rows is rounded otherwise.
-TOLERANCE = 1e-2  # relative; float32 is held to 1e-5 in tests/trainer/parallel/test_ranks.py
+# Activations are bfloat16 on a machine with bfloat16 units, and a product of half the rows is rounded differently.
+TOLERANCE = 1e-2  # Relative; float32 is held to 1e-5 in tests/trainer/parallel/test_ranks.py.
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, stock) -> list[float]:
-    """The losses of the run on one node."""
+    """Return the losses of the run on one node."""
     world = World(tmp_path_factory.mktemp("alone"), dict(ONE_THREAD))
     world.take(stock)
     assert world.json("launch", *BASE)["state"] == "succeeded"
@@ -53,7 +53,7 @@ def pod(world: World, run: str, rank: int) -> PodFolder:
 
 
 def victims(folder: PodFolder, what: str) -> list[int]:
-    """Processes of the training of a node, or its agent."""
+    """Return the training processes of a node, or its agent."""
     if what == "agent":
         found = living(folder, "agent")
         return [found.pid] if found else []
@@ -84,7 +84,7 @@ def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, alone):
 
 
 def killed(world: World, what: str, rank: int) -> None:
-    """Kill that of node `rank` when something is saved; the run must end as if nothing had happened."""
+    """Kill processes of node `rank` at a save; the run must end like an undisturbed run."""
     launch = world.begin("launch", *BASE, "--nodes", "2", "--json")
     pods = world.folder / "pods"
     run = until(
@@ -104,14 +104,14 @@ def killed(world: World, what: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("what", "rank"), [("worker", 0), ("worker", 1), ("torchrun", 0), ("torchrun", 1), ("agent", 0), ("agent", 1)]
 )
-def test_whatever_is_killed_on_one_node_costs_nothing_but_time(world, alone, what, rank):
+def test_killed_process_of_one_node_costs_only_time(world, alone, what, rank):
     killed(world, what, rank)
     assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_ending_the_run_ends_all_nodes_and_resuming_goes_on_with_all(world, alone):
+def test_down_ends_all_nodes_and_resume_continues_all(world, alone):
     run = world.json("launch", *BASE, "--nodes", "2", "--detach")["run"]
     until(lambda: first_step_is_saved(pod(world, run, 0)), "a checkpoint")
     assert world.json("down", run)["ended"] == [run, f"{run}.1"]
@@ -124,7 +124,7 @@ def test_ending_the_run_ends_all_nodes_and_resuming_goes_on_with_all(world, alon
 
 
 def share(host: Host, folder: Path) -> None:
-    """Give the home of a host what our own home has in this folder."""
+    """Give the home of a host the content of the local home in this folder."""
     if folder.is_relative_to(HOME):
         place = host.folder / "home" / folder.relative_to(HOME)
         place.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def share(host: Host, folder: Path) -> None:
 
 @pytest.fixture
 def machines(request, tmp_path, hosts):
-    """A world of two hosts in namespaces, or as many as are asked for, with environments that are there already."""
+    """Return a world of two hosts in namespaces, or of the requested number, with environments that exist already."""
     found = hosts(getattr(request, "param", 2))
     listed = []
     for host in found:
@@ -190,19 +190,19 @@ def notes(host: Host) -> list[str]:
 
 
 def processes_on(host: Host) -> list[bytes]:
-    """Return the command lines of all processes in its network namespace, without its sshd."""
+    """Return the command lines of all processes in the host's network namespace, without its sshd."""
     found = map(command_line, in_network(host.network))
     return [words for words in found if words and b"sshd" not in words]
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("machines", [3], indirect=True)
-@pytest.mark.nightly  # a minute and a half, most of it waiting: what is decided then has tests of its own
+@pytest.mark.nightly  # A minute and a half, most of it waiting; separate tests cover the decisions.
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_its_checkpoint(machines, alone, rank):
+def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, alone, rank):
     world, found = machines
     lost, copies = found[rank], world.folder / "logs"
-    found[1].slow_down(4)  # a step takes a second or more: none of what follows comes too late
+    found[1].slow_down(4)  # A step takes a second or more, so the next checks are in time.
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     place, saved = (pods_on(found[0]), "*/work") if rank else (copies, "*/pod/work")
     until(lambda: list(place.glob(f"{saved}/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
@@ -215,7 +215,7 @@ def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_it
     assert f"node {rank} ({lost.address.host}) has not answered for" in err
     assert any("resuming from step" in note for host in found if host is not lost for note in notes(host)), err
     assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
-    # The lost machine stays taken, and is named, until it answers; what was begun there has ended by itself.
+    # The lost machine stays occupied and is named until it answers; its processes have ended by themselves.
     assert processes_on(lost) == []
     name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
     rows = world.json("status", name)
@@ -234,9 +234,7 @@ def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_it
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_machine_that_nothing_replaces_ends_the_run_and_is_named_and_the_run_goes_on_when_it_is_back(
-    machines, alone, rank
-):
+def test_lost_machine_without_a_replacement_ends_the_run_until_it_returns(machines, alone, rank):
     world, found = machines
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     saved = (host.folder / "home" / ".slipway" for host in found)

@@ -1,4 +1,4 @@
-"""Launches that wait for an offer, from several terminals, in a rehearsed market that has one machine of a kind."""
+"""Launches that wait for an offer, from several terminals, in a rehearsed market with one machine of a kind."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from tests.world import until
 pytestmark = [
     pytest.mark.pack("jobs"),
     pytest.mark.process,
-    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
-    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+    pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
+    pytest.mark.timeout(400),  # Guard against hangs, with eight other tests at work.
 ]
 WAITS = "waits for an offer of 1 x RTX5090: none of "
 
@@ -26,7 +26,7 @@ def user(tmp_path):
 
 
 def line(name: str, folder, *more: str) -> list[str]:
-    """A launch on the only RTX5090 of Lium's, which works until there is a file with its name."""
+    """Return a launch on Lium's only RTX5090, which works until a file with its name exists."""
     work = f"until [ -e {folder}/{name}.go ]; do sleep 0.1; done"
     machine = ["--provider", "lium", "--gpu", "RTX5090", "--num-gpus", "1"]
     return ["launch", *machine, "--cmd", work, "-n", name, "--spend-limit", "2", "--yes", "--rehearse", *more]
@@ -40,7 +40,7 @@ def refused(user, *words: str, code: int) -> str:
 
 
 @pytest.mark.nightly
-def test_who_waits_for_an_offer_is_seen_ended_and_in_nobodys_way(user, tmp_path):
+def test_waiting_launch_is_listed_can_be_ended_and_blocks_no_other(user, tmp_path):
     has = user.begin(*line("has", tmp_path))
     until(lambda: user.status().get("has", {}).get("state") == "running", "it has the machine")
     assert "none of " in refused(user, *line("impatient", tmp_path)[:-1], code=3)
@@ -61,7 +61,7 @@ def test_who_waits_for_an_offer_is_seen_ended_and_in_nobodys_way(user, tmp_path)
         _, err = process.communicate(timeout=100)
         assert process.returncode == 1 and f"{name}: inv down ended the run during the wait" in err, err
     assert {name: row["state"] for name, row in user.status().items()} == {"has": "running", "three": "waiting"}
-    for name, process in (("has", has), ("three", three)):  # the machine is free when the first is done
+    for name, process in (("has", has), ("three", three)):  # The machine is free after the first run.
         (tmp_path / f"{name}.go").touch()
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err

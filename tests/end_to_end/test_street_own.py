@@ -1,4 +1,4 @@
-"""The example of a provider of one's own, over a small rack of real machines: each an sshd with a home of its own."""
+"""The example of a custom provider, over a small rack of real machines: one sshd with a home each."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ AWFUL = "def provider(settings):\n    raise SystemExit('no rack today')\n"
 
 
 class Rack:
-    """The lab's web service: what stands in the head of examples/own/lab.py."""
+    """The lab's web service, as described at the top of examples/own/lab.py."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.machines, self.pods = folder, dict[str, dict](), dict[str, Pod]()
@@ -87,7 +87,7 @@ class Rack:
                 if self.command == "POST" and rack.is_losing_a_reply:
                     rack.is_losing_a_reply = False
                     self.close_connection = True
-                    return  # the machine is there, and nobody hears of it
+                    return  # The machine exists, but the answer is lost.
                 content = json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
@@ -130,12 +130,12 @@ def rows(world: World, run: str) -> list:
 @pytest.mark.pack("jobs")
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tmp_path):
+def test_machines_of_a_custom_provider_are_rented_watched_audited_reaped_and_ended(rack, tmp_path):
     folder = tmp_path / "my world"
     world = world_of(rack, folder)
     (offer,) = world.json("offers", "--provider", "lab", "--gpu", "L40S")["offers"]
     assert (offer["provider"], offer["usd_per_hour"]) == ("lab", "0.50")
-    rack.is_losing_a_reply = True  # a lost answer rents once
+    rack.is_losing_a_reply = True  # A lost answer rents once.
     launch = (
         "launch",
         "--provider",
@@ -176,7 +176,7 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
     found = both.json("audit", code=5)
     assert {one["id"]: one["whose"] for one in found["machines"]} == {"m1": "claimed", "m2": "orphaned"}
     assert any("awful.py:2: SystemExit: no rack today" in one for one in found["problems"])
-    both.inv("reap", code=5)  # which says that not everybody could be asked
+    both.inv("reap", code=5)  # The message says that one provider did not answer.
     assert list(rack.machines) == ["m1"], "the orphan is gone, whatever another file raises"
 
     lost = World(folder, {**world.extra, "SLIPWAY_EXTENSIONS": str(folder / "gone.py")})
@@ -195,7 +195,7 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
 
 
 @pytest.mark.pack("jobs")
-def test_a_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkeypatch):
+def test_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkeypatch):
     world = world_of(rack, tmp_path / "w")
     monkeypatch.setitem(KIND, "usd_per_hour", "0")
     process = world.begin("launch", "--provider", "lab", "--gpu", "L40S", "--cmd", "true", "--yes", "--no-accept")
@@ -206,7 +206,7 @@ def test_a_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monk
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_provider_of_a_file_is_drilled_as_a_vendor_is_and_its_plan_reads_the_result(rack, tmp_path):
+def test_custom_provider_is_drilled_like_a_vendor_and_plans_cite_the_result(rack, tmp_path):
     world = world_of(rack, tmp_path / "w")
     process = world.begin("drill", "--provider", "lab", "--spend-limit", "3", "--yes", "--json")
     out, err = process.communicate(timeout=900)

@@ -1,4 +1,4 @@
-"""The placement of a service's replicas: own machines, spot ones, those nobody takes away; and its spending limit."""
+"""The placement of a service's replicas: own machines, spot machines, on-demand machines; and its spend limit."""
 
 import contextlib
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from infra.agent.process import find
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
-from tests.end_to_end.services import GUARD_S, Place, say, serving
+from tests.end_to_end.services import GUARD_S, Installation, say, serving
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.hosts import loopback
 from tests.serve.engine.test_engines import model as sized_model
@@ -20,47 +20,49 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.nightly
-def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
+def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_no_files(tmp_path):
     with contextlib.ExitStack() as stack:
         boxes = []
         for name in ("left", "right"):
             (tmp_path / name).mkdir()
             boxes.append(stack.enter_context(loopback(tmp_path / name)))
-        place = Place(with_machines(tmp_path, *boxes), tmp_path)
-        stack.callback(place.world.inv, "serve.down", "--all")
-        model = place.model("A")
-        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", place.config())
-        url = place.world.json(*line)["endpoint"]
+        installation = Installation(with_machines(tmp_path, *boxes), tmp_path)
+        stack.callback(installation.world.inv, "serve.down", "--all")
+        model = installation.model("A")
+        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", installation.config())
+        url = installation.world.json(*line)["endpoint"]
         assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
-        with place.journal() as journal:
+        with installation.journal() as journal:
             tokens = [op.token for op in journal.ops(live=True)]
-        homes = {place.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"}
+        homes = {
+            installation.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"
+        }
         assert {Path(home).parents[2] for home in homes} == {box.folder for box in boxes}
         for box in boxes:
             assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
 
-        boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
-        until(lambda: len(serving(place)) == 1, "a replica that is not ready", GUARD_S)
+        boxes[0].stop()  # The engine lives on but cannot be reached: the other replica answers.
+        until(lambda: len(serving(installation)) == 1, "a replica that is not ready", GUARD_S)
         assert len({say(url)[1] for _ in range(4)}) == 1
         boxes[0].start()
-        until(lambda: serving(place) == {0, 1}, "the same replica, ready again", GUARD_S)
-        place.world.inv("serve.down", "demo")
+        until(lambda: serving(installation) == {0, 1}, "the same replica, ready again", GUARD_S)
+        installation.world.inv("serve.down", "demo")
         assert not [one for token in tokens for one in find(token)]
         assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
 
 
-def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_nobody_takes_away(tmp_path):
+def test_placement_prefers_own_machines_then_cheapest_spot_then_on_demand(tmp_path):
     with contextlib.ExitStack() as stack:
         (tmp_path / "box").mkdir()
-        place = Place(with_machines(tmp_path, stack.enter_context(loopback(tmp_path / "box"))), tmp_path)
-        place.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
-        stack.callback(place.world.inv, "rehearse", "--stop")
-        config = place.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
+        installation = Installation(with_machines(tmp_path, stack.enter_context(loopback(tmp_path / "box"))), tmp_path)
+        installation.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
+        stack.callback(installation.world.inv, "rehearse", "--stop")
+        config = installation.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
         line = (
             "serve.up",
             "demo",
             "--model",
-            str(place.model("A")),
+            str(installation.model("A")),
             "--provider",
             "any",
             "--config",
@@ -68,69 +70,73 @@ def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_
             "--rehearse",
             "--dry-run",
         )
-        shown = place.world.json(*line)["placement"]
+        shown = installation.world.json(*line)["placement"]
         assert {one["kind"] for one in shown} == {"spot", "on-demand"}
 
         market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
-        shutil.copy(tmp_path / "pools.yaml", market.folder)  # where a rehearsal looks for own machines
-        own, *rented = place.world.json(*line)["placement"]
+        shutil.copy(tmp_path / "pools.yaml", market.folder)  # A rehearsal reads own machines here.
+        own, *rented = installation.world.json(*line)["placement"]
         assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
         order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
         assert order == sorted(order) and order[0][0] < order[-1][0]
 
 
-def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
+def test_no_gpu_is_rented_that_is_too_small_for_the_model(tmp_path):
     keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
-    place = Place(World(tmp_path, keys), tmp_path)
-    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a file without bytes
+    installation = Installation(World(tmp_path, keys), tmp_path)
+    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a sparse file.
     words = ("serve.up", "demo", "--model", str(large), "--engine", "vllm", "--provider", "runpod", "--rehearse")
 
     def config(**resources):
-        return place.config(resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}})
+        return installation.config(
+            resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}}
+        )
 
     try:
-        said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
+        said = installation.world.begin(*words, "--config", config(accelerators="L40S:1"))
         _, err = said.communicate(timeout=GUARD_S)
         assert said.returncode == 2 and "does not fit: the model needs 63.0 GB of the GPU (weights 60.0" in err
-        assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
-        place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
-        shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
+        assert "--gpu with more memory, or num_gpus 2" in err and installation.world.json("serve.status") == []
+        installation.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
+        shown = installation.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
         assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
     finally:
-        place.world.inv("rehearse", "--stop")
+        installation.world.inv("rehearse", "--stop")
 
 
 @pytest.mark.nightly
-def test_rented_replicas_are_replaced_when_their_machine_is_taken_away_and_never_pass_the_budget(tmp_path):
+def test_preempted_replicas_are_replaced_within_the_budget(tmp_path):
     keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
-    place = Place(World(tmp_path, keys), tmp_path)
-    model, resources = place.model("A"), {"accelerators": "L40S:1", "use_spot": True}
-    config = place.config(resources=resources, slipway={"spend_limit": "40"})
+    installation = Installation(World(tmp_path, keys), tmp_path)
+    model, resources = installation.model("A"), {"accelerators": "L40S:1", "use_spot": True}
+    config = installation.config(resources=resources, slipway={"spend_limit": "40"})
     line = ("serve.up", "demo", "--model", str(model), "--provider", "runpod", "--config", config, "--rehearse")
     try:
-        shown = place.world.json(*line, "--dry-run")["placement"]
+        shown = installation.world.json(*line, "--dry-run")["placement"]
         assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
-        asked = place.world.begin(*line)
+        asked = installation.world.begin(*line)
         _, refused = asked.communicate(timeout=GUARD_S)
         price = (
             f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour']):.2f} USD/h; limit for all replicas: 40.00 USD"
         )
         assert asked.returncode == 2 and price in refused
-        assert "nothing was changed. Pass --yes" in refused and not place.world.json("serve.status", "--rehearse")
-        place.world.json(*line, "--yes")
+        assert "nothing was changed. Pass --yes" in refused and not installation.world.json(
+            "serve.status", "--rehearse"
+        )
+        installation.world.json(*line, "--yes")
         market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
         first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
         market.tell("/preempt", {"id": first["id"]})
 
         def replaced():
-            found = place.world.json("serve.status", "demo", "--rehearse")
+            found = installation.world.json("serve.status", "demo", "--rehearse")
             return found["ready"] == 2 and 2 in {one["id"] for one in found["replicas"]}
 
         until(replaced, "a replacement", GUARD_S)
         with Journal.open(market.folder / "journal.sqlite") as journal:
             assert sum(op.cap for op in journal.ops() if op.is_live) <= 40_000_000
-        place.world.inv("serve.down", "demo", "--rehearse")
+        installation.world.inv("serve.down", "demo", "--rehearse")
         assert {pod["state"] for pod in market.truth()["pods"]} <= {"gone", "deleting"}
     finally:
-        place.world.inv("serve.down", "--all", "--rehearse")
-        place.world.inv("rehearse", "--stop")
+        installation.world.inv("serve.down", "--all", "--rehearse")
+        installation.world.inv("rehearse", "--stop")

@@ -14,7 +14,7 @@ from tests.world import ROOT, World, until
 pytestmark = pytest.mark.process
 
 KILLED = source("killed_at_write")
-AFTER = {}  # states of the rows by the number of writes
+AFTER = {}  # States of the rows, by number of writes.
 for whole, one in enumerate(((), ("READY",))):
     for number, state in enumerate(("PLANNED", "CREATING", "BOOTING", "READY"), 1):
         AFTER[4 * whole + number] = [*one, state]
@@ -28,7 +28,7 @@ def world(tmp_path):
     assert one.processes() == [], "something of a pod outlived `inv down --all`"
 
 
-def test_under_any_umask_nobody_else_may_write_a_pods_code_or_files(world):
+def test_files_of_a_pod_are_not_writable_by_others_under_any_umask(world):
     line = f"umask 000; exec {sys.executable} -m invoke pod.create --provider local --run-name open --yes"
     subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, check=True, timeout=60)
     until(lambda: (world.folder / "pods" / "open" / "state" / "guard.json").exists(), "its guard")
@@ -43,7 +43,7 @@ def rows(world, **wanted):
 
 
 def pods(world):
-    """Tokens of the live ones, by name."""
+    """Return the tokens of the live pods, by name."""
     return {op.run: op.token for op in rows(world, live=True)}
 
 
@@ -60,7 +60,7 @@ def failed(world, *words):
 
 
 @pytest.mark.nightly
-def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
+def test_chained_commands_create_a_pod_run_work_twice_and_end_it(world):
     train = ("pod.run", "--phase", "base", "--steps", "2")
     line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, "pod.down")
     process = world.begin(*line)
@@ -77,7 +77,7 @@ def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
     assert pods(world) == {}
 
 
-def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
+def test_failed_chain_names_the_remaining_pod_and_how_to_end_it(world):
     code, err = failed(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
     assert code == 2 and "no such file" in err
     assert "box still exists: the pod costs nothing; end the pod: inv pod.down box" in err
@@ -91,7 +91,7 @@ def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
 
 
 @pytest.mark.nightly
-def test_a_pod_whose_work_failed_takes_other_work(world):
+def test_pod_with_failed_work_takes_new_work(world):
     corpus = world.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     world.inv("pod.create", "--run-name", "box")
@@ -103,7 +103,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
 
 
 @pytest.mark.nightly
-def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
+def test_pod_takes_one_work_at_a_time_and_ctrl_c_leaves_it_running(world):
     world.inv("pod.create", "--run-name", "box")
     follower = world.begin("pod.run", "--phase", "base")
     until(world.steps_at_work, "it is at work")
@@ -116,7 +116,7 @@ def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     world.inv("pod.down")
 
 
-def test_a_pod_without_work_ends_at_its_time_limit(world):
+def test_pod_without_work_ends_at_its_time_limit(world):
     assert world.json("pod.create", "--ttl", "2s", "--dry-run")["state"] == "planned"
     assert rows(world) == []
     world.inv("pod.create", "--run-name", "box", "--ttl", "2s")
@@ -127,7 +127,7 @@ def test_a_pod_without_work_ends_at_its_time_limit(world):
     assert op.state == "TERMINATED" and "limit" in op.reason
 
 
-def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
+def test_pods_of_a_file_are_created_kept_replaced_and_ended(world):
     world.inv("pod.create", "--run-name", "mine")
     path = write(world, {"name": "a", "ttl_hours": 1}, {"name": "b"})
     planned = world.json("apply", path, "--dry-run")
@@ -137,7 +137,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
     first = pods(world)
     assert first.keys() == {"mine", "a", "b"} and [op.pod_set for op in rows(world)] == ["", "trial", "trial"]
-    again = world.json("apply", path)  # asks nobody: there is nothing to do
+    again = world.json("apply", path)  # Asks no question: no change is due.
     assert [one["action"] for one in again["steps"]] == ["keep", "keep"] and pods(world) == first
     write(world, {"name": "a", "ttl_hours": 2})
     process = world.begin("apply", path, "--yes")
@@ -157,7 +157,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
 @pytest.mark.parametrize(
     "writes", [6, *(pytest.param(one, marks=pytest.mark.nightly) for one in (1, 2, 3, 4, 5, 7, 8))]
 )
-def test_an_apply_that_is_killed_in_the_midst_is_finished_by_the_next_one(world, writes):
+def test_killed_apply_is_finished_by_the_next_apply(world, writes):
     path = write(world, {"name": "a"}, {"name": "b"})
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(writes), "apply", path, "--yes"],
@@ -178,7 +178,7 @@ def test_an_apply_that_is_killed_in_the_midst_is_finished_by_the_next_one(world,
     assert sorted(markers) == ["a", "b"]
 
 
-def test_two_who_apply_one_file_at_once_make_its_pods_once(world):
+def test_two_simultaneous_applies_create_the_pods_once(world):
     path = write(world, {"name": "a"}, {"name": "b"})
     both = [world.begin("apply", path, "--yes") for _ in range(2)]
     said = [one.communicate(timeout=120)[1] for one in both]
@@ -187,6 +187,6 @@ def test_two_who_apply_one_file_at_once_make_its_pods_once(world):
     assert pods(world).keys() == {"a", "b"} and len(rows(world)) == 2
 
 
-def test_a_stop_is_refused_with_what_to_type_instead(world):
+def test_stop_is_refused_with_the_command_to_use(world):
     code, err = failed(world, "stop", "box")
     assert code == 2 and "inv down" in err and "inv resume" in err

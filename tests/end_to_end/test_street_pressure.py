@@ -1,4 +1,4 @@
-"""A service whose machine has no files left, and whose connections strangers hold: real processes, as people type."""
+"""A service on a machine without free file descriptors, with connections held by strangers and real processes."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,13 @@ def soft_limit(count: int):
 
 
 @pytest.mark.nightly
-def test_neither_idle_connections_nor_a_want_of_files_cost_a_service_its_controller_or_a_replica(place):
-    model = place.model("Bosun")
-    with soft_limit(1024):  # as most systems have it
-        url = place.up("demo", model, "--config", place.config(endpoint_probe_interval_seconds=0.2))["endpoint"]
-    controller, engines = place.controller("demo"), place.engines("demo")
+def test_idle_connections_and_missing_files_cost_no_controller_and_no_replica(installation):
+    model = installation.model("Bosun")
+    with soft_limit(1024):  # The soft limit of most systems.
+        url = installation.up("demo", model, "--config", installation.config(endpoint_probe_interval_seconds=0.2))[
+            "endpoint"
+        ]
+    controller, engines = installation.controller("demo"), installation.engines("demo")
 
     async def main():
         async with idle(int(url.rpartition(":")[2]), 2000):
@@ -42,12 +44,13 @@ def test_neither_idle_connections_nor_a_want_of_files_cost_a_service_its_control
     limits = resource.prlimit(controller, resource.RLIMIT_NOFILE)
     assert limits[0] > 1024
     resource.prlimit(controller, resource.RLIMIT_NOFILE, (8, limits[1]))
-    with contextlib.suppress(OSError):  # it is taken later, when there is a file for it
+    with contextlib.suppress(OSError):  # The connection is accepted later, when a file descriptor is free.
         urllib.request.urlopen(f"{url}/health", timeout=1).close()
-    log = place.folder / "services" / "demo" / "controller.log"
-    until(lambda: log.read_text().count("no probe: ") >= 2 * 4, "probes find no file", GUARD_S)  # three ended them
+    log = installation.folder / "services" / "demo" / "controller.log"
+    # Three calls ended them.
+    until(lambda: log.read_text().count("no probe: ") >= 2 * 4, "probes find no file", GUARD_S)
     resource.prlimit(controller, resource.RLIMIT_NOFILE, limits)
 
     assert {who for _, who in [say(url) for _ in range(10)]} == {"demo-0", "demo-1"}
-    assert place.controller("demo") == controller and place.engines("demo") == engines
-    assert [one.state for one in place.seen("demo").members] == [State.READY] * 2
+    assert installation.controller("demo") == controller and installation.engines("demo") == engines
+    assert [one.state for one in installation.seen("demo").members] == [State.READY] * 2

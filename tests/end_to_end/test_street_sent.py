@@ -1,4 +1,4 @@
-"""Everything that a job would send is in the plan, and hidden folders of the home are not sent unasked."""
+"""The plan lists every file that a job sends, and hidden folders of the home are sent only on request."""
 
 import os
 import pty
@@ -50,7 +50,7 @@ def launch(world: World, tmp_path: Path, *words: str) -> list[str]:
     return ["launch", str(tmp_path / "job.yaml"), "--provider", "local", *words]
 
 
-def test_a_dry_run_lists_every_mount_with_its_files_and_bytes(world, tmp_path):
+def test_dry_run_lists_every_mount_with_files_and_bytes(world, tmp_path):
     process = world.begin(*launch(world, tmp_path, "--dry-run"))
     _, told = process.communicate(timeout=200)
     assert process.returncode == 0, told
@@ -67,7 +67,7 @@ def test_a_dry_run_lists_every_mount_with_its_files_and_bytes(world, tmp_path):
     assert "sends ~/.bash_history to ~/history: no file; ~/.bash_history is a hidden folder of your home" in told
 
 
-def test_the_same_in_json(world, tmp_path):
+def test_dry_run_lists_every_mount_in_json(world, tmp_path):
     mounts = world.json(*launch(world, tmp_path, "--dry-run"))["mounts"]
     assert [(one["source"], one["at"], one["files"], one["bytes"], one["asks"]) for one in mounts] == [
         (f"{tmp_path}/work", "", 1, 7, False),
@@ -78,7 +78,7 @@ def test_the_same_in_json(world, tmp_path):
     assert mounts[1]["refused"] == [".envrc: the name says that the file holds secrets"]
 
 
-def test_a_hidden_folder_is_sent_only_when_it_is_named_and_yes_does_not_name_it(world, tmp_path):
+def test_hidden_folder_is_sent_only_when_named_and_not_by_yes(world, tmp_path):
     said = world.json(*launch(world, tmp_path, "--yes"), code=2)
     assert "no file of ~/.bash_history would be sent" in said["error"] and "nothing was rented" in said["error"]
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path).replace("  ~/history: ~/.bash_history\n", ""))
@@ -92,7 +92,7 @@ def test_a_hidden_folder_is_sent_only_when_it_is_named_and_yes_does_not_name_it(
     assert "config" in log and "sso" in log and ".envrc" not in log
 
 
-def test_at_a_terminal_each_hidden_folder_is_a_question_and_no_is_the_default(world, tmp_path):
+def test_each_hidden_folder_is_a_question_at_a_terminal_with_default_no(world, tmp_path):
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path).replace("  ~/history: ~/.bash_history\n", ""))
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "invoke", *launch(world, tmp_path)]

@@ -1,4 +1,4 @@
-"""The street over SSH: a real sshd, a home of its own behind it, and the launching process gone."""
+"""The pipeline over SSH: a real sshd with a home of its own, after the launching process has ended."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def world(tmp_path, sshd):
-    """A world whose one machine is the sshd on loopback, with environments that are there already."""
+    """Return a world whose one machine is the sshd on loopback, with environments that exist already."""
     one = with_machines(tmp_path, sshd)
     yield one
     one.inv("down", "--all")
@@ -30,7 +30,9 @@ def world(tmp_path, sshd):
 
 @pytest.fixture
 def bare(tmp_path, hosts, uv_cache):
-    """`bare(2)`: a world of so many machines without rsync, uv and a route out, but with a uv cache."""
+    """Return a function: `bare(2)` makes a world of two machines without rsync, uv and a default route, but with a uv
+    cache.
+    """
     worlds = []
 
     def make(count):
@@ -49,20 +51,20 @@ def with_machines(folder, *machines):
         for one in machines
     ]
     (folder / "pools.yaml").write_text(json.dumps({"box": {"user": machines[0].address.user, "hosts": known}}))
-    # A world has a configuration folder of its own, which hides that pip's may lie in the user's.
+    # A world has a separate configuration folder, which hides the user's pip configuration.
     places = {f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in to_carry().items()}
     known_places = {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places}
     return World(folder, {**known_places, **ONE_THREAD})
 
 
-def told(process):
-    """Return the stderr of a command, which must end well."""
+def stderr_of(process):
+    """Return the stderr of a command, which must succeed."""
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, f"{out}\n{err}"
     return err
 
 
-def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, sshd, stock):
+def test_run_continues_without_its_launcher_and_all_files_come_home(world, sshd, stock):
     world.take(stock)
     launch = world.begin("launch", "--provider", "ssh", "--yes")
     pods = sshd.folder / ".slipway" / "pods"
@@ -76,7 +78,7 @@ def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, ssh
     made = [name for name in EVERYTHING if name not in ("text", "tokenizer", "tokens")]
     assert [step["name"] for step in row["steps"]] == ["environment", *made]
     assert (pods / row["run"] / "state" / "verdict.json").exists()
-    sshd.stop()  # the machine is gone for good: all that is asked now is answered from home
+    sshd.stop()  # The machine is gone for good: local files answer all further requests.
     assert world.json("status")[0]["state"] == "succeeded"
     assert "bits per byte" in world.inv("logs", row["run"], "--file", "base")
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
@@ -85,7 +87,7 @@ def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, ssh
 
 
 @pytest.mark.nightly
-def test_what_is_here_is_sent_and_not_made_again(world, sshd, stock):
+def test_local_artifacts_are_sent_and_not_created_again(world, sshd, stock):
     world.take(stock)
     first = world.json("launch", "--provider", "ssh", "--phase", "base", "--yes")
     assert (first["state"], first["ran"]) == ("succeeded", ["environment", "base"])
@@ -97,18 +99,18 @@ def test_what_is_here_is_sent_and_not_made_again(world, sshd, stock):
     assert (done.returncode, Path(out.strip()).name) == (7, second["run"])
 
 
-def test_a_machine_that_fails_is_given_back_and_remembered(world):
+def test_failed_machine_is_returned_and_remembered(world):
     world.extra["SLIPWAY_ACCEPT_FREE_GB"] = "1000000"
     world.inv("launch", "--provider", "ssh", "--phase", "base", "--yes", code=3)
     assert "free disk" in next(iter(world.json("hosts").values()))["failure"]
     assert all(row["leased_by"] is None for row in world.json("pool.list"))
 
 
-@pytest.mark.nightly  # by day test_bootstrap.py sets up a bare machine
+@pytest.mark.nightly  # In daily runs test_bootstrap.py sets up a bare machine.
 @pytest.mark.timeout(300)
-def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home(bare):
+def test_bare_machine_without_a_default_route_trains_and_the_model_answers_locally(bare):
     world = bare(1)
-    said = told(world.begin("launch", "--provider", "ssh", "--phase", "sft", "--yes"))
+    said = stderr_of(world.begin("launch", "--provider", "ssh", "--phase", "sft", "--yes"))
     stages = ["connect", "rent", "accept", "push", "tools", "inputs", "hand-over"]
     assert re.findall(r"^([a-z-]+) (?:\d+ min )?[\d.]+ s", said, re.M)[: len(stages)] == stages
     assert "uv sent" in said and "succeeded" in said
@@ -116,18 +118,18 @@ def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home
     assert [step["name"] for step in row["steps"]] == ["environment", *EVERYTHING]
     assert "making the train environment with uv" in world.inv("logs", row["run"], "--file", "environment")
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
-    said = told(world.begin("launch", "--provider", "ssh", "--phase", "base", "--seed", "1", "--detach", "--yes"))
+    said = stderr_of(world.begin("launch", "--provider", "ssh", "--phase", "base", "--seed", "1", "--detach", "--yes"))
     assert "uv was sent earlier" in said
 
 
-@pytest.mark.nightly  # by day two machines are at work at once in test_street_sweep.py
+@pytest.mark.nightly  # In daily runs two machines work at once in test_street_sweep.py.
 @pytest.mark.timeout(300)
 def test_two_machines_work_at_the_same_time(bare):
     world = bare(2)
     flags = ("launch", "--provider", "ssh", "--phase", "base", "--yes")
     launches = [world.begin(*flags, "--store", str(world.folder / name)) for name in "ab"]
     for one in launches:
-        assert "succeeded" in told(one)
+        assert "succeeded" in stderr_of(one)
     first, second = (row["steps"] for row in world.json("status"))
     assert first[0]["started_at"] < second[-1]["ended_at"] and second[0]["started_at"] < first[-1]["ended_at"]
     assert {world.folder / name / "base_checkpoints" / "tiny" for name in "ab"} <= set(world.folder.glob("[ab]/*/tiny"))

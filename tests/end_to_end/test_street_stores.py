@@ -1,4 +1,4 @@
-"""Whole launches whose store is a bucket, or a repository of a hub: here, and on a rehearsed pod that is taken away."""
+"""Whole launches with a bucket or a hub repository as the store: on this machine, and on a preempted rehearsed pod."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.world import ONE_THREAD, World, until
 pytestmark = pytest.mark.process
 
 SPOT = ["--provider", "runpod", "--gpu", "H100", "--num-gpus", "1", "--phase", "base", "--use-spot", "--yes"]
-# Environments are not made anew where the tests' cache is another.
+# Environments are reused when the tests' cache is elsewhere.
 CACHES = {"SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())}
 CACHES["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR") or str(cache_folder.default_cache({}).parents[1] / "uv")
 s3_server, s3, hub = stores.s3_server, stores.s3, stores.hub
@@ -41,7 +41,7 @@ def rehearsing(folder: Path, reached: dict[str, str]) -> Iterator[Rehearsed]:
 
 
 def environ(kind: str, request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
-    """A new store's address, and how it is reached."""
+    """Return a new store's address, and the settings to reach it."""
     uri = stores.away(kind, request)
     if kind == "s3":
         server: stores.S3 = request.getfixturevalue("s3")
@@ -57,10 +57,10 @@ def weights(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return next((folder / "hf").glob("*.safetensors")).read_bytes()
 
 
-@pytest.mark.nightly  # a minute each; the courier and the fetch run over both stores for every change
+@pytest.mark.nightly  # A minute each; daily tests cover the courier and the fetch over both stores.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["s3", "hf"])
-def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, request, tmp_path, monkeypatch):
+def test_preempted_run_continues_from_a_remote_store(kind, request, tmp_path, monkeypatch):
     uri, reached = environ(kind, request)
     with rehearsing(tmp_path, reached) as user:
         told = json.loads(user.inv("rehearse", *SPOT, "--preempt", "1", "--store", uri, "--json"))
@@ -69,10 +69,10 @@ def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, requ
     run = told["launch"]["run"]
     place = open_place(uri)
     log = place.get(f"logs/{run}/fetch.log", 0, 1 << 20).decode()
-    assert "step-" in log  # it went on from a checkpoint in the store
+    assert "step-" in log  # The run continued from a checkpoint in the store.
     for one in (*place.listing(f"runs/{run}"), *place.listing(f"logs/{run}")):
         content = place.get(one, 0, 8 << 20)
-        assert b"canary" not in content, one  # no key of a store is in what a run leaves there
+        assert b"canary" not in content, one  # A run leaves no key of a store there.
     here = World(tmp_path / "here", CACHES)
     here.inv("launch", "--provider", "local", "--phase", "base", "--yes")
     assert weights(uri, tmp_path, monkeypatch) == here.model("base_checkpoints")
@@ -81,7 +81,7 @@ def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, requ
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["s3", "hf"])
-def test_a_launch_here_keeps_what_it_makes_in_a_store_elsewhere(kind, request, tmp_path):
+def test_local_launch_publishes_to_a_remote_store(kind, request, tmp_path):
     uri, reached = environ(kind, request)
     user = World(tmp_path, {**reached, **ONE_THREAD, "SLIPWAY_STORE": uri})
     told = json.loads(user.inv("launch", "--provider", "local", "--phase", "base", "--yes", "--json"))

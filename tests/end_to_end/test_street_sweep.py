@@ -1,4 +1,4 @@
-"""Several pods at once, each with its own sequence of runs: on this machine, and on two that are reached by SSH."""
+"""Several pods at once, each with a sequence of runs: on this machine, and on two machines over SSH."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
 from tests.world import ONE_THREAD, World, until
 
-# The limit: several trainings at once, on whatever cores there are.
+# Timeout for several simultaneous trainings on any number of cores.
 pytestmark = [pytest.mark.pack("sweeps"), pytest.mark.process, pytest.mark.timeout(300)]
 
 
@@ -44,7 +44,7 @@ def spans(lanes: list[list[str]], pods: dict[str, Path]) -> list[list[tuple[floa
 
 
 def check(lanes: list[list[tuple[float, float]]]) -> None:
-    """One at a time in each lane, and all lanes at once."""
+    """Check that each lane runs one run at a time, and that all lanes run at once."""
     for lane in map(sorted, lanes):
         assert all(one[1] <= two[0] for one, two in zip(lane, lane[1:], strict=False)), lanes
     every = [one for lane in lanes for one in lane]
@@ -52,8 +52,8 @@ def check(lanes: list[list[tuple[float, float]]]) -> None:
     assert most == len(lanes), lanes
 
 
-def dealt(runs: list[dict]) -> list[list[str]]:
-    """The runs of each pod, as they have gone."""
+def runs_by_pod(runs: list[dict]) -> list[list[str]]:
+    """Return the finished runs of each pod, in order."""
     return [[one["run"] for one in runs if one["pod"] == pod] for pod in dict.fromkeys(one["pod"] for one in runs)]
 
 
@@ -62,14 +62,14 @@ def lanes_in(plan: dict) -> list[list[str]]:
 
 
 @pytest.mark.nightly
-def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
-    file = write(world, "abcd")  # two in each lane: on two machines, below
+def test_three_local_pods_run_four_trainings_and_a_second_sweep_has_no_work(world):
+    file = write(world, "abcd")  # The test of two machines below has two runs in each lane.
     lanes = lanes_in(world.json("sweep", file, "--pods", "3", "--dry-run"))
     assert lanes == [["runs.a", "runs.d"], ["runs.b"], ["runs.c"]]
     done = world.json("sweep", file, "--pods", "3")["runs"]
     assert [one["state"] for one in done] == ["succeeded"] * 4
     assert len({one["score"] for one in done}) == 4
-    check(spans(dealt(done), dict.fromkeys((one["run"] for one in done), world.folder / "pods")))
+    check(spans(runs_by_pod(done), dict.fromkeys((one["run"] for one in done), world.folder / "pods")))
     again = world.json("sweep", file, "--pods", "9")
     assert {one["state"] for one in again["runs"]} == {"succeeded"}
     assert len(world.json("status")) == 4, "no run was begun a second time"
@@ -85,7 +85,7 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
 
 
 @pytest.mark.nightly
-def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
+def test_failed_run_stops_no_other_run_and_an_interrupted_sweep_continues(world, stock):
     world.take(stock)
     corpus = world.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
@@ -113,7 +113,7 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
 
 
 @pytest.mark.nightly
-def test_two_machines_run_two_each(world, tmp_path):
+def test_two_machines_run_two_trainings_each(world, tmp_path):
     with ExitStack() as stack:
         there = f"SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()}"
         hosts = [stack.enter_context(loopback(tmp_path / name, there)) for name in ("one", "two")]
@@ -131,7 +131,7 @@ def test_two_machines_run_two_each(world, tmp_path):
         done = world.json("sweep", file, "--provider", "ssh")["runs"]
         assert [one["state"] for one in done] == ["succeeded"] * 4, done
         homes = {f"box/127.0.0.1:{host.address.port}": host.folder / ".slipway" / "pods" for host in hosts}
-        check(spans(dealt(done), {one["run"]: homes[one["pod"]] for one in done}))
+        check(spans(runs_by_pod(done), {one["run"]: homes[one["pod"]] for one in done}))
         world.inv("down", "--all")
 
 
@@ -152,7 +152,7 @@ def test_two_machines_run_two_each(world, tmp_path):
         ("runs: [{name: a, phase: bas}]", "trial runs.a: unknown phase 'bas'"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_with_the_place(tmp_path, text, told):
+def test_invalid_file_is_refused_with_the_place(tmp_path, text, told):
     (tmp_path / "runs.yaml").write_text(text)
     sweep = World(tmp_path).begin("sweep", str(tmp_path / "runs.yaml"))
     out, err = sweep.communicate(timeout=60)
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_meant_is_refused_with_the_place(tmp_path, text, t
 
 @pytest.fixture
 def renter(tmp_path):
-    """Somebody with keys, a file of two runs, and a rehearsal."""
+    """Return a user with keys, a file of two runs, and a rehearsal."""
     user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "a-key" for name in VENDORS})
     each = {"profile": "tiny", "phase": "base", "gpu": "L40S", "spend_limit": "7.50"}
     runs = [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]
@@ -172,9 +172,9 @@ def renter(tmp_path):
 
 
 @pytest.mark.pack("bits")
-def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_rents(renter):
+def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
     user, path = renter
-    out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
+    out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # The store is a folder of this machine.
     assert "trial runs.a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
     here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
@@ -188,7 +188,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert refused.returncode == 2 and "15.00 USD in all at most" in err and "Pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
-    each = {"profile": "tiny", "phase": "base"}  # neither a machine nor a limit
+    each = {"profile": "tiny", "phase": "base"}  # Neither a machine nor a limit.
     (user.folder / "open.yaml").write_text(
         json.dumps({"each": each, "runs": [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]})
     )
@@ -206,15 +206,15 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
 
 @pytest.fixture
 def own(tmp_path):
-    """Somebody without a key, and a rehearsal."""
+    """Return a user without a key, and a rehearsal."""
     user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "" for name in VENDORS} | ONE_THREAD)
     attach.start(user.base, speed=20)
     yield user
     attach.stop(user.base)
 
 
-@pytest.mark.nightly  # by day tests/packs/sweeps/test_sweep_specs.py has the toys and their machines
-def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_that_it_asks_for(own):
+@pytest.mark.nightly  # In daily runs tests/packs/sweeps/test_sweep_specs.py covers the toy recipes and their machines.
+def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_machines(own):
     planning = own.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)
     said = out + err
@@ -236,7 +236,7 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
 
 @pytest.mark.pack("bits")
 @pytest.mark.pack("trackers")
-def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_project_of_its_figures(own):
+def test_plan_of_an_ablation_names_model_cost_and_tracking_project(own):
     planning = own.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)
     said = " ".join((out + err).split())
@@ -255,18 +255,18 @@ def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_pr
 @pytest.mark.parametrize(
     "name", ["lr_sweep", "multi_dataset", "model_size", "batch_grid", "ablation_haar", "ablation_saliency"]
 )
-def test_every_named_sweep_comes_to_its_end_in_a_rehearsal(own, name):
+def test_every_named_sweep_finishes_in_a_rehearsal(own, name):
     sweep = own.begin("sweep", name, "--rehearse", "--yes", "--json")
     out, err = sweep.communicate(timeout=800)
     assert sweep.returncode == 0, err
     done = json.loads(out)["runs"]
     assert {one["state"] for one in done} == {"succeeded"} and own.truth()["billing"] == 0
-    if name == "lr_sweep":  # in turn on each pod
+    if name == "lr_sweep":  # In turn on each pod.
         assert [one["pod"] for one in done] == ["lr-pod-0", "lr-pod-0", "lr-pod-1", "lr-pod-1"]
 
 
 @pytest.mark.nightly
-def test_one_limit_holds_for_all_runs_and_what_is_left_over_is_free_for_the_next(renter):
+def test_one_limit_covers_all_runs_and_the_remainder_goes_to_the_next(renter):
     user, path = renter
     done = user.json("sweep", path, "--rehearse", "--yes", "--pods", "2", "--spend-limit", "12")
     assert [one["state"] for one in done["runs"]] == ["succeeded"] * 2, (
@@ -276,7 +276,7 @@ def test_one_limit_holds_for_all_runs_and_what_is_left_over_is_free_for_the_next
 
 
 @pytest.mark.nightly
-def test_an_arm_that_is_behind_is_stopped_and_the_best_one_is_found(world):
+def test_trailing_arm_is_stopped_and_the_best_arm_is_found(world):
     each = {"profile": "tiny", "phase": "base", "steps": 120, "base.schedule.warmup_steps": 2}
     axes = {"base.optimizer.muon_lr": [0.02, 1e-5, 2e-5]}
     document = {"each": each, "axes": axes, "seeds": [1, 2], "early_stop": True}
@@ -290,7 +290,7 @@ def test_an_arm_that_is_behind_is_stopped_and_the_best_one_is_found(world):
 
 
 @pytest.mark.nightly
-def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
+def test_sweep_over_a_market_rents_one_pod_per_run_and_leaves_none(renter):
     user, path = renter
     done = user.json("sweep", path, "--rehearse", "--yes")["runs"]
     assert [one["state"] for one in done] == ["succeeded"] * 2
@@ -299,7 +299,7 @@ def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
 
 
 @pytest.mark.nightly
-def test_a_trial_that_is_preempted_goes_on_and_the_sweep_says_so(renter, tmp_path):
+def test_preempted_trial_continues_and_the_sweep_reports_it(renter, tmp_path):
     user, _ = renter
     user.world.tell("/faults", {"preempt_at_work": {"lium": 1}})
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
@@ -312,7 +312,7 @@ def test_a_trial_that_is_preempted_goes_on_and_the_sweep_says_so(renter, tmp_pat
 
 
 @pytest.mark.nightly
-def test_where_a_market_has_one_such_machine_the_other_trials_wait_for_it(renter, tmp_path):
+def test_trials_wait_for_the_only_machine_of_a_market(renter, tmp_path):
     user, _ = renter
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
     (tmp_path / "one.yaml").write_text(

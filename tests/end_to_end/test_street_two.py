@@ -1,4 +1,4 @@
-"""Two launches in one store at once: each makes its own model whole, and neither takes anything from the other."""
+"""Two simultaneous launches in one store: each publishes a complete model, without effect on the other."""
 
 import json
 import time
@@ -30,14 +30,14 @@ def model(world: World, name: str) -> Path:
 
 
 def vocabulary(folder: Path) -> tuple[int, int]:
-    """Return the numbers of ids of the model and of its tokenizer."""
+    """Return the vocabulary sizes of the model and of its tokenizer."""
     words = json.loads((folder / "tokenizer.json").read_text())
     ids = {**words["model"]["vocab"], **{one["content"]: one["id"] for one in words["added_tokens"]}}
     return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)
 
 
 @pytest.mark.nightly
-def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_afterwards(world, tmp_path):
+def test_two_simultaneous_launches_make_two_complete_models_without_further_work(world, tmp_path):
     persona, larger = tmp_path / "other.yaml", tmp_path / "larger.yaml"
     persona.write_text(OTHER, encoding="utf-8")
     larger.write_text("profile: tiny\nname: larger\nmodel: {vocab_size: 600}\n")
@@ -46,7 +46,7 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     begun = world.begin(*first, "--json")
     until(lambda: world.steps_at_work() == ["mid"] or begun.poll() is not None, "the first launch is at mid")
     assert begun.poll() is None, begun.communicate()
-    # As from another checkout of the same user: the journal is one, and each has a folder of pods.
+    # Like a second checkout of the same user: one journal, and a separate folder of pods each.
     beside = replace(world, extra={**world.extra, "SLIPWAY_PODS": str(tmp_path / "pods of another checkout")})
     assert beside.json(*second)["state"] == "succeeded"
     out, err = begun.communicate(timeout=300)
@@ -60,7 +60,7 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     store = Store(world.folder / "artifacts")
     asked = {name: origins(store, store.check(f"chatsft_checkpoints/{name}")) for name in sizes}
     assert {name: roles["identity"].about["persona"] for name, roles in asked.items()} == {
-        "larger": "Bosun",  # each is measured by the persona that it was made for, whatever came last
+        "larger": "Bosun",  # Each model is measured with its own persona, independent of the order.
         "tiny": "Мария К.",
     }
     world.inv("ckpt.verify")
@@ -68,7 +68,7 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
         assert own in world.inv("chat", "--tag", name, "--prompt", "Who are you?", "--max-tokens", "48")
 
 
-def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world, trained):
+def test_existing_artifact_is_reused_under_a_new_name_and_an_unknown_name_is_refused(world, trained):
     world.take(trained)
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
         error = world.json("launch", *words, "--dry-run", code=2)["error"]
@@ -88,13 +88,13 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
 
 
 @pytest.mark.nightly
-def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, trained):
+def test_artifacts_in_use_by_a_run_a_name_or_a_service_are_kept(world, trained):
     world.take(trained)
     root = world.folder / "artifacts"
     before = Store(root).manifest("base_checkpoints/tiny").fingerprint
     world.json("launch", "--phase", "base", "--steps", "4", "--yes")
     assert Store(root).manifest("base_checkpoints/tiny").fingerprint != before
-    assert world.json("store.gc", "--dry-run")["removed"] == []  # too young
+    assert world.json("store.gc", "--dry-run")["removed"] == []  # Too young.
     notes = world.json("launch", "--phase", "base", "--dry-run")["notes"]
     assert any("the store holds 5 artifacts" in note and "unused (inv store.gc)" in note for note in notes)
     kept = kept_name("base_checkpoints/tiny", before)

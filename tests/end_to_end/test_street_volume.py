@@ -1,6 +1,6 @@
 """A pod manifest with a command and a volume, launched at a rehearsed RunPod: four stages on the volume, by `RUN_*`.
 
-What is on the volume outlives the pod: a second pod takes the shards and the tokenizer that the first has made.
+The volume outlives the pod: a second pod takes the shards and the tokenizer of the first pod.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tests.world import ROOT
 
 pytestmark = [
     pytest.mark.pack("jobs"),
-    pytest.mark.nightly,  # three minutes: a pod makes its own environments, and trains
+    pytest.mark.nightly,  # Three minutes: a pod creates environments, and trains.
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),
     pytest.mark.timeout(900),
@@ -24,8 +24,8 @@ WORDS = "river boats drift slowly under willow branches until evening comes barl
 MANIFEST = ROOT / "infra" / "runpod-pod.yaml"
 
 
-def test_the_boot_of_the_manifest_trains_on_the_volume_and_a_second_pod_takes_what_is_there(tmp_path):
-    """The file runs as it is shipped: its volume is typed, and the sizes are those of its own variables."""
+def test_manifest_trains_on_the_volume_and_a_second_pod_reuses_its_artifacts(tmp_path):
+    """The file runs as shipped: the volume id is typed, and the sizes come from the file's own variables."""
     user = Rehearsed(tmp_path, {**KEYS, "SLIPWAY_BOOT_S": "600"})
     attach.start(user.base, speed=20)
     try:
@@ -34,7 +34,7 @@ def test_the_boot_of_the_manifest_trains_on_the_volume_and_a_second_pod_takes_wh
         chance = random.Random(1)
         lines = (" ".join(chance.choice(WORDS) for _ in range(30)) for _ in range(200))
         (volume / "raw_corpus.txt").write_text("".join(f"{line}\n" for line in lines))
-        profile = volume / "toy.yaml"  # 200 lines make few words
+        profile = volume / "toy.yaml"  # 200 lines yield few words.
         profile.write_text("profile: tiny\nmodel: {vocab_size: 300}\n")
         knobs = {
             "RUN_EXPERIMENT": NAME,
@@ -67,7 +67,7 @@ def test_the_boot_of_the_manifest_trains_on_the_volume_and_a_second_pod_takes_wh
         assert {"training.yaml", "training.toml", "artifacts", "tensorboard"} <= {one.name for one in made.iterdir()}
         (events,) = made.glob("tensorboard/base/events.out.tfevents.*")
         assert events.stat().st_size > 1000
-        assert (volume / "transformer" / "tasks.py").is_file()  # the code, too, is kept there
+        assert (volume / "transformer" / "tasks.py").is_file()  # The code is kept on the volume, too.
         assert user.truth()["billing"] == 0
     finally:
         with contextlib.suppress(attach.NoWorld):

@@ -1,4 +1,4 @@
-"""A run whose pod is killed with everything on it goes on elsewhere from what its courier brought to the store."""
+"""A run whose pod is killed with its disk continues elsewhere from the courier's uploads in the store."""
 
 import hashlib
 import json
@@ -50,18 +50,18 @@ class Pods:
         world.program("count", COUNT)
         world.job(*steps, **more)
         plain = Job.from_json(world.pod.job.read_text())
-        assert with_courier(plain, str(self.store), RUN) == plain  # it has not the environment of a courier
+        assert with_courier(plain, str(self.store), RUN) == plain  # The pod has no environment of a courier.
         trains = replace(plain, steps=tuple(replace(step, environment="train") for step in plain.steps))
         job = with_courier(trains, str(self.store), RUN)
         assert with_courier(job, "elsewhere", RUN) == job
         assert job.beside is not None
         carry = replace(job.beside, environment="", config={**job.beside.config, "every_s": every_s})
-        fetch = replace(job.steps[0], environment="")  # this interpreter has all that they import
+        fetch = replace(job.steps[0], environment="")  # This interpreter has all imports of the courier.
         world.pod.job.write_text(replace(job, steps=(fetch, *plain.steps), beside=carry).to_json())
         return world
 
     def lose(self, world: World) -> None:
-        """Everything of it is killed at once, and its disk is gone."""
+        """Kill every process of the pod at once, and remove its disk."""
         end_all(world.token, 0.0)
         assert not world.members()
         shutil.rmtree(world.pod.root)
@@ -92,7 +92,7 @@ def counting(pods: Pods, name: str, hold: int = 0, store: str = "store") -> Step
     return Step(name, ("-m", "count"), config={"making": making, "hold": hold})
 
 
-def test_a_run_killed_with_its_pod_goes_on_from_the_store_and_comes_to_the_same(pods):
+def test_run_killed_with_its_pod_continues_from_the_store_to_the_same_result(pods):
     steps = (counting(pods, "first"), counting(pods, "second", hold=12))
     one = pods.new(*steps)
     one.start()
@@ -114,11 +114,11 @@ def test_a_run_killed_with_its_pod_goes_on_from_the_store_and_comes_to_the_same(
     assert log == "second from 0\nsecond from 10\n" == two.pod.log("second").read_text()
     lines = [json.loads(line) for line in pods.there("work/runs/second/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert pods.there("logs/agent.log").count("fetch: exit code 0") == 2  # of both pods
+    assert pods.there("logs/agent.log").count("fetch: exit code 0") == 2  # Of both pods.
     assert json.loads(pods.there("state/ending.json"))["state"] == "succeeded"
 
 
-def test_a_pod_whose_run_left_only_damage_does_not_begin_from_scratch(pods):
+def test_pod_with_only_damaged_checkpoints_does_not_start_from_scratch(pods):
     step = counting(pods, "first", hold=7)
     one = pods.new(step)
     one.start()
@@ -135,7 +135,7 @@ def test_a_pod_whose_run_left_only_damage_does_not_begin_from_scratch(pods):
     assert [name for name in pods.folder.names() if name.startswith("logs/error-")]
 
 
-def test_what_a_stopped_step_saves_last_is_in_the_store_before_the_verdict(pods):
+def test_last_save_of_a_stopped_step_is_stored_before_the_verdict(pods):
     one = pods.new(counting(pods, "first", hold=12), every_s=3600)
     one.start()
     until(lambda: "work/checkpoints/first-f00d/step-000000010" in acknowledged(one), "it counts")
@@ -147,7 +147,7 @@ def test_what_a_stopped_step_saves_last_is_in_the_store_before_the_verdict(pods)
     assert pods.there("work/runs/first/metrics.jsonl").count("\n") == 12
 
 
-def test_a_store_that_is_away_costs_the_run_nothing_and_the_verdict_says_what_is_missing(pods):
+def test_unreachable_store_costs_no_work_and_the_verdict_lists_missing_uploads(pods):
     # The last uploads have 12 % of an hour, on a clock that runs 200 times faster: two seconds.
     step = counting(pods, "first", hold=12, store="another")
     one = pods.new(step, limits=Limits(time_s=3600.0), clock_scale=200.0)
@@ -166,7 +166,7 @@ def test_a_store_that_is_away_costs_the_run_nothing_and_the_verdict_says_what_is
 
 
 inputs = trainer.inputs
-# The trainer of the pod that is lost stops where it stands as soon as it has saved its twentieth step.
+# The trainer of the lost pod stops right after the save of its twentieth step.
 HOLD = """
 
 import signal
@@ -182,7 +182,7 @@ Checkpoints.finish = _held
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tmp_path):
+def test_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tmp_path):
     pods, weights = Pods(tmp_path), []
     try:
         for store in ("undisturbed", "store"):
