@@ -1,4 +1,4 @@
-"""A hostile program on a rented pod that tries to reach the laptop's files, keys and code execution, over a real sshd."""
+"""A hostile program on a rented pod that attacks the laptop's files, keys and code execution, over a real sshd."""
 
 import json
 import secrets

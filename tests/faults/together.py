@@ -28,7 +28,7 @@ from serve.load import LoadTest
 from tests import seeds
 from tests.end_to_end.services import PROBE, Traffic
 from tests.end_to_end.services import say as ask
-from tests.packs.control_host.host_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.packs.control_host.host_site import GPU, ControlBed, Wrong, chance_of, control_bed, kill, say, wait
 
 SPEED = 20.0
 TOKENS = 8
@@ -55,7 +55,7 @@ VICTIMS = {
 
 @dataclass
 class Rig:
-    site: Site
+    site: ControlBed
     seed: int
     kills: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -223,19 +223,19 @@ class Rig:
     def judge(self, name: str) -> None:
         """Judge the runs. Raise Wrong for a lost run, or for a run with two concurrent processes."""
         rows = self.site.rows(run=name)
-        if self.site.said(name, "twice"):
+        if self.site.event_count(name, "twice"):
             raise Wrong(f"{name}: two worked on it at the same time")
         if not rows:
             return self.count("never begun")
         recoveries = max(one.recoveries for one in rows)
         self.counts["recoveries"] += recoveries
-        if "succeeded" in (rows[-1].outcome, self.site.said_last(name)):
-            if not self.site.said(name, "done"):
+        if "succeeded" in (rows[-1].outcome, self.site.verdict(name)):
+            if not self.site.event_count(name, "done"):
                 raise Wrong(f"{name} is called succeeded, and its work was never done")
             return self.count("runs succeeded")
         if not self.site.was_handed_over(name):
             return self.count("runs cut off before the hand-over")
-        if CRASH_LOOP in self.site.said_last(name, "reason"):
+        if CRASH_LOOP in self.site.verdict(name, "reason"):
             return self.count("runs given up after 5 agents in 10 minutes")
         if recoveries >= MOST_RECOVERIES:
             return self.count("runs given up after 5 recoveries")
@@ -254,7 +254,7 @@ class Rig:
                 raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         done = Counter(op.run for one in trials for op in self.site.rows(run=one) if op.outcome == "succeeded")
         # A machine may vanish after the last report of a run, before a process reads it: the sweep finds the artifact.
-        told = {one for one in trials if self.site.said_last(one) == "succeeded"}
+        told = {one for one in trials if self.site.verdict(one) == "succeeded"}
         if max(done.values(), default=0) > 1 or {*done} | told != {*trials}:
             raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         self.counts["trials succeeded"] += len(trials)
@@ -307,7 +307,7 @@ def main() -> int:
     words = parser.parse_args()
     until = time.monotonic() + words.most_s
     folder = Path(tempfile.mkdtemp(prefix="together-"))
-    with site(folder, SPEED) as here:
+    with control_bed(folder, SPEED) as here:
         rig = Rig(here, seeds.seed() if words.seed is None else words.seed)
         try:
             rig.go(words.kills, until)

@@ -1,4 +1,4 @@
-"""The tests of a pack are collected where its folder is there; those of the whole set where all folders are."""
+"""Collect the tests of a pack only with the pack's folder, and the tests of the whole set only with all folders."""
 
 from store import packs
 

@@ -1,4 +1,4 @@
-"""The words of all packs, and each pack's page of reference, are as the generator writes them."""
+"""The words of all packs, and each pack's reference page, equal the generator's output."""
 
 import ast
 import re
@@ -17,19 +17,19 @@ from trainer.records.model_formats import ModelFormat
 from trainer.records.phase_registry import phases_sized
 
 
-def test_the_index_holds_the_words_of_every_pack():
+def test_index_holds_the_words_of_every_pack():
     written = packs.INDEX.read_text(encoding="utf-8")
     assert written == packs_index.index_text(tasks.namespace), "run: python -m scripts.project.reference write"
 
 
-def test_every_pack_has_a_page_of_reference_and_one_by_hand():
+def test_every_pack_has_a_reference_page_and_a_readme():
     for path, text in reference.pack_pages().items():
         assert path.read_text(encoding="utf-8") == text, "run: python -m scripts.project.reference write"
         assert 5 < len((path.parent / "README.md").read_text(encoding="utf-8").splitlines()) < 120
 
 
 @pytest.mark.parametrize("name", packs.installed())
-def test_every_text_of_a_record_names_an_attribute_that_is_there(name):
+def test_every_attribute_named_in_a_record_exists(name):
     path = packs.FOLDER / name / "pack.py"
     texts = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
     places = [one for one in texts if isinstance(one, str) and re.fullmatch(r"packs(\.\w+)+:\w+", one)]
@@ -50,7 +50,7 @@ def test_every_entry_of_a_pack_can_be_imported():
             assert callable(packs.load(found.convert)) and callable(packs.load(found.convert_tokenizer)), name
 
 
-def test_the_sizes_of_a_phase_are_flags_of_a_launch_and_settings_of_its_pack():
+def test_sizes_of_a_phase_are_flags_of_a_launch_and_settings_of_its_pack():
     flags = {one.name for record in phase_flags() for one in flags_of(record)}
     assert flags == {*phases_sized()} == {*packs.words("sizes")}
     for name, pack in packs.installed().items():
@@ -58,7 +58,7 @@ def test_the_sizes_of_a_phase_are_flags_of_a_launch_and_settings_of_its_pack():
         assert sizes <= {one.name for one in (table(packs.load(pack.settings)) if pack.settings else ())}, name
 
 
-def test_flags_that_a_pack_adds_to_a_command_have_names_of_their_own_and_a_place_in_its_record():
+def test_flags_that_a_pack_adds_have_unique_names_and_a_place_in_the_record():
     for name, pack in packs.installed().items():
         for command, where in pack.command_flags.items():
             task, added = tasks.namespace[command], {one.name for one in flags_of(packs.load(where))}

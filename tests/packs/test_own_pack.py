@@ -1,4 +1,4 @@
-"""A pack of the user: a folder that is copied into `packs/`, and that no list of Slipway's names."""
+"""A user's pack: a folder copied into `packs/`, which no list of Slipway names."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ def failed(world: Apart, *words: str) -> str:
     return err
 
 
-def test_a_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
+def test_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
     checkout, world = clone(tmp_path / "checkout"), Apart(tmp_path, {"DESK_CONTACT": ""})
     pack = checkout / "packs" / "desk"
     shutil.copytree(ROOT / "examples" / "own" / "desk", pack)

@@ -1,4 +1,4 @@
-"""The worlds in which phases are trained, as for the phases of the core."""
+"""Fixtures for the training of phases, shared with the tests of the core's phases."""
 
 from tests.trainer.conftest import inputs as inputs
 from tests.trainer.conftest import one_thread as one_thread

@@ -1,4 +1,4 @@
-"""Published models of 1.58 bits, in the layouts of 1bitLLM and Microsoft, against transformers."""
+"""Published models of 1.58 bits, in the layouts of 1bitLLM and Microsoft, compared with transformers."""
 
 import json
 from dataclasses import replace
@@ -60,8 +60,8 @@ MICROSOFT = {
 OF_1BITLLM = {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"}
 
 
-def theirs_of(raw: dict[str, Any]) -> nn.Module:
-    """Return transformers' model for a layout, random, with the layers of its quantiser."""
+def transformers_model(raw: dict[str, Any]) -> nn.Module:
+    """Return a random model of transformers for a layout, with the linear layers of the layout's quantiser."""
     from transformers import AutoModelForCausalLM, BitNetConfig, LlamaConfig
     from transformers.integrations.bitnet import replace_with_bitnet_linear
     from transformers.utils.quantization_config import BitNetQuantConfig
@@ -74,7 +74,7 @@ def theirs_of(raw: dict[str, Any]) -> nn.Module:
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for name, one in model.named_parameters():  # norms and matrices of a trained model, not those of its first step
+        for name, one in model.named_parameters():  # Norms and matrices of a trained model, not of its first step.
             one.copy_(torch.rand_like(one) + 0.5 if "norm" in name else torch.randn_like(one) * 0.3)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     quant = BitNetQuantConfig(**{name: one for name, one in how.items() if name != "modules_to_not_convert"})
@@ -88,7 +88,7 @@ def theirs_of(raw: dict[str, Any]) -> nn.Module:
         strict=False,
     )
     model.tie_weights()
-    model.model.rotary_emb.__init__(model.config)  # its buffers were on no device
+    model.model.rotary_emb.__init__(model.config)  # The buffers were on no device.
     return model.eval()
 
 
@@ -109,7 +109,7 @@ def folder_of(raw: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> 
 
 
 def rounded(model: nn.Module, divides: bool) -> dict[str, Tensor]:
-    """Return the tensors of a published folder of symbols, and put them into the model; scales are anyone's."""
+    """Return the tensors of a published folder of symbols with random scales, and load the symbols into the model."""
     from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 
     tensors = dict(model.state_dict())
@@ -119,7 +119,7 @@ def rounded(model: nn.Module, divides: bool) -> dict[str, Tensor]:
             continue
         symbols = torch.randint(-1, 2, (layer.out_features, layer.in_features), generator=numbers).float()
         scale = (torch.rand(1, generator=numbers) * 0.1 + 0.01).bfloat16().float()
-        packed_ = pack_weights(symbols.clone())  # it adds 1 in place
+        packed_ = pack_weights(symbols.clone())  # The unpacking adds 1 in place.
         assert torch.equal(packed_, pack(symbols)) and torch.equal(unpack(packed_), symbols)
         tensors |= {f"{name}.weight": packed_, f"{name}.weight_scale": (1 / scale if divides else scale)}
         layer.weight.data = packed_ if isinstance(layer, BitLinear) else symbols
@@ -129,14 +129,14 @@ def rounded(model: nn.Module, divides: bool) -> dict[str, Tensor]:
 
 def same(found: Tensor, wanted: Tensor) -> None:
     apart = (found - wanted).abs()
-    # the last bit may round an activation to its other neighbour
+    # The last bit may round an activation to the neighbouring value.
     assert apart.median() < 1e-4 * wanted.std() and apart.max() < 0.05 * wanted.std(), (apart.median(), apart.max())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("raw", [ONE_BIT_LLM, MICROSOFT], ids=["1bitLLM", "microsoft"])
-def test_masters_of_both_layouts_give_the_logits_of_transformers(raw, tmp_path):
-    theirs = theirs_of(raw)
+def test_master_weights_of_both_layouts_give_the_logits_of_transformers(raw, tmp_path):
+    theirs = transformers_model(raw)
     tensors = dict(theirs.state_dict())
     if raw is ONE_BIT_LLM:
         tensors = {
@@ -155,9 +155,9 @@ def test_masters_of_both_layouts_give_the_logits_of_transformers(raw, tmp_path):
 def test_stored_symbols_and_scales_give_the_logits_of_transformers(linear, tmp_path):
     how = {"linear_class": linear, "quantization_mode": "offline", "quant_method": "bitnet"}
     raw = {**MICROSOFT, "quantization_config": how}
-    if linear == "bitlinear":  # as the ternary Llama 3 of the hub: without SubLN
+    if linear == "bitlinear":  # Like the ternary Llama 3 of the hub: without SubLN.
         raw |= {"model_type": "llama", "hidden_act": "silu", "architectures": ["LlamaForCausalLM"]}
-    theirs = theirs_of(raw)
+    theirs = transformers_model(raw)
     tensors = rounded(theirs, divides=linear == "bitlinear")
     model = export.read(folder_of(raw, tensors, tmp_path / "hf")).eval()
     with torch.no_grad():
@@ -169,13 +169,13 @@ def test_stored_symbols_and_scales_give_the_logits_of_transformers(linear, tmp_p
 
 
 @pytest.mark.slow
-def test_a_model_of_gated_relu2_goes_out_as_transformers_reads_it(inputs, tmp_path):
-    theirs = theirs_of(MICROSOFT)
+def test_model_of_gated_relu2_is_exported_in_the_format_of_transformers(inputs, tmp_path):
+    theirs = transformers_model(MICROSOFT)
     came = export.read(folder_of(MICROSOFT, dict(theirs.state_dict()), tmp_path / "hf")).eval()
     export.write(tmp_path / "out", came.config, came.state_dict(), inputs[0] / "tokenizer")
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (said["model_type"], said["hidden_act"]) == ("bitnet", "relu2")
-    again = theirs_of({**said, "model_type": "bitnet"})
+    again = transformers_model({**said, "model_type": "bitnet"})
     again.load_state_dict(export.read(tmp_path / "out").state_dict(), strict=False)
     again.tie_weights()
     same(logits_of(again), logits_of(theirs))
@@ -184,7 +184,7 @@ def test_a_model_of_gated_relu2_goes_out_as_transformers_reads_it(inputs, tmp_pa
         same(export.read(tmp_path / "packed").eval()(IDS), came(IDS))
 
 
-def test_masters_round_to_what_they_were_made_of():
+def test_master_weights_round_to_the_symbols_that_they_were_made_from():
     symbols = torch.tensor([[1.0, 0.0, -1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     found, scale = ternary(masters(symbols, 0.037))
     assert torch.equal(found, symbols) and scale.item() == pytest.approx(0.037, rel=1e-6)
@@ -208,16 +208,16 @@ def test_masters_round_to_what_they_were_made_of():
         ({"model.layers.0.mlp.up_proj.weight": torch.ones((23, 64), dtype=torch.uint8)}, r"is \(92, 64\) instead"),
     ],
 )
-def test_symbols_that_cannot_be_are_refused_in_words(change, said, tmp_path):
+def test_invalid_symbols_are_refused_with_a_reason(change, said, tmp_path):
     how = {**MICROSOFT["quantization_config"], "quantization_mode": "offline"}
     raw = {**MICROSOFT, "quantization_config": how}
-    tensors = {**rounded(theirs_of(raw), divides=False), **change}
+    tensors = {**rounded(transformers_model(raw), divides=False), **change}
     folder = folder_of(raw, {name: one for name, one in tensors.items() if one is not None}, tmp_path / "hf")
     with pytest.raises(Refused, match=said):
         export.read(folder)
 
 
-def test_other_bits_of_that_layout_are_refused(tmp_path):
+def test_other_bit_widths_of_the_layout_are_refused(tmp_path):
     folder = folder_of({**ONE_BIT_LLM, "weight_bits": 4}, {"a": torch.ones(1)}, tmp_path / "hf")
     with pytest.raises(Refused, match="weight_bits is 4; this decoder has 1"):
         export.read_config(folder)

@@ -1,4 +1,4 @@
-"""A ternary model and its teacher, both cut over processes, lose what they lose in one."""
+"""A ternary model and its teacher, both sharded over processes, have the losses of one process."""
 
 import json
 from dataclasses import replace
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.process
 ALL_OF_IT = BitsConfig(
     warmup_steps=3, nats=0.5, divergence=0.5, layers=0.5, relations=10.0, relation_heads=8, saliency=0.2
 )
-NEAR = 1e-3  # relative, of the first steps
-FAR = 0.1  # of later ones: gradients are summed in another order, and the last bit may round a weight otherwise
+NEAR = 1e-3  # Relative, of the first steps.
+FAR = 0.1  # Of later steps: gradients are summed in a different order, and the last bit may round a weight differently.
 
 
 def teacher(ranks: Ranks, parallel: str) -> Decoder:
-    """Return a teacher made like that of `PhaseRun.frozen`."""
+    """Return a teacher made like `PhaseRun.frozen`."""
     model = whole = Decoder(ODD)
     initialise(whole, 3)
     if parallel != "ddp" and ranks.size > 1:
@@ -52,7 +52,7 @@ def losses(folder: Path, size: int, parallel: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_distil_what_one_distils(tmp_path):
+def test_two_processes_distil_like_one(tmp_path):
     alone, both = losses(tmp_path / "one", 1, "ddp"), losses(tmp_path / "two", 2, "fsdp")
     for name in ("loss", "nats", "divergence", "layers", "relations", "rounded"):
         ours, theirs = ([step[name] for step in steps] for steps in (both, alone))

@@ -1,4 +1,4 @@
-"""A model of full precision in the shape of one of 1.58 bits, before anything has trained it."""
+"""A full-precision model converted to the 1.58-bit architecture, before any training."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from trainer.model.decoder import Decoder, initialise
 
 @pytest.fixture
 def before():
-    """A model whose layers do something, none of it of size one."""
+    """Return a model with non-zero layers of varied scale."""
     model = Decoder(TINY)
     initialise(model, 3)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def before():
     return model
 
 
-def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(before):
+def test_new_norms_keep_the_scale_of_the_inputs_of_matrices(before):
     shape = replace(TINY, sub_norm=True)
     model = converted(before, shape, torch.float32)
     weights = model.state_dict()
@@ -38,7 +38,7 @@ def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(bef
             found[f"{name} says"] = block(ids)
         hook.remove()
     sizes = {name: float(found[name].square().mean(dim=-1).sqrt().mean()) for name in ("before", "model")}
-    assert sizes["before"] < 0.5  # with a gain of one it would be one
+    assert sizes["before"] < 0.5  # A gain of one would give one.
     assert sizes["model"] == pytest.approx(sizes["before"], rel=0.15)
     with torch.no_grad():
         for name, one in model.named_parameters():
@@ -49,7 +49,7 @@ def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(bef
     assert near < far / 4
 
 
-def test_a_norm_is_never_switched_off_by_what_cannot_be_measured(before):
+def test_unmeasurable_input_never_disables_a_norm(before):
     with torch.no_grad():
         before.get_parameter("model.layers.0.self_attn.v_proj.weight").zero_()
         before.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
@@ -58,6 +58,6 @@ def test_a_norm_is_never_switched_off_by_what_cannot_be_measured(before):
     assert 0 < sizes["model.layers.0.mlp.down_proj"] < 1
     shape = replace(TINY, sub_norm=True)
     once = converted(before, shape, torch.float32)
-    twice = converted(once, shape, torch.float32)  # norms that were there stay as they are
+    twice = converted(once, shape, torch.float32)  # Existing norms keep their gains.
     gains = [one.get_parameter("model.layers.0.mlp.ffn_sub_norm.weight")[0].item() for one in (once, twice)]
     assert gains == pytest.approx([sizes["model.layers.0.mlp.down_proj"]] * 2)

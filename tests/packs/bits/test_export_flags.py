@@ -1,4 +1,4 @@
-"""Exports and chats by llama.cpp: what cannot be a GGUF file is refused before anything is made for it."""
+"""Exports and chats with llama.cpp: models without a GGUF form are refused before any work."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ BITNET = ModelConfig(vocab_size=320, hidden_size=256, intermediate_size=704, num
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a function that writes the config of a model, and returns its folder; the store is empty."""
+    """Return a function that writes a model config and returns its folder; the store is empty."""
     monkeypatch.setenv("SLIPWAY_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SLIPWAY_ENVIRONMENTS", str(tmp_path / "environments"))
 
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     assert not (tmp_path / "environments").exists()
 
 
-def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_what_fits(folder):
+def test_shape_without_a_gguf_type_is_refused_with_the_nearest_fitting_shape(folder):
     model = folder(BITNET)
     said = r"model cannot become a GGUF file of tq2_0: .*intermediate_size 704 .nearest: 768.*; "
     with pytest.raises(UsageError, match=said + "these types fit: --gguf-type q8_0 or f16 or bf16 or f32"):
@@ -42,13 +42,13 @@ def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_wh
 
 
 @pytest.mark.pack("blocks")
-def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
+def test_model_without_a_gguf_type_uses_the_default_engine(folder):
     model = folder(replace(BITNET, ternary=None, sub_norm=False, blocks=BlocksConfig(mask_id=300)))
     with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not support; leave out --bits gguf"):
         export.export.work(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
 
 
-def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
+def test_foreign_tokenizer_is_refused_with_a_reason(folder):
     model = folder(replace(BITNET, intermediate_size=768))
     Path(model, "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(
@@ -73,6 +73,6 @@ def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
         ({"bits": "hf"}, "--out is missing"),
     ],
 )
-def test_flags_that_mean_nothing_together_are_refused(flags, said):
+def test_conflicting_flags_are_refused(flags, said):
     with pytest.raises(UsageError, match=said):
         export.export.work(ExportFlags(**flags))

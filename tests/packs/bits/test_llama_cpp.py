@@ -1,4 +1,4 @@
-"""GGUF files of ternary models in llama.cpp itself, beside our own decoder."""
+"""GGUF files of ternary models in llama.cpp, compared with Slipway's decoder."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def say(python: Path, *words: object) -> str:
 
 
 @pytest.mark.parametrize("config", [BITNET, LLAMA, QWEN3], ids=["bitnet", "llama", "qwen3"])
-def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python, inputs, tmp_path):
+def test_llama_cpp_gives_the_next_token_probabilities_of_our_decoder(config, python, inputs, tmp_path):
     model = random_model(config).eval()
     export.write(tmp_path / "hf", config, model.state_dict(), inputs[0] / "tokenizer")
     with torch.no_grad():
@@ -71,14 +71,14 @@ def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python,
         said = say(python, "tests/programs/llama_logits.py", file, 256, *IDS[0].tolist())
         theirs = torch.tensor(json.loads(said.splitlines()[-1]))
         assert len(theirs) == 320
-        assert (ours.exp() * (ours - theirs)).sum() < most  # it rounds activations in blocks, or not at all
+        assert (ours.exp() * (ours - theirs)).sum() < most  # llama.cpp rounds activations in blocks, or not at all.
         assert theirs.argmax() in ours.topk(2).indices
     assert file.stat().st_size < 0.2 * (tmp_path / "f32.gguf").stat().st_size
     rates = say(python, "-m", "bench.bits", "--one", file, "--tokenizer", tmp_path, "--new", 8)
     assert min(json.loads(rates.splitlines()[-1])) > 0
 
 
-def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_does(python, inputs, tmp_path):
+def test_two_replicas_create_the_file_once_and_answer_like_our_decoder(python, inputs, tmp_path):
     words = tokenizers.load(inputs[0] / "tokenizer")
     config = replace(BITNET, vocab_size=words.vocab_size)
     export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
@@ -103,12 +103,12 @@ def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_do
             url = f"{urls[number % 2]}/v1/chat/completions"
             return httpx.post(url, json={**body, **more}, headers=head, timeout=100)
 
-        with ThreadPoolExecutor(6) as pool:  # several at once to each
+        with ThreadPoolExecutor(6) as pool:  # Several requests at once to each replica.
             found = list(pool.map(post, range(6)))
         texts = {one.json()["choices"][0]["message"]["content"] for one in found}
         assert len(texts) == 1 and found[0].json()["usage"]["completion_tokens"] > 0
         ours = words.decode(list(generate.stream(random_model(config).eval(), prompt(ask, words), set(words.stops), 4)))
-        # Half a letter is left out there and marked here; later ones hang on how activations are rounded.
+        # llama.cpp omits incomplete characters, Slipway marks them; later tokens depend on the rounding of activations.
         assert texts.pop().strip("\ufffd").startswith(ours.strip("\ufffd")[:3])
         assert httpx.post(f"{urls[0]}/v1/chat/completions", json=body).status_code == 401
         streamed = post(0, stream=True)
@@ -119,7 +119,7 @@ def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_do
             one.wait()
 
 
-def test_a_model_that_cannot_be_such_a_file_is_refused_in_words(python, inputs, tmp_path):
+def test_model_without_a_gguf_form_is_refused_with_a_reason(python, inputs, tmp_path):
     config = replace(BITNET, intermediate_size=704)
     export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
     words = [str(python), "-m", "trainer.engines", "export", "--model", str(tmp_path / "hf"), "--out", "x.gguf"]

@@ -1,4 +1,4 @@
-"""The default engine of a model where nobody names one, and engines that cannot compute with it."""
+"""The default engine of a model when the user names none, and engines that cannot run the model."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def version(tmp_path):
         *((one, "torch") for one in IN_BLOCKS),
     ],
 )
-def test_a_model_that_only_some_engines_take_is_given_to_one_of_them(version, config, engine):
+def test_model_gets_an_engine_that_supports_it(version, config, engine):
     told = []
     assert that_computes(version(config), False, told.append).engine == engine
     assert bool(told) == (engine == "torch" and config.blocks is None)
@@ -57,19 +57,19 @@ def test_a_model_that_only_some_engines_take_is_given_to_one_of_them(version, co
         (replace(SMOKE, logit_softcap=30.0), "capped logits.*--engine vllm"),
     ],
 )
-def test_a_shape_that_llama_cpp_does_not_know_is_refused_before_a_replica_is_begun(version, config, said):
+def test_shape_unknown_to_llama_cpp_is_refused_before_a_replica_starts(version, config, said):
     with pytest.raises(UsageError, match=said):
         that_computes(version(config, "llama.cpp"), True, print)
     assert that_computes(version(config, "torch"), True, print).engine == "torch"
 
 
 @pytest.mark.pack("blocks")
-def test_a_model_that_decodes_in_blocks_is_refused_by_llama_cpp(version):
+def test_block_decoding_model_is_refused_by_llama_cpp(version):
     with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch supports"):
         version(replace(BITS, blocks=BlocksConfig(mask_id=5)), "llama.cpp")
 
 
-def test_a_tokenizer_that_is_not_ours_is_no_gguf_file(version, tmp_path):
+def test_foreign_tokenizer_has_no_gguf_form(version, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert that_computes(version(BITS), False, print).engine == "torch"
     with pytest.raises(UsageError, match="the GGUF export writes Slipway's own tokenizers only.*; --engine torch"):

@@ -1,4 +1,4 @@
-"""The stages of 1.58 bits as they run: from base to talk, killed and resumed, refused before anything is trained."""
+"""The 1.58-bit stages as programs: from base to chat, killed and resumed, refused before training."""
 
 import json
 import signal
@@ -40,14 +40,14 @@ def stage(phase: str, **changes):
 
 @pytest.fixture
 def converted(world, monkeypatch):
-    """A world with a base model, and what bits1 made of it."""
+    """Return a world with a base model, and the artifact of bits1."""
     assert run(world, monkeypatch, "base", tiny(model=PLAIN, steps=30)) == 0
     assert run(world, monkeypatch, "bits1", stage("bits1"), world.making("bits1", base=given("base"))) == 0
     return world
 
 
 @pytest.mark.slow
-def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took(converted, monkeypatch, capfd):
+def test_conversion_keeps_every_weight_and_the_stages_recover_the_rounding_loss(converted, monkeypatch, capfd):
     world, about = converted, {}
     tensors = {
         name: open_final(world.store / f"{name}_checkpoints/tiny").tensors("model") for name in ("base", "bits1")
@@ -85,7 +85,7 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
+def test_killed_stage_resumes_to_the_same_bits(converted):
     world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
     inputs = {"bits1": given("bits1"), "teacher": given("base")}
     config, keeping = stage("bits1.9", bits=bits, steps=40, micro_rows=4), replace(OFTEN, save_every=5)
@@ -113,12 +113,12 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
         ({"phase": "bits1", "steps": 3}, "so steps must be 0"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_as_a_recipe(change, said):
+def test_untrainable_recipe_is_refused(change, said):
     with pytest.raises(ConfigError, match=said):
         stage(**{"phase": "bits3", **change})
 
 
-def test_a_teacher_of_another_shape_is_refused_and_the_schedule_follows_the_steps():
+def test_teacher_of_a_different_shape_is_refused_and_the_schedule_follows_the_steps():
     student, teacher = Decoder(STUDENT), Decoder(replace(PLAIN, vocab_size=400))
     with pytest.raises(Refused, match="vocab_size is 400, but the student's is 320"):
         Bits(DISTILLED, 10, student, teacher)
@@ -131,7 +131,7 @@ def test_a_teacher_of_another_shape_is_refused_and_the_schedule_follows_the_step
 
 @pytest.mark.parametrize("bits", [LAYERWISE, DISTILLED, BitsConfig(warmup_steps=4, saliency=0.2)])
 @pytest.mark.parametrize("in_documents", [False, True])
-def test_no_loss_of_a_stage_asks_the_device_for_anything(bits, in_documents):
+def test_losses_of_a_stage_never_wait_for_the_device(bits, in_documents):
     model, teacher = Decoder(STUDENT), Decoder(PLAIN) if bits.has_teacher else None
     ids = np.arange(64).reshape(2, 32) % STUDENT.vocab_size
     batch = {"ids": ids, "targets": np.where(ids % 3 == 0, -1, np.roll(ids, -1, 1))}
@@ -146,8 +146,8 @@ def test_no_loss_of_a_stage_asks_the_device_for_anything(bits, in_documents):
 
 
 @pytest.mark.slow
-def test_what_changes_from_step_to_step_compiles_nothing_again():
-    """Blocks that are captured from, too: all layers and all steps are one graph."""
+def test_values_that_change_per_step_cause_no_recompilation():
+    """Blocks with captured activations, too: all layers and all steps share one graph."""
     bits = replace(LAYERWISE, warmup_steps=4, saliency=0.2, layer_weights="uniform")
     model, teacher = Decoder(STUDENT), Decoder(PLAIN).requires_grad_(False)
     initialise(model, 1)
@@ -166,7 +166,7 @@ def test_what_changes_from_step_to_step_compiles_nothing_again():
     assert torch._dynamo.utils.counters["graph_break"] == {} and len(set(losses)) == len(losses)
 
 
-def test_the_largest_columns_stay_until_their_share_is_none():
+def test_largest_columns_stay_exempt_until_their_share_is_zero():
     model = Decoder(STUDENT)
     initialise(model, 1)
     objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), 10, model)
@@ -177,13 +177,14 @@ def test_the_largest_columns_stay_until_their_share_is_none():
     matrix.weight.data[3, 5] = 0
     matrix.weight.data[3, 6] = 20
     objective.at(9)
-    assert matrix.exact.tolist() == [column == 5 for column in range(32)]  # one is left, by what was seen at step 0
+    # One column is left, by the values at step 0.
+    assert matrix.exact.tolist() == [column == 5 for column in range(32)]
     objective.at(10)
     assert not matrix.exact.any() and objective.largest[name][6] < 1
 
 
-def test_somebody_elses_model_keeps_its_weights(inputs, tmp_path):
-    """Read a folder that knows nothing of rounding into the ternary shape, as --init does."""
+def test_foreign_model_keeps_its_weights(inputs, tmp_path):
+    """`--init` loads a folder without rounding into the ternary architecture."""
     plain = Decoder(PLAIN)
     initialise(plain, 2)
     export.write(tmp_path / "hf", PLAIN, plain.state_dict(), inputs[0] / "tokenizer")

@@ -1,4 +1,4 @@
-"""Ternary matrices: exact values of the formulas, gradients, what others make of the same weights; distillation."""
+"""Ternary matrices: exact values, gradients, results of other libraries for the same weights; distillation."""
 
 import json
 import math
@@ -31,7 +31,7 @@ BITNET = replace(SHAPE, head_dim=16, sub_norm=True, ternary=Ternary())
 WAYS = [Ternary(), Ternary(per_row=True), Ternary(haar=True), Ternary(per_row=True, haar=True)]
 
 
-def test_symbols_and_scales_are_those_of_the_formula():
+def test_symbols_and_scales_follow_the_formula():
     weight = torch.tensor([[1.0, -0.5, 0.25, 0.0], [3.0, 0.0, -0.15, 0.1]])
     symbols, scale = ternary(weight)
     assert scale.item() == pytest.approx(0.625)
@@ -40,32 +40,32 @@ def test_symbols_and_scales_are_those_of_the_formula():
     assert scale.flatten().tolist() == pytest.approx([0.4375, 0.8125])
     assert symbols.tolist() == [[1, -1, 1, 0], [1, 0, 0, 0]]
     assert ternary(torch.tensor([[1.0, 0.5, 0.5, 0.0]]))[0].tolist() == [[1, 1, 1, 0]]
-    assert ternary(torch.tensor([[2.0, 0.5, 1.5, 0.0]]))[0].tolist() == [[1, 0, 1, 0]]  # half of the scale: to even
+    assert ternary(torch.tensor([[2.0, 0.5, 1.5, 0.0]]))[0].tolist() == [[1, 0, 1, 0]]  # Half of the scale: to even.
     symbols, scale = ternary(torch.zeros(2, 4))
     assert not symbols.any() and scale.item() == pytest.approx(1e-5)
-    assert ternary(torch.full((512, 512), 1.001, dtype=torch.bfloat16))[1].item() == pytest.approx(1.0)  # mean in fp32
+    assert ternary(torch.full((512, 512), 1.001, dtype=torch.bfloat16))[1].item() == pytest.approx(1.0)  # Mean in fp32.
 
 
-def test_a_gaussian_matrix_loses_what_theory_says():
+def test_gaussian_matrix_has_the_theoretical_rounding_error():
     weight = torch.randn(600, 600, generator=torch.Generator().manual_seed(1))
     assert (ternary(weight)[0] == 0).float().mean().item() == pytest.approx(0.310, abs=0.002)
     assert relative_error(weight, Ternary()) == pytest.approx(0.263, abs=0.002)
-    assert relative_error(weight, Ternary(haar=True)) == pytest.approx(0.263, abs=0.002)  # each band is Gaussian again
+    assert relative_error(weight, Ternary(haar=True)) == pytest.approx(0.263, abs=0.002)  # Each band is Gaussian again.
 
 
-def test_haar_keeps_lengths_and_its_matrix_is_ternary_in_its_domain():
+def test_haar_transform_keeps_lengths_and_its_matrix_is_ternary_in_its_domain():
     x = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
     assert haar(x)[0, 0].item() == pytest.approx((x[0, 0] + x[0, 1]).item() / math.sqrt(2))
     assert torch.allclose(inverse_haar(haar(x)), x, atol=1e-6)
     assert torch.allclose(haar(x).norm(), x.norm())
     low, high = haar(rounded_weight(x, Ternary(haar=True))).chunk(2, dim=-1)
-    assert all(len(band.abs().round(decimals=4).unique()) <= 2 for band in (low, high))  # 0 and one scale
+    assert all(len(band.abs().round(decimals=4).unique()) <= 2 for band in (low, high))  # 0 and one scale.
     with pytest.raises(ConfigError, match="must both be even"):
         replace(SHAPE, intermediate_size=97, ternary=Ternary(haar=True))
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
-def test_a_layer_multiplies_what_was_rounded_and_gradients_pass_as_if_nothing_was(how):
+def test_layer_multiplies_rounded_weights_and_passes_gradients_straight_through(how):
     torch.manual_seed(2)
     layer, x = TernaryLinear(16, 6, how), torch.randn(5, 16, requires_grad=True)
     layer.weight.data *= torch.rand(6, 1) * 3
@@ -84,13 +84,13 @@ def test_a_layer_multiplies_what_was_rounded_and_gradients_pass_as_if_nothing_wa
     layer.share.fill_(0)
     assert torch.allclose(layer(x), F.linear(x, layer.weight), atol=1e-6)
     with torch.no_grad():
-        assert torch.equal(layer(x), y)  # whatever the share is
+        assert torch.equal(layer(x), y)  # For every share.
         assert torch.equal(layer.eval()(x), y)
         layer.weight += 1
-        assert not torch.equal(layer(x), y)  # what it was rounded to before is forgotten
+        assert not torch.equal(layer(x), y)  # The cached rounding is dropped.
 
 
-def test_columns_that_are_exempt_stay_and_nan_comes_out_as_nan():
+def test_exempt_columns_stay_and_nan_stays_nan():
     layer, x = TernaryLinear(8, 4, Ternary()), torch.randn(3, 8)
     layer.exact = torch.tensor([True] + [False] * 7)
     gradient = torch.autograd.grad(layer(x).sum(), layer.weight)[0]
@@ -101,7 +101,7 @@ def test_columns_that_are_exempt_stay_and_nan_comes_out_as_nan():
     assert layer(x).isnan().any(dim=1).tolist() == [False, True, False]
 
 
-def test_a_ternary_model_says_the_same_with_a_cache_and_has_the_parameters_that_it_counts():
+def test_ternary_model_decodes_the_same_with_a_cache_and_has_the_counted_parameters():
     model = random_model(BITNET).eval()
     assert sum(one.numel() for one in model.parameters()) == BITNET.num_params
     assert set(layers_of(model)) == {
@@ -123,8 +123,8 @@ def test_a_ternary_model_says_the_same_with_a_cache_and_has_the_parameters_that_
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [BITNET, replace(BITNET, sub_norm=False, qk_norm=True, tie_word_embeddings=False)],
                          ids=["bitnet", "qwen3"])  # fmt: skip
-def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_path):
-    """Put the quantiser's layers in by hand, as `from_pretrained` would need another package for them."""
+def test_transformers_gives_the_same_logits_for_master_weights(config, inputs, tmp_path):
+    """Insert the quantiser's layers by hand, because `from_pretrained` would need a further package for them."""
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.bitnet import AutoBitLinear, replace_with_bitnet_linear
@@ -142,10 +142,11 @@ def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_p
     missing, unknown = theirs.load_state_dict(weights, strict=False)
     assert not unknown and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
-    theirs.model.rotary_emb.__init__(theirs.config)  # its buffers were on no device
+    theirs.model.rotary_emb.__init__(theirs.config)  # The buffers were on no device.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         apart = (theirs.eval()(IDS).logits - model(IDS)).abs()
-    assert apart.median() < 1e-5 and apart.max() < 0.05  # the last bit may round an activation to its other neighbour
+    # The last bit may round an activation to the neighbouring value.
+    assert apart.median() < 1e-5 and apart.max() < 0.05
     again = export.read(tmp_path / "hf").eval()
     assert again.config == config
     with torch.no_grad():
@@ -153,7 +154,7 @@ def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_p
 
 
 @pytest.mark.slow
-def test_transformers_unpacks_what_was_packed_with_equal_logits(inputs, tmp_path):
+def test_transformers_unpacks_packed_weights_with_equal_logits(inputs, tmp_path):
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.bitnet import replace_with_bitnet_linear, unpack_weights
@@ -195,12 +196,12 @@ def test_transformers_unpacks_what_was_packed_with_equal_logits(inputs, tmp_path
         (replace(SHAPE, ternary=Ternary(), qk_norm=True), "qwen3"),
         (replace(BITNET, qk_norm=True), "slipway"),
         (replace(SHAPE, sub_norm=True, head_dim=16), "bitnet"),
-        (replace(SHAPE, sub_norm=True), "slipway"),  # heads wider than the model
+        (replace(SHAPE, sub_norm=True), "slipway"),  # Heads wider than the model.
         (replace(SHAPE, qk_norm=True, sub_norm=True), "slipway"),
         (replace(BITNET, ternary=Ternary(per_row=True, haar=True)), "slipway"),
     ],
 )
-def test_a_shape_is_written_under_a_name_whose_readers_compute_it_and_read_back(config, kind):
+def test_shape_is_exported_under_a_fitting_architecture_and_read_back(config, kind):
     said = huggingface.written(config, "float32", 1, [2])
     assert said["model_type"] == kind
     assert huggingface.model_config(said) == config
@@ -221,13 +222,13 @@ def test_a_shape_is_written_under_a_name_whose_readers_compute_it_and_read_back(
         ({"model_type": "slipway", "ternary": {"bits": True}}, "per_row and haar"),
     ],
 )
-def test_what_is_rounded_in_another_way_is_refused(change, said):
+def test_unsupported_rounding_is_refused(change, said):
     raw = {**huggingface.written(BITNET, "float32", 1, [2]), **change}
     with pytest.raises(ConfigError, match=said):
         huggingface.model_config(raw)
 
 
-def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
+def test_models_that_llama_cpp_cannot_run_are_detected():
     fits = replace(BITNET, hidden_size=256, num_attention_heads=16, intermediate_size=512)
     assert fits.gguf_problem() == "" and replace(fits, ternary=None, intermediate_size=500).gguf_problem("f16") == ""
     assert "intermediate_size 704 (nearest: 768)" in replace(fits, intermediate_size=704).gguf_problem()
@@ -245,13 +246,13 @@ def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
 
 
 @pytest.mark.pack("blocks")
-def test_a_ternary_model_that_decodes_in_blocks_is_for_our_own_engine():
+def test_ternary_model_that_decodes_in_blocks_requires_our_own_engine():
     in_blocks = replace(BITNET, blocks=BlocksConfig(mask_id=5))
     assert all("decodes in blocks" in one for one in (in_blocks.gguf_problem(), packed.packed_problem(in_blocks)))
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
-def test_sliced_divergence_is_that_of_whole_logits_with_its_gradients(softcap, monkeypatch):
+def test_sliced_divergence_equals_whole_logits_with_gradients(softcap, monkeypatch):
     monkeypatch.setattr("trainer.model.token_losses.ROWS_CPU", 7)
     torch.manual_seed(3)
     hidden, head = torch.randn(20, 12, requires_grad=True), torch.randn(30, 12, requires_grad=True)
@@ -268,7 +269,7 @@ def test_sliced_divergence_is_that_of_whole_logits_with_its_gradients(softcap, m
         assert torch.allclose(mine, right, atol=1e-4)
 
 
-def test_distances_of_layers_are_those_of_the_formula():
+def test_layer_distances_follow_the_formula():
     assert distillation.layer_weights("progressive", 3) == [1 / 6, 2 / 6, 3 / 6]
     assert distillation.layer_weights("exponential", 3) == [1 / 7, 2 / 7, 4 / 7]
     assert distillation.layer_weights("uniform", 4) == [0.25] * 4
@@ -279,10 +280,10 @@ def test_distances_of_layers_are_those_of_the_formula():
     cosine = F.cosine_similarity(ours, theirs, dim=-1)  # (2, 6)
     expected = (torch.tensor([[0.25], [0.75]]) * 2 * (1 - cosine) / 8)[:, counted].sum()  # |a - b|^2 = 2 (1 - cos)
     assert torch.allclose(found, expected, rtol=1e-5)
-    assert distillation.layer_distance([3 * ours[0]], [ours[0]], [1.0], counted) < 1e-6  # lengths do not count
+    assert distillation.layer_distance([3 * ours[0]], [ours[0]], [1.0], counted) < 1e-6  # Lengths do not count.
 
 
-def test_relations_are_those_of_the_formula_and_see_nothing_ahead():
+def test_relations_follow_the_formula_and_are_causal():
     torch.manual_seed(5)
     ours, theirs = torch.randn(2, 2, 6, 16, requires_grad=True), torch.randn(2, 2, 6, 16)
     unseen, counted = torch.ones(6, 6, dtype=torch.bool).triu(1), torch.rand(2, 6) > 0.3

@@ -1,4 +1,4 @@
-"""Block diffusion: what training sees, what it costs, and that decoding says what a slow reference says."""
+"""Block diffusion: the inputs of training, the loss, and decoding compared with a slow reference."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ LENGTH = 48
 
 
 def rows(seed: int = 1) -> dict[str, torch.Tensor]:
-    """Three rows: answers that begin and end anywhere, blocks without any, a row without one."""
+    """Return three rows: answers with arbitrary begin and end, blocks without an answer, a row without an answer."""
     chance = np.random.default_rng(seed)
     ids = chance.integers(0, 500, (3, LENGTH))
     learnt = np.zeros(ids.shape, bool)
@@ -54,7 +54,8 @@ def loss_of_four_lengths(model: Decoder, batch: dict[str, torch.Tensor]) -> torc
         hidden_ones = (known != -1) & (batch["masked"] == view)
         seen = torch.where(hidden_ones, BLOCKS.mask_id, ids)
         states = model.hidden(torch.cat((seen, ids), dim=1), at=place)
-        first = torch.arange(length) % SIZE == 0  # of its block: told by the clean token before it
+        # The first token of a block is predicted by the clean token before the block.
+        first = torch.arange(length) % SIZE == 0
         before = torch.where(first[None, 1:, None], states[:, length : 2 * length - 1], states[:, : length - 1])
         logits = F.linear(before, model.head)
         label = torch.where(hidden_ones, ids, -1)[:, 1:]
@@ -63,7 +64,7 @@ def loss_of_four_lengths(model: Decoder, batch: dict[str, torch.Tensor]) -> torc
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
-def test_three_lengths_give_the_loss_and_gradients_of_four(config):
+def test_rows_of_three_lengths_give_the_loss_and_gradients_of_four(config):
     model, batch = random_model(config), rows()
     found, reference = BlockDiffusion(BLOCKS).loss(model, batch)[0], loss_of_four_lengths(model, batch)
     assert float(found.detach()) == pytest.approx(float(reference.detach()), rel=1e-6)
@@ -72,7 +73,7 @@ def test_three_lengths_give_the_loss_and_gradients_of_four(config):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_attention_of_views_is_that_of_the_plain_mask_whichever_way_it_goes(monkeypatch):
+def test_attention_of_views_equals_the_plain_mask_for_every_kernel(monkeypatch):
     torch.manual_seed(1)
     batch = rows()
     one = sequence(batch, BLOCKS)
@@ -94,7 +95,7 @@ def test_attention_of_views_is_that_of_the_plain_mask_whichever_way_it_goes(monk
 
 
 @pytest.mark.slow
-def test_the_block_mask_of_a_gpu_is_the_plain_one():
+def test_block_mask_of_a_gpu_equals_the_plain_mask():
     from torch.nn.attention.flex_attention import create_mask
 
     one = sequence(rows(), BLOCKS)
@@ -104,7 +105,7 @@ def test_the_block_mask_of_a_gpu_is_the_plain_one():
     assert torch.equal(plain, dense(views(one.numbers, SIZE, LENGTH)))
 
 
-def test_every_learnt_token_is_predicted_once_where_it_is_masked():
+def test_every_target_token_is_predicted_once_in_its_masked_view():
     batch = rows()
     one = sequence(batch, BLOCKS)
     wanted = batch["ids"][:, 1:][batch["targets"][:, :-1] != -1].sort().values
@@ -118,7 +119,7 @@ def test_every_learnt_token_is_predicted_once_where_it_is_masked():
 
 
 def decoded_slowly(model: Decoder, prompt: list[int], stop: set[int], max_new: int) -> tuple[list[int], int]:
-    """One answer and its passes: each reads everything again under a plain mask, and takes tokens one by one."""
+    """Return one answer and its passes: each pass rereads all tokens under a plain mask, and decides one token."""
     config, ids, told = model.config.blocks, list(prompt), []
     size, passes = config.block_size, 0
     while len(told) < max_new:
@@ -150,12 +151,12 @@ def decoded_slowly(model: Decoder, prompt: list[int], stop: set[int], max_new: i
 
 
 @pytest.mark.parametrize("threshold", [0.02, 1.0])
-def test_decoding_says_what_a_slow_reference_says_in_as_many_passes(threshold):
+def test_decoding_equals_a_slow_reference_in_as_many_passes(threshold):
     blocks = replace(BLOCKS, threshold=threshold)
     model = random_model(replace(QWEN3, blocks=blocks))
     chance = np.random.default_rng(2)
     prompts = [chance.integers(0, 500, size).tolist() for size in (3, 8, 13, 21, 40)]
-    stop = set(range(60))  # often enough
+    stop = set(range(60))  # Often enough.
     with torch.inference_mode():
         wanted = [decoded_slowly(model, one, stop, 30) for one in prompts]
     decoding = Decoding(model, prompts, stop, 30)
@@ -170,16 +171,16 @@ def test_decoding_says_what_a_slow_reference_says_in_as_many_passes(threshold):
     assert generate(model, prompts, stop, 30) == alone
 
 
-def test_decoding_ends_where_positions_end_and_draws_the_same_from_the_same_seed():
+def test_decoding_ends_at_the_last_position_and_repeats_with_the_same_seed():
     model = random_model(replace(QWEN3, max_position_embeddings=60, blocks=BLOCKS))
     prompts = [list(range(7)), list(range(50)), list(range(58))]
-    assert [len(one) for one in generate(model, prompts, (), 1000)] == [49, 6, 0]  # seven whole blocks
+    assert [len(one) for one in generate(model, prompts, (), 1000)] == [49, 6, 0]  # Seven whole blocks.
     drawn = [generate(model, prompts, (), 20, temperature=1.0, top_k=5, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert generate(model, prompts, (), 20, temperature=1.0, top_k=1) == generate(model, prompts, (), 20)
 
 
-def test_what_a_token_costs_is_what_decoding_from_left_to_right_gives_it():
+def test_token_costs_equal_left_to_right_decoding():
     model = random_model(replace(QWEN3, blocks=BLOCKS))
     ids = torch.from_numpy(np.random.default_rng(4).integers(0, 500, (2, 22)))
     targets = torch.full((2, 21), -1)

@@ -1,4 +1,4 @@
-"""dlm: a chat model learns to answer in blocks; stopped and gone on with; refused where blocks do not fit."""
+"""dlm: a chat model learns to answer in blocks; the phase is stopped and resumed, and refused for unsuitable blocks."""
 
 import json
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
 
 
 @pytest.mark.slow
-def test_a_chat_model_learns_blocks_and_is_talked_to_and_measured_in_them(world, monkeypatch, capfd):
+def test_chat_model_learns_blocks_and_is_used_and_measured_in_blocks(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny()) == 0
     before = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
     assert run(world, monkeypatch, "sft", chat_phase("sft", steps=60), world.making("sft", base=before)) == 0
@@ -56,12 +56,12 @@ def test_a_chat_model_learns_blocks_and_is_talked_to_and_measured_in_them(world,
     assert found["bits_per_byte"] > 0
     from transformers import AutoConfig
 
-    with pytest.raises(ValueError, match="block_diffusion"):  # and is not read as one that decodes from left to right
+    with pytest.raises(ValueError, match="block_diffusion"):  # The model is not read as a left-to-right model.
         AutoConfig.from_pretrained(model / "hf")
 
 
 @pytest.mark.slow
-def test_the_mask_begins_as_the_mean_of_what_text_has(world, monkeypatch):
+def test_mask_embedding_starts_as_the_mean_of_text_embeddings(world, monkeypatch):
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
     config = chat_phase("dlm", steps=1, blocks=BLOCKS)
@@ -76,12 +76,12 @@ def test_the_mask_begins_as_the_mean_of_what_text_has(world, monkeypatch):
     assert torch.allclose(ours[name][rows:], theirs[name].mean(dim=0).expand(64, -1), atol=1e-7)
 
 
-def test_a_step_of_dlm_is_expected_to_take_three_times_as_long_as_one_of_sft():
+def test_dlm_step_is_estimated_at_three_times_an_sft_step():
     dlm = PROFILES["smoke"]().phases["dlm"]
     assert operations(dlm) == 3 * operations(as_phase(PhaseConfig, dlm, phase="sft"))
 
 
-def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():
+def test_unsuitable_block_sizes_are_refused_before_training():
     with pytest.raises(ConfigError, match="sub_block_size is 5; it must divide block_size 8"):
         BlocksConfig(block_size=8, sub_block_size=5)
     with pytest.raises(ConfigError, match="block_size 7 does not divide sequence_len 96; set sequence_len to 91"):
@@ -95,7 +95,7 @@ def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():
             BlocksConfig(**wrong)
 
 
-def test_turns_of_a_conversation_begin_at_blocks_in_training_as_in_decoding(inputs):
+def test_conversation_turns_start_at_blocks_in_training_and_decoding(inputs):
     from data.chat.conversations import Conversations, prompt, render
 
     words = tokenizers.load(inputs[0] / "tokenizer")

@@ -1,4 +1,4 @@
-"""Flags and settings of the phase dlm: typed, in files of trainings, and without the pack."""
+"""Flags and settings of the phase dlm: typed, in training files, and without the pack."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def typed(phase: str, **flags) -> LaunchSpec:
     return LaunchSpec(phase=phase, added=(DlmFlags(**flags),))
 
 
-def test_the_sizes_are_flags_which_outweigh_settings_and_are_for_dlm():
+def test_sizes_are_flags_that_override_settings_and_apply_to_dlm_only():
     settings = Settings.load(ROOT, {}, ("BLOCK_SIZE=16", "TOKENS=2048"), environ={})
 
     def sizes(phase: str, **flags):
@@ -32,7 +32,7 @@ def test_the_sizes_are_flags_which_outweigh_settings_and_are_for_dlm():
 
     assert sizes("sft+dlm") == (16, 0, 0, 2048)
     assert sizes("sft+dlm", block_size=32, batch_size=4, grad_accum=2, tokens=0) == (32, 4, 2, 0)
-    # A setting may stand in .env for another day.
+    # A setting may stay in .env for later use.
     assert sizes("sft") == (16, 0, 0, 2048)
     refusal = "--tokens, --batch-size: only for the phase dlm; to add the phase: --phase sft.dlm"
     with pytest.raises(UsageError, match=refusal):
@@ -50,13 +50,13 @@ def settings_of(*words: str) -> DlmSettings:
 
 
 @pytest.mark.parametrize("command", ["launch", "rehearse", "train", "pod.run"])
-def test_commands_that_train_take_the_flags_in_the_group_of_the_phase(command):
+def test_training_commands_have_the_flags_in_the_group_of_the_phase(command):
     task = tasks.namespace[command]
     assert {one.name for one in task.flags if one.group == GROUP} == {*DLM.sizes}
     assert not {*DLM.sizes} & {one.name for one in flags_of(task.record)}
 
 
-def test_a_file_of_a_training_sets_the_flags_that_were_not_typed():
+def test_training_file_sets_the_flags_that_were_not_typed():
     values = files.read("job.yaml", {"block_size": 8, "batch-size": 2, "seed": 7}, LaunchSpec)
     spec = filled(typed("dlm", tokens=5), values)
     assert (spec.phase, spec.seed, spec.of(DlmFlags)) == ("dlm", 7, DlmFlags(tokens=5, block_size=8, batch_size=2))
@@ -67,7 +67,7 @@ def test_a_file_of_a_training_sets_the_flags_that_were_not_typed():
 
 
 @pytest.mark.pack("sweeps")
-def test_a_sweep_varies_a_size_and_its_toys_keep_none():
+def test_sweep_varies_a_size_and_its_toy_recipes_drop_sizes():
     from packs.sweeps.control import rehearsed, sweep_file
 
     said = {"each": {"phase": "dlm", "tokens": 9}, "axes": {"block-size": [8, 16]}}
@@ -77,8 +77,8 @@ def test_a_sweep_varies_a_size_and_its_toys_keep_none():
 
 
 @pytest.mark.process
-def test_without_the_pack_the_flags_are_not_shown_and_are_answered_with_its_name(tmp_path):
-    """A folder of packs that is empty stands for the deleted folder of the pack."""
+def test_flags_without_the_pack_are_hidden_and_refused_with_the_name_of_the_pack(tmp_path):
+    """An empty packs folder stands for a deleted pack folder."""
     program = "import sys; from pathlib import Path; from store import packs; packs.FOLDER = Path(sys.argv.pop(1)); "
     program += "from invoke.main import program; program.run(['inv', *sys.argv[1:]])"
 

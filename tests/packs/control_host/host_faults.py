@@ -1,14 +1,15 @@
-"""Faults of a control host and its laptops, again and again.
+"""Repeated faults of a control host and its laptops.
 
     python -m tests.packs.control_host.host_faults WHAT --times 20 --seed 5
 
     laptops   a laptop is cut off for good at a random moment
     boots     the control host goes down, and comes up through cron's @reboot
-    disks     its disk is gone, and `control.down --lost` rebuilds the journal
-    full      nothing can be written to its disk for a while
+    disks     the control host's disk is gone, and `control.down --lost` rebuilds the journal
+    full      the control host's disk is full for a while
     pairs     two laptops type the same at the same time
 
-Each says what became of every run; it fails at the first machine that nobody knows of, or that was ended at its work.
+Each fault prints the end of every run, and fails at the first unknown machine or the first machine ended during its
+work.
 """
 
 import argparse
@@ -29,39 +30,39 @@ from infra.ledger.op import Op
 from infra.runs import run_rows
 from tests import seeds
 from tests.hosts import call
-from tests.packs.control_host.host_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.packs.control_host.host_site import GPU, ControlBed, Wrong, chance_of, control_bed, kill, say, wait
 
 SPEED = 20.0
-AT_ONCE = 8  # laptops' launches that one cut ends
+AT_ONCE = 8  # Launches of a laptop that one cut interrupts.
 WORK_S = 5.0
-LONGEST_S = 90.0  # between the first word that is typed and the cut
+LONGEST_S = 90.0  # Between the first typed command and the cut.
 END_S = 900.0
-BOOT_S = 60.0  # within which a host that came up is supervised again
-FULL_S = 60.0  # a disk is full for that long at most
-ROOM_BYTES = 64_000_000  # of a small disk, beside what lies there
+BOOT_S = 60.0  # A booted host is supervised again within this time.
+FULL_S = 60.0  # Longest time of a full disk.
+ROOM_BYTES = 64_000_000  # Free space on the small disk, in addition to the existing files.
 
 
 class Rig:
-    def __init__(self, here: Site, seed: int) -> None:
+    def __init__(self, here: ControlBed, seed: int) -> None:
         self.here, self.chance, self.counts = here, chance_of(seed), Counter[str]()
         self.numbers = iter(range(1, 1_000_000))
 
     def names(self, count: int) -> dict[str, str]:
-        """Return that many new runs, and the vendor of each."""
+        """Return `count` new runs, with the vendor of each."""
         return {f"run-{next(self.numbers)}": self.chance.choice(list(GPU)) for _ in range(count)}
 
     def type(self, laptop: int, words: list[str]) -> "subprocess.Popen[str]":
         return self.here.laptops[laptop].begin(*words)
 
     def end(self, name: str) -> str:
-        """Return the end of a run, "" while it has not ended."""
+        """Return the end of a run, "" for a live run."""
         rows = self.here.rows(run=name)
         if not rows:
             return "never begun"
         if rows[-1].is_live or self.is_kept(name) and not run_rows.is_over(rows[-1]):
             return ""
-        if self.here.said_last(name) == "succeeded":
-            return "succeeded"  # it has ended its own pod, and that was seen before its verdict was
+        if self.here.verdict(name) == "succeeded":
+            return "succeeded"  # The run ended its own pod, and the end was recorded before the verdict.
         if rows[-1].outcome == "" and not self.here.was_handed_over(name):
             return "cut off before the hand-over"
         return rows[-1].outcome or "lost"
@@ -72,13 +73,13 @@ class Rig:
         )
 
     def judge(self, name: str, *allowed: str) -> None:
-        """Raise Wrong where a run did not end as one that nobody disturbs, or as `allowed`."""
+        """Raise Wrong when a run ended neither like an undisturbed run nor as `allowed`."""
         how = self.end(name)
-        if self.here.said(name, "twice"):
+        if self.here.event_count(name, "twice"):
             raise Wrong(f"{name}: two worked on it at the same time")
         if how not in ("succeeded", *allowed):
-            raise Wrong(f"{name}: {how}: {[told(row) for row in self.here.rows(run=name)]}")
-        if how == "succeeded" and not self.here.said(name, "done"):
+            raise Wrong(f"{name}: {how}: {[summary(row) for row in self.here.rows(run=name)]}")
+        if how == "succeeded" and not self.here.event_count(name, "done"):
             raise Wrong(f"{name} is called succeeded, and its work was never done")
         self.counts[how] += 1
 
@@ -91,7 +92,7 @@ class Rig:
         say(f"{done} {what}: {counts}; 0 orphans, 0 duplicates, 0 early ends")
 
     def laptops(self, times: int) -> None:
-        """The laptop is cut off for good; what happened is seen without it, and without any command from elsewhere."""
+        """Cut off the laptop for good; observe the results without the laptop and without further commands."""
         here, done = self.here, 0
         while done < times:
             names = self.names(min(AT_ONCE, times - done))
@@ -141,7 +142,7 @@ class Rig:
             self.tell(number, f"boots, supervised again after {slowest:.1f} s at most")
 
     def disks(self, times: int) -> None:
-        """All that the control host knew is gone; a copy is on the laptop, sometimes an old one."""
+        """Remove all data of the control host; the laptop has a copy, sometimes an old copy."""
         here = self.here
         for number in range(1, times + 1):
             names = self.names(2)
@@ -151,9 +152,9 @@ class Rig:
                 if not at:
                     (copy,) = (here.laptop.folder / "state").glob("journal-control/*/copy")
                     older = copy.read_bytes()
-            wait(lambda: all(here.said(name, "begun") for name in names), "work", END_S)  # noqa: B023
+            wait(lambda: all(here.event_count(name, "begun") for name in names), "work", END_S)  # noqa: B023
             is_old = self.chance.random() < 0.5
-            if is_old:  # what came back of the second was lost
+            if is_old:  # The copy with the second run was lost.
                 copy.write_bytes(older)
             here.switch_off()
             shutil.rmtree(here.places.root)
@@ -169,7 +170,7 @@ class Rig:
             if missing := before.keys() - listed:
                 raise Wrong(f"not listed: {missing}")
             called = dict.fromkeys(names, "") | {name: name for name in names if name in rows}
-            if is_old and vendor == "lium":  # whose listing has no room for the name of a run
+            if is_old and vendor == "lium":  # Lium's listing has no space for the name of a run.
                 called[name] = next((run for run in rows if run.startswith("found-") and rows[run] == "lost"), "")
             if "" in called.values():
                 raise Wrong(f"no row: {called} ({rows})")
@@ -186,7 +187,7 @@ class Rig:
             self.tell(number, "disks gone")
 
     def full(self, times: int) -> None:
-        """Fill its disk for a while: what runs ends as it would have, and nobody has to tidy up."""
+        """Fill the control host's disk for a while: runs end normally, and no cleanup is needed."""
         here = self.here
         here.switch_off()
         with small_disk(here.host.folder):
@@ -220,7 +221,7 @@ class Rig:
             here.switch_off()
 
     def pairs(self, times: int) -> None:
-        """Two laptops launch, end and look at the same runs at the same time."""
+        """Let two laptops launch, end and query the same runs at the same time."""
         here = self.here
         for number in range(1, times + 1):
             names = self.names(2)
@@ -228,7 +229,7 @@ class Rig:
             same = [self.type(laptop, here.launch(one, vendor, WORK_S)) for laptop in (0, 1)]
             beside = self.type(1, here.launch(other, vendor, 60))
             looks = [self.type(laptop, ["status", "--json"]) for laptop in (0, 1)]
-            wait(lambda: here.said(other, "begun") or beside.poll() is not None, "work", END_S)  # noqa: B023
+            wait(lambda: here.event_count(other, "begun") or beside.poll() is not None, "work", END_S)  # noqa: B023
             downs = [self.type(laptop, ["down", other, "--json"]) for laptop in (0, 1)]
             for process in (*same, *looks, *downs, beside):
                 _, err = process.communicate(timeout=END_S)
@@ -251,7 +252,7 @@ class Rig:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Lay a file system with ROOM_BYTES to spare over a folder, with all that is in it."""
+    """Mount a file system with ROOM_BYTES of free space over a folder, with a copy of the content."""
     disk = folder.with_name(f"{folder.name}.disk")
     disk.mkdir()
     used = int(subprocess.run(["du", "-sb", folder], capture_output=True, check=True).stdout.split()[0])
@@ -266,14 +267,14 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Take all of the disk that is free; return the file that holds it."""
+    """Take all free space of the disk; return the file that holds the space."""
     ballast, free = folder / "ballast", os.statvfs(folder)
     with ballast.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
     return ballast
 
 
-def told(row: Op) -> str:
+def summary(row: Op) -> str:
     return f"{row.token} {row.state} {row.outcome!r} {row.reason!r} recoveries {row.recoveries}"
 
 
@@ -284,8 +285,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     words = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix=f"{words.what}-"))
-    is_lost = words.what == "disks"  # whoever rebuilds the journal asks the market itself
-    with site(folder, SPEED, laptops=2 if words.what == "pairs" else 1, are_apart=not is_lost) as here:
+    is_lost = words.what == "disks"  # The laptop that rebuilds the journal asks the market itself.
+    with control_bed(folder, SPEED, laptops=2 if words.what == "pairs" else 1, are_apart=not is_lost) as here:
         rig = Rig(here, seeds.seed() if words.seed is None else words.seed)
         try:
             here.up()

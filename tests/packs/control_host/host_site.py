@@ -1,7 +1,7 @@
-"""A control host in a network of its own, laptops in theirs, and a rehearsed market that only the control host reaches.
+"""A control host in a network, laptops in separate networks, and a rehearsed market that only the control host reaches.
 
-What runs on the control host has its home and its folder for temporary files; a job of a run there writes down when it
-began and ended, and whether another process was at the same work at the same time.
+Processes on the control host use its home and its temporary folder. A job of a run records begin and end, and a second
+process that works for the same run at the same time.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from tests.packs.control_host.test_street_control import CRONTAB, Laptop, laptop
 from tests.processes import command_line, environ, pids
 from tests.world import ROOT
 
-BRIDGE = "10.77.0.1"  # where the control host is reached; see tests/hosts.py
+BRIDGE = "10.77.0.1"  # Address of the control host; see tests/hosts.py.
 GPU = {"runpod": "L40S", "lium": "RTX4090,L40S", "shadeform": "L40S,A6000"}
-SPARED = ("infra.rehearsal", "sshd: ", "/usr/sbin/sshd ")  # the market, and the servers on the way
+SPARED = ("infra.rehearsal", "sshd: ", "/usr/sbin/sshd ")  # The market, and the servers on the way.
 QUIET = {"SLIPWAY_BOOT_S": "6000", "SLIPWAY_ACCEPT_DISK_MB_S": "0", "SLIPWAY_RESERVE_BYTES": "0",
          "SLIPWAY_PROFILE": "tiny"}  # fmt: skip
 WORK = """
@@ -52,15 +52,15 @@ open(os.path.join(folder, name + ".done"), "a").write("x")
 
 
 @dataclass
-class Site:
-    """One installation on its control host."""
+class ControlBed:
+    """An installation on a control host, with laptops and a market."""
 
     folder: Path
     host: Host
     places: HostPlaces
     market: attach.Running
     laptops: list[Laptop]
-    cables: list[Host] = field(default_factory=list)  # of each laptop that has a network of its own
+    cables: list[Host] = field(default_factory=list)  # One for each laptop with a network of its own.
     _journal: Journal | None = None
 
     @property
@@ -73,13 +73,13 @@ class Site:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables of the control host."""
+        """Return the environment variables of the control host."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "XDG_"))}
         return {**kept, "HOME": str(self.host.folder)}
 
     @property
     def journal(self) -> Journal:
-        """The journal, open for as long as it is the same file: whoever opens and closes it holds up all others."""
+        """Return the journal, kept open until the file is replaced: each open and close blocks all other users."""
         if self._journal is None:
             self._journal = Journal.open(self.places.state_file, self.environ)
         return self._journal
@@ -90,14 +90,14 @@ class Site:
             self._journal = None
 
     def up(self) -> None:
-        """Move the installation there; from then on the control host deals with the market."""
+        """Move the installation to the control host, which uses the market from then on."""
         self.laptop.json("control.up", self.laptop.host)
         with self.places.env.open("a") as file:
             file.write(f"SLIPWAY_REHEARSAL='{self.host.folder}'\n")
             file.writelines(f"{name}={value}\n" for name, value in QUIET.items())
 
     def launch(self, name: str, vendor: str, seconds: float, *more: str) -> list[str]:
-        """The words of a launch whose job works for so long."""
+        """Return the words of a launch whose job works for `seconds`."""
         job = f"exec python3 {self.folder}/work.py {self.folder}/said {name} {seconds:g}"
         return [
             "launch",
@@ -117,13 +117,13 @@ class Site:
             *more,
         ]
 
-    def said(self, name: str, what: str) -> int:
-        """Return how often the job of a run has said that: begun, done, twice."""
+    def event_count(self, name: str, what: str) -> int:
+        """Return the number of events of a run's job: begun, done, twice."""
         path = self.folder / "said" / f"{name}.{what}"
         return (len(path.read_text()) or 1) if path.exists() else 0
 
-    def said_last(self, run: str, what: str = "state") -> str:
-        """A word of the verdict of a run that was brought to the control host, "" while there is none."""
+    def verdict(self, run: str, what: str = "state") -> str:
+        """Return a field of the verdict that reached the control host, "" without a verdict."""
         path = self.places.homes / run / "pod" / "state" / "verdict.json"
         return str(json.loads(path.read_text()).get(what, "")) if path.exists() else ""
 
@@ -134,15 +134,17 @@ class Site:
         return next(iter(self.rows(run=run)[-1:]), None)
 
     def was_handed_over(self, run: str) -> bool:
-        """Return whether a pod of the run has ever had its job."""
+        """Return whether a pod of the run ever received its job."""
         return any(one.event == "armed" for one in self.journal.events(run))
 
     def is_supervised(self) -> bool:
-        """Return whether a supervisor lives."""
+        """Return whether a supervisor is alive."""
         return self.journal.leases.holder(SUPERVISOR) is not None
 
     def processes(self, *words: str, is_on_host: bool = False) -> list[int]:
-        """The processes of this site whose command lines have all of these words, but for the market and sshd."""
+        """Return the processes of this installation with all of these words in the command line, except the market and
+        sshd.
+        """
         ours, home = str(self.folder).encode(), f"HOME={self.host.folder}".encode()
         found = []
         for pid in pids():
@@ -155,9 +157,9 @@ class Site:
         return found
 
     def switch_off(self) -> None:
-        """The control host: its processes, its connections, and what lay in its folder for temporary files."""
+        """Stop the control host: its processes, its connections, and its temporary files."""
         self.host.stop()
-        for _ in range(3):  # what was just being started, too
+        for _ in range(3):  # Also processes that are just starting.
             for pid in self.processes(is_on_host=True):
                 kill(pid)
         shutil.rmtree(self.temporary)
@@ -165,7 +167,7 @@ class Site:
         self.forget_journal()
 
     def boot(self) -> None:
-        """The control host comes up, and its cron does what it has to."""
+        """Start the control host and run the @reboot lines of its crontab."""
         self.host.start()
         lines = (self.host.folder / "cron").read_text().splitlines()
         for line in [one.removeprefix("@reboot ") for one in lines if one.startswith("@reboot ")]:
@@ -178,16 +180,16 @@ class Site:
             subprocess.run(["sh", "-c", line], env=environ, cwd="/", stdin=subprocess.DEVNULL, timeout=300)
 
     def billing(self) -> dict[str, dict[str, Any]]:
-        """The machines that bill, by id."""
+        """Return the billing machines, by id."""
         return {pod["id"]: pod for pod in self.market.truth()["pods"] if pod["micro_usd_per_hour"] > 0}
 
     def settle(self) -> None:
-        """Have somebody look, as people do."""
+        """Run `inv status` from a laptop, like a user."""
         process = self.laptop.begin("status", "--json")
         process.communicate(timeout=300)
 
     def check_nothing_left(self) -> None:
-        """Raise Wrong when a machine bills, or a row of one is live."""
+        """Raise Wrong for a billing machine or a live row."""
         if left := [op.run for op in self.rows(live=True)]:
             raise Wrong(f"live rows: {left}")
         if billing := self.billing():
@@ -202,12 +204,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 @contextlib.contextmanager
-def site(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -> Iterator[Site]:
-    """A control host that is ready, on a market whose clock runs `speed` times as fast.
+def control_bed(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -> Iterator[ControlBed]:
+    """Yield a prepared control host, on a market whose clock runs `speed` times as fast.
 
-    `are_apart`: each laptop has a network of its own, with a cable to the control host.
+    `are_apart`: each laptop has a separate network, with a cable to the control host.
     """
-    for name in ("control", "store", "train", "serve"):  # from in there no package index answers
+    for name in ("control", "store", "train", "serve"):  # No package index answers from inside the networks.
         environment.ensure(name, ROOT, cache_folder.default_cache(), "cpu" if name == "train" else "", say)
     made = Hosts(folder / "hosts")
     made.open()
@@ -229,7 +231,7 @@ def site(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -
             lead = attach.overlay(market.folder, market.about)
             lead |= {"SLIPWAY_STATE_FILE": str(places.state_file), "SLIPWAY_PODS": str(places.var / "pods")}
             (host.folder / "overlay.json").write_text(json.dumps(lead))
-            found = Site(folder, host, places, market, [])
+            found = ControlBed(folder, host, places, market, [])
             try:
                 for number in range(laptops):
                     cable = made.add() if are_apart else None
@@ -259,7 +261,7 @@ def site(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -
 
 
 def wait(truth: Callable[[], Any], what: str, within_s: float, look: Callable[[], None] | None = None) -> Any:
-    """The first true answer; `look` is called now and then meanwhile. Raises Wrong after `within_s`."""
+    """Return the first true result of `truth`, and call `look` every 10 s meanwhile; raise Wrong after `within_s`."""
     deadline, looked_at = time.monotonic() + within_s, time.monotonic()
     while time.monotonic() < deadline:
         if found := truth():

@@ -1,4 +1,4 @@
-"""The session of a control host on its own: runs the words of a record; there is no journal to copy."""
+"""The session of a control host alone: runs the words of a record, without a journal to copy."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ def line_of(about: dict[str, Any]) -> tuple[list[str], str, dict[str, str]]:
 
 
 def look_after() -> None:
-    """Say that it was asked for, in a file beside the records."""
+    """Record the call in a file beside the records."""
     Path(sys.argv[1]).with_name("looked-after").touch()
 
 

@@ -1,4 +1,4 @@
-"""The control host in the words of a plan, of the question which offer to rent, and of `inv status`."""
+"""The control host in plans, in the question about offers, and in `inv status`."""
 
 import json
 
@@ -22,7 +22,7 @@ def settings(tmp_path):
     return Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(state_file)})
 
 
-def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, capsys):
+def test_laptop_is_advised_to_use_a_control_host_and_a_control_host_is_not(settings, capsys):
     assert offers_table.always_on_here(settings) == ControlHostMachine().state_here(settings) == ""
     offers_table.tell_of_laptop_off([offers_table.ITSELF])
     said = " ".join(capsys.readouterr().err.split())
@@ -38,7 +38,7 @@ def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, 
     assert said.startswith(f"on the control host {this_machine().host}, alive now; ") and said.endswith(": cron")
 
 
-def test_a_plan_names_the_control_host_as_an_end_of_a_machine_that_hangs():
+def test_plan_lists_the_control_host_as_an_end_of_a_hanging_machine():
     can = Abilities(start_timer=True, self_terminate="pod_credential")
     assert caveats_of("runpod", can, can)[-1] == (
         "Only a process on a different machine ends a hanging machine of runpod: the launch while running on this "
@@ -47,7 +47,7 @@ def test_a_plan_names_the_control_host_as_an_end_of_a_machine_that_hangs():
     )
 
 
-def test_the_answer_to_the_question_says_what_to_type():
+def test_answer_to_the_question_names_the_next_command():
     said = ControlHostMachine().how(lambda *more: " ".join(["./inv launch", *more]))
     assert said == (
         "set up the machine as a control host once: ./inv control.up HOST; then launch on that host: "
@@ -55,7 +55,7 @@ def test_the_answer_to_the_question_says_what_to_type():
     )
 
 
-def test_a_journal_that_has_moved_is_answered_with_the_pack_where_it_is_not_there(tmp_path, monkeypatch):
+def test_moved_journal_is_refused_with_the_name_of_the_missing_pack(tmp_path, monkeypatch):
     assert str(JournalMoved(tmp_path, "box")).endswith(
         "add --control box, or move the journal back: ./inv control.down"
     )

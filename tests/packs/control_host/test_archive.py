@@ -1,4 +1,4 @@
-"""An installation that moves: one journal at most may be written to, and everything arrives."""
+"""The move of an installation: at most one writable journal, and complete files."""
 
 import base64
 import contextlib
@@ -42,7 +42,7 @@ def host(tmp_path):
 
 
 def begin(path, run="brave-otter-1", vendor="runpod"):
-    """A journal with one pod at work, whose key lies beside it."""
+    """Write a journal with one pod at work, with the pod's key beside the journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with Journal.open(path) as journal:
         token = new_token(journal.installation)
@@ -55,9 +55,9 @@ def begin(path, run="brave-otter-1", vendor="runpod"):
         return journal.advance(op, "created", remote_id="pod-1", address=str(address)), journal.installation
 
 
-def test_an_installation_arrives_whole_and_is_not_written_to_where_it_was(laptop, host):
+def test_installation_arrives_complete_and_the_old_one_is_read_only(laptop, host):
     op, installation = begin(laptop)
-    old = Journal.open(laptop)  # a process that has it open all the while
+    old = Journal.open(laptop)  # A process that keeps the journal open all the while.
     journal_moves.move_away(laptop, "box")
     assert journal_moves.moved_to(laptop) == "box"
     with pytest.raises(JournalError, match="moved or replaced"):
@@ -80,7 +80,7 @@ def test_an_installation_arrives_whole_and_is_not_written_to_where_it_was(laptop
     assert archive.digest(archive.pack(host)) == archive.digest(archive.pack(host)) != archive.digest(text)
 
 
-def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, host):
+def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host):
     op, _ = begin(laptop)
     text = archive.pack(laptop)
     with pytest.raises(JournalError, match="in use"):
@@ -103,7 +103,7 @@ def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, 
         journal.note(home, reason="at home")
 
 
-def test_what_a_copy_does_not_know_is_kept_and_not_ended(laptop):
+def test_machines_unknown_to_a_copy_are_kept_and_not_ended(laptop):
     _, installation = begin(laptop)
     text = archive.pack(laptop)
     journal_moves.move_away(laptop, "box")
@@ -129,7 +129,7 @@ def test_what_a_copy_does_not_know_is_kept_and_not_ended(laptop):
         assert claim == AdoptedRow(unknown, is_kept=True)
 
 
-def test_what_only_this_machine_can_look_after_keeps_the_installation_here(laptop):
+def test_work_bound_to_this_machine_keeps_the_installation_here(laptop):
     begin(laptop)
     begin(laptop, run="calm-heron-2", vendor="local")
     with Journal.open(laptop) as journal, pytest.raises(UsageError, match=r"calm-heron-2 \(local\)"):
@@ -144,7 +144,7 @@ def text_of(document):
     return base64.b64encode(zlib.compress(raw)).decode()
 
 
-def test_an_archive_that_unpacks_to_more_than_it_may_is_refused_before_it_fills_the_memory(laptop, host, monkeypatch):
+def test_oversized_archive_is_refused_before_it_fills_the_memory(laptop, host, monkeypatch):
     assert archive.MOST_UNPACKED == 256 << 20
     monkeypatch.setattr(archive, "MOST_UNPACKED", 32 << 20)
     bomb = base64.b64encode(zlib.compress(b" " * (archive.MOST_UNPACKED + (8 << 20)), 9)).decode()
@@ -175,13 +175,13 @@ def test_files_of_an_archive_have_plain_names(host, kind, name):
 
 @settings(max_examples=300, deadline=None)
 @given(mistyped(GOOD) | spliced(GOOD))
-def test_any_archive_is_read_or_refused_in_words(raw):
+def test_any_archive_is_read_or_refused_with_a_reason(raw):
     for read in (archive.check, archive.at_work, archive.runs_over):
         with contextlib.suppress(SlipwayError):
             read(text_of(raw))
 
 
-def test_a_journal_whose_tables_are_queries_of_somebody_else_is_refused(laptop):
+def test_journal_with_foreign_views_as_tables_is_refused(laptop):
     begin(laptop)
     document = json.loads(zlib.decompress(base64.b64decode(archive.pack(laptop))))
     path = laptop.with_name("odd")
@@ -197,7 +197,7 @@ def test_a_journal_whose_tables_are_queries_of_somebody_else_is_refused(laptop):
         archive.runs_over(text)
 
 
-def test_a_copy_that_cannot_be_read_does_not_replace_the_one_before(laptop, tmp_path):
+def test_unreadable_copy_does_not_replace_the_previous_copy(laptop, tmp_path):
     begin(laptop)
     copy = JournalCopy(tmp_path / "box")
     copy.folder.mkdir()

@@ -1,6 +1,6 @@
-"""The start of a control host's work after a boot: the user's systemd where it answers, else cron, else nobody.
+"""The start of a control host's processes after a boot: by the user's systemd, else by cron, else not at all.
 
-The programs are stand-ins that keep what they are told: a boot cannot be had here.
+The programs are stand-ins that record their input: a test cannot boot the machine.
 """
 
 import subprocess
@@ -37,7 +37,7 @@ def have(folder, **programs):
         path.chmod(0o755)
 
 
-def test_the_users_systemd_starts_it_also_while_nobody_is_logged_in(places, tmp_path):
+def test_user_systemd_starts_the_processes_also_without_a_login(places, tmp_path):
     have(tmp_path, systemctl=SYSTEMCTL, loginctl=LOGINCTL, crontab=CRONTAB)
     assert at_boot.arm(places) == at_boot.arm(places) == "systemd"
     unit = tmp_path / ".config" / "systemd" / "user" / at_boot.UNIT
@@ -56,8 +56,9 @@ def test_the_users_systemd_starts_it_also_while_nobody_is_logged_in(places, tmp_
     assert (tmp_path / "calls").read_text().endswith(f"systemctl --user disable {at_boot.UNIT}\n")
 
 
-@pytest.mark.parametrize("programs", [{}, {"systemctl": SYSTEMCTL}])  # the other: it may not linger, and ends with us
-def test_cron_starts_it_where_no_systemd_would_beside_the_lines_of_others(places, tmp_path, programs):
+# Otherwise the user may not linger, and the service ends with the session.
+@pytest.mark.parametrize("programs", [{}, {"systemctl": SYSTEMCTL}])
+def test_cron_starts_the_processes_without_systemd_and_keeps_foreign_lines(places, tmp_path, programs):
     have(tmp_path, crontab=CRONTAB, **programs)
     (tmp_path / "cron").write_text("5 4 * * * somebody else's\n")
     assert at_boot.arm(places) == at_boot.arm(places) == "cron"
@@ -67,7 +68,7 @@ def test_cron_starts_it_where_no_systemd_would_beside_the_lines_of_others(places
     assert (tmp_path / "cron").read_text() == "5 4 * * * somebody else's\n"
 
 
-def test_nobody_starts_it_where_there_is_neither(places, tmp_path):
+def test_processes_are_not_started_without_systemd_and_cron(places, tmp_path):
     have(tmp_path)
     assert at_boot.arm(places) == "whoever connects"
     at_boot.disarm(places)

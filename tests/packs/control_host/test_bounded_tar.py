@@ -1,4 +1,4 @@
-"""An archive of untrusted input: whatever it holds, nothing outside of one folder is written, read or changed."""
+"""An archive as untrusted input: no archive writes, reads or changes a file outside of its target folder."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ from store.outside import UnusableDocument
 
 
 def packed(*members, form=tarfile.PAX_FORMAT):
-    """An archive of (name, kind, content or target, mode)."""
+    """Return an archive of (name, kind, content or target, mode)."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", format=form) as tar:
         for name, kind, content, mode in members:
@@ -30,8 +30,8 @@ def packed(*members, form=tarfile.PAX_FORMAT):
     return io.BytesIO(file.getvalue())
 
 
-def told(name, kind, size, form=tarfile.GNU_FORMAT):
-    """An archive that only says that it holds a member of that size."""
+def declared(name, kind, size, form=tarfile.GNU_FORMAT):
+    """Return an archive that only declares a member of this size."""
     one = tarfile.TarInfo(name)
     one.type, one.size = kind, size
     return io.BytesIO(gzip.compress(one.tobuf(form) + bytes(10240)))
@@ -57,7 +57,7 @@ def extract(archive, folder, **bounds):
     return bounded_tar.make_links(folder, links)
 
 
-def test_files_folders_and_links_come_with_harmless_permissions(tmp_path):
+def test_files_folders_and_links_get_harmless_permissions(tmp_path):
     left_out = extract(
         packed(
             ("top", tarfile.DIRTYPE, b"", 0o7777),
@@ -83,7 +83,7 @@ def test_files_folders_and_links_come_with_harmless_permissions(tmp_path):
     "name", ["/etc/x", "../x", "top/../../x", "top//x", "top/./x", "", "other/x", "top/" + "n" * 300]
 )
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
-def test_a_name_that_leads_elsewhere_or_was_not_asked_for_is_refused(tmp_path, name, kind):
+def test_name_outside_of_the_folder_or_the_request_is_refused(tmp_path, name, kind):
     with pytest.raises(UnusableDocument):
         extract(packed(file("top/a"), (name, kind, "a" if kind in b"12" else b"", 0o644)), tmp_path / "out")
     assert sorted(one.name for one in tmp_path.rglob("*")) == ["a", "out", "top"]
@@ -92,13 +92,13 @@ def test_a_name_that_leads_elsewhere_or_was_not_asked_for_is_refused(tmp_path, n
 @pytest.mark.parametrize(
     "target", ["/etc/passwd", "..", "../..", "../../x", "s/../..", "a/../../x", "./../..", "n" * 3000]
 )
-def test_a_link_that_may_lead_out_is_left_out_and_named(tmp_path, target):
+def test_link_that_may_leave_the_folder_is_omitted_and_named(tmp_path, target):
     sentences = extract(packed(file("top/a"), link("top/s", "."), link("top/odd\x1b[2J", target)), tmp_path / "out")
     (said,) = sentences
     assert said.startswith("top/odd\\x1b[2J, a link to ") and sorted(os.listdir(tmp_path / "out" / "top")) == ["a", "s"]
 
 
-def test_no_file_is_written_through_a_link_and_no_second_name_is_one_of_ours(tmp_path):
+def test_no_file_is_written_through_a_link_or_a_duplicate_name(tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir(mode=0o700)
     (kept / "id_rsa").write_text("key")
@@ -125,7 +125,7 @@ def test_no_file_is_written_through_a_link_and_no_second_name_is_one_of_ours(tmp
     assert os.listdir(kept) == ["id_rsa"] and (after.st_mode, after.st_nlink) == (before.st_mode, before.st_nlink)
 
 
-def test_sizes_are_bounded_whatever_the_headers_say(tmp_path):
+def test_sizes_are_bounded_for_every_header(tmp_path):
     zeros = bytes(3 << 20)
     for number, (archive, bounds) in enumerate(
         (
@@ -140,11 +140,11 @@ def test_sizes_are_bounded_whatever_the_headers_say(tmp_path):
         used = sum(one.stat().st_size for one in (tmp_path / f"out{number}").rglob("*") if one.is_file())
         assert used <= bounds.get("bytes", 10 << 20)
     with pytest.raises(UnusableDocument, match="a part of the list of files"):
-        extract(told("top/long", tarfile.GNUTYPE_LONGNAME, 1 << 40), tmp_path / "long")
+        extract(declared("top/long", tarfile.GNUTYPE_LONGNAME, 1 << 40), tmp_path / "long")
     with pytest.raises(UnusableDocument, match="the limit for a file is|unpacks to more than"):
-        extract(told("top/large", tarfile.REGTYPE, 1 << 50), tmp_path / "large")
+        extract(declared("top/large", tarfile.REGTYPE, 1 << 50), tmp_path / "large")
     with pytest.raises(UnusableDocument):
-        extract(told("top/short", tarfile.REGTYPE, 1 << 20), tmp_path / "short")
+        extract(declared("top/short", tarfile.REGTYPE, 1 << 20), tmp_path / "short")
 
 
 PARTS = st.sampled_from(["top", "a", "b", "..", ".", "", "victim", "\0", "\udc80", "n" * 256, "A"])
@@ -173,7 +173,7 @@ def archives(draw):
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(archives())
-def test_any_archive_changes_its_own_folder_only(tmp_path_factory, raw):
+def test_any_archive_changes_only_its_own_folder(tmp_path_factory, raw):
     base = tmp_path_factory.mktemp("any")
     (base / "victim").mkdir()
     (base / "victim" / "file").write_text("mine")

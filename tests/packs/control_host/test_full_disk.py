@@ -1,4 +1,4 @@
-"""A control host whose disk is full: what is only a note is left out."""
+"""A control host with a full disk: optional notes are omitted."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_that_it_is_looked_after_need_not_be_written_down(tmp_path, monkeypatch):
+def test_supervision_needs_no_note_on_disk(tmp_path, monkeypatch):
     places = HostPlaces(tmp_path)
     monkeypatch.setattr(os, "fsync", no_room)
     host_side.note_start(places)
-    assert host_side.is_due(places)  # so the next command looks after it again
+    assert host_side.is_due(places)  # So the next command starts the supervision again.
     monkeypatch.setattr(os, "fsync", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
-    with pytest.raises(OSError, match="Too many"):  # which is no matter of the disk
+    with pytest.raises(OSError, match="Too many"):  # This error does not come from the disk.
         host_side.note_start(places)

@@ -1,4 +1,4 @@
-"""A control host and its laptops, and all that can befall them: the rigs, at night."""
+"""Every fault of a control host and its laptops, at night."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.needs import PRIVILEGE
 pytestmark = [
     pytest.mark.pack("jobs"),
     pytest.mark.process,
-    pytest.mark.nightly,  # a round takes minutes, also where nothing else is at work
+    pytest.mark.nightly,  # A round takes minutes, even on an idle machine.
     pytest.mark.needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE),
     pytest.mark.timeout(14500),
 ]
@@ -17,6 +17,6 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("what", "times"), [("laptops", 200), ("boots", 20), ("disks", 50), ("full", 20), ("pairs", 20)]
 )
-def test_whatever_befalls_a_control_host_no_run_is_lost_and_no_machine_forgotten(what, times):
+def test_faults_of_a_control_host_lose_no_run_and_no_machine(what, times):
     done = rig("host_faults", what, "--times", str(times), package="tests.packs.control_host", timeout_s=14000)
     assert done.returncode == 0 and "0 orphans, 0 duplicates, 0 early ends" in done.stdout.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Files that a line names and that stay on this machine when it runs on a control host."""
+"""Files in a command line that stay on this machine when the command runs on a control host."""
 
 from packs.control_host.commands.run_there import left_here
 from tests.world import ROOT

@@ -1,4 +1,4 @@
-"""Words about a control host that name nothing there or no machine, and a copy of its journal that has an age."""
+"""Arguments about a control host that match no file or no machine, and the age of a journal's copy."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from tests.world import ROOT
 
 
 @pytest.mark.parametrize("path", ["", ".", "/", "..", "../env", "var/../../env"])
-def test_only_a_file_or_a_folder_can_be_brought(path, tmp_path):
+def test_only_files_and_folders_can_be_pulled(path, tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "box", "HOME": str(tmp_path)}
     with pytest.raises(UsageError, match="is not a path to copy"):
         move.pull(path, str(tmp_path / "to"), Settings.load(ROOT, environ=environ))
 
 
-def test_here_is_no_control_host(tmp_path):
+def test_this_machine_is_no_control_host(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "here", "HOME": str(tmp_path)}
     with pytest.raises(UsageError, match="the journal has not moved to a control host"):
         move.pull("var/reports", "", Settings.load(ROOT, environ=environ))
@@ -30,7 +30,7 @@ def test_here_is_no_control_host(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.needs("ssh-keygen")
-def test_a_journal_is_rebuilt_from_a_copy_whose_age_is_told_whenever_its_host_was_seen_last(tmp_path):
+def test_rebuilt_journal_reports_the_age_of_its_copy(tmp_path):
     box = {"ip": "127.0.0.1", "port": 1, "user": "me", "identity_file": str(make_key(tmp_path / "key"))}
     (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": "me", "hosts": [box]}}))
     paths = {"SLIPWAY_STATE_FILE": "journal.db", "SLIPWAY_POOLS": "pools.yaml", "SLIPWAY_STORE": "store", "HOME": "."}
@@ -42,7 +42,7 @@ def test_a_journal_is_rebuilt_from_a_copy_whose_age_is_told_whenever_its_host_wa
     copy = ControlHost.of("127.0.0.1:1", settings).copy
     copy.keep(archive.pack(settings.state_file))
     os.utime(copy.path, (time.time() - 7200, time.time() - 7200))
-    copy.note_seen()  # it answered, and no more than that
+    copy.note_seen()  # The host answered a request, without a copy of the journal.
     told = []
     assert move.lost(settings, told.append).host == "127.0.0.1:1"
     assert "the copy of the journal is 2 h 00 min old; runs may have started or ended since then" in told

@@ -8,7 +8,7 @@ from packs.control_host.control.places import HostPlaces
 from tests.world import ROOT
 
 
-def test_a_rehearsal_on_a_control_host_is_on_one(tmp_path):
+def test_rehearsal_on_a_control_host_runs_on_a_control_host(tmp_path):
     places = HostPlaces(tmp_path)
     world = attach.beside(places.state_file) / "world-1"
     world.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The copies of what is kept of runs: all of a run at work, of one that is over only the files."""
+"""Copies of run files: whole folders for live runs, only files for ended runs."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ def names(folder):
     return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
 
 
-def test_a_run_at_work_goes_whole_and_one_that_is_over_without_its_folders_there_and_back(tmp_path):
+def test_live_run_is_copied_whole_and_an_ended_run_without_its_folders(tmp_path):
     here, there, back = (tmp_path / name for name in ("here", "there", "back"))
     for run in ("works", "is-over", "of-somebody"):
         for path in ("run.json", "pod/logs/base.log", "pod/state/verdict.json", "pod/work/large", "kept/code/tasks.py"):
@@ -43,7 +43,7 @@ def test_a_run_at_work_goes_whole_and_one_that_is_over_without_its_folders_there
     assert not (tmp_path / "none").exists()
 
 
-def test_a_file_goes_into_a_folder_that_is_here_and_nothing_of_another_kind_is_replaced(tmp_path):
+def test_file_goes_into_an_existing_folder_and_replaces_no_other_kind(tmp_path):
     there, drafts, here = (tmp_path / name for name in ("there", "drafts", "here"))
     (there / "folder").mkdir(parents=True)
     drafts.mkdir()
@@ -71,7 +71,7 @@ def test_a_file_goes_into_a_folder_that_is_here_and_nothing_of_another_kind_is_r
     assert not list(drafts.iterdir()) and not list(there.glob(".*"))
 
 
-def test_a_large_file_comes_by_itself_and_whole_with_what_lies_beside_it(tmp_path, monkeypatch):
+def test_large_file_is_fetched_separately_and_complete(tmp_path, monkeypatch):
     monkeypatch.setattr(run_files.large_files, "LARGE_BYTES", 1000)
     asked = []
 
@@ -100,12 +100,12 @@ def test_a_large_file_comes_by_itself_and_whole_with_what_lies_beside_it(tmp_pat
     assert alone.read_bytes() == large.read_bytes() and not list(drafts.iterdir())
 
 
-def test_links_come_as_links_and_nothing_of_this_machine_moves(tmp_path, caplog):
+def test_links_arrive_as_links_and_local_files_stay(tmp_path, caplog):
     there, drafts, here = (tmp_path / name for name in ("there", "drafts", "here"))
     drafts.mkdir()
     (there / "otter" / "3").mkdir(parents=True)
     (there / "otter" / "3" / "page.html").write_text("page")
-    own = tmp_path / "own"  # on the control host and on this machine
+    own = tmp_path / "own"  # On the control host and on this machine.
     own.mkdir()
     (own / "thesis.txt").write_text("mine")
     (there / "otter" / "latest").symlink_to("3")
@@ -113,7 +113,7 @@ def test_links_come_as_links_and_nothing_of_this_machine_moves(tmp_path, caplog)
     (there / "otter" / "above").symlink_to("../../own")
     (there / "otter" / "3" / "back").symlink_to("../latest/page.html")
     os.mkfifo(there / "otter" / "pipe")
-    for _ in range(2):  # the second time everything is here already
+    for _ in range(2):  # The second time every file is here already.
         run_files.fetch_path(ThisMachine(), there / "otter", here, drafts)
         assert sorted(one.name for one in here.iterdir()) == ["3", "latest"]
         assert os.readlink(here / "latest") == "3" and (here / "3" / "back").read_text() == "page"
@@ -136,7 +136,7 @@ def test_links_come_as_links_and_nothing_of_this_machine_moves(tmp_path, caplog)
 
 
 class Lying(ThisMachine):
-    """A control host that answers as it likes: what `pack` is said to print, and the bytes of every file."""
+    """A control host that lies: an arbitrary output of `pack`, and arbitrary bytes for every file."""
 
     def __init__(self, said, content=b"", piece=b""):
         self.said, self.content, self.piece = said, content, piece
@@ -181,14 +181,14 @@ GOOD = {"is_folder": True, "large": [["top/weights", 40, 0o644]], "bytes": len(s
         ({"is_folder": False}, "does not hold 'top'"),
     ],
 )
-def test_a_control_host_that_lies_about_what_it_packed_is_told_so_and_writes_nothing(tmp_path, change, words):
+def test_lying_control_host_is_refused_and_no_file_is_written(tmp_path, change, words):
     here = tmp_path / "a" / "b" / "here"
     with pytest.raises(SlipwayError, match=words):
         run_files.fetch_path(Lying({**GOOD, **change}, small()), Path("/srv/top"), here, Path("/srv"))
     assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
 
 
-def test_files_that_lie_about_their_size_or_never_end_are_cut_at_what_was_said(tmp_path):
+def test_files_longer_than_declared_are_cut_at_the_declared_size(tmp_path):
     said = {"is_folder": True, "large": [["top/weights", 100_000, 0o7777]], "bytes": len(small())}
 
     class Endless(Lying):
@@ -202,7 +202,7 @@ def test_files_that_lie_about_their_size_or_never_end_are_cut_at_what_was_said(t
         run_files.fetch_path(Lying(said, b"short"), Path("/srv/top"), tmp_path / "short", Path("/srv"))
 
 
-def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
+def test_files_of_runs_contain_only_these_runs_and_no_other_path(tmp_path):
     here = tmp_path / "runs"
 
     def fetch(content, runs=("top",), over=()):
@@ -230,7 +230,7 @@ def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
 @given(
     mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=200), st.sampled_from(["top/x", "../x", "top/../../x", "/x"])
 )
-def test_any_answer_of_a_control_host_is_words_or_lies_in_the_target(tmp_path_factory, said, name):
+def test_any_answer_of_a_control_host_is_an_error_or_stays_in_the_target(tmp_path_factory, said, name):
     base = tmp_path_factory.mktemp("any")
     machine = Lying(said.decode(errors="replace"), small(name))
     with contextlib.suppress(SlipwayError):
@@ -238,7 +238,7 @@ def test_any_answer_of_a_control_host_is_words_or_lies_in_the_target(tmp_path_fa
     assert {one.name for one in base.iterdir()} <= {"a"} and {one.name for one in (base / "a").glob("*")} <= {"target"}
 
 
-def test_a_disk_keeps_its_reserve(tmp_path):
+def test_disk_keeps_its_reserve(tmp_path):
     assert bounded_tar.room_of(tmp_path) > 0
     with pytest.raises(SlipwayError, match="Free space on the disk, or choose a different place: --to PATH"):
         bounded_tar.refuse_without_room("it", bounded_tar.room_of(tmp_path) + (1 << 40), tmp_path)

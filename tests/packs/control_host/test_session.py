@@ -1,4 +1,4 @@
-"""A command on a control host: it has the streams that sshd opens, and leaves in order when sshd closes them."""
+"""A command on a control host: it uses the streams of sshd, and exits cleanly when sshd closes them."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from tests.hosts import until
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process
-# A signal that arrives after the interpreter's last look and before its sleep is handled when that sleep ends, so every
+# A signal that arrives after the interpreter's last check and before its sleep is handled when the sleep ends, so every
 # sleep is short (seen as two failures of one run, of commands that slept for a minute).
 WAIT = "time.sleep(0.05) for _ in range(1200)"
 
 
 class Served:
-    """A session as sshd starts one: the leader of its own terminal, or of a group of processes with three pipes."""
+    """A session as sshd starts one: the leader of a terminal, or of a process group with three pipes."""
 
     def __init__(self, folder, code, is_terminal, holds=""):
         self.folder, self.said = folder, b""
@@ -45,7 +45,7 @@ class Served:
                 one.close()
 
     def hear(self, words, within_s=30.0):
-        """Read its output until these words are in it."""
+        """Read the session's output until it contains these words."""
         deadline = time.monotonic() + within_s
         while words not in self.said:
             assert select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], self.said
@@ -58,7 +58,7 @@ class Served:
             os.close(one)
 
     def end(self):
-        """Return its exit code."""
+        """Return the session's exit code."""
         if self.stderr != -1:
             return self.process.wait(30)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -71,7 +71,7 @@ def rest(number):
     return b"".join(iter(lambda: os.read(number, 1 << 16), b"")).decode()
 
 
-def test_a_command_has_three_pipes_and_its_end_is_left_in_a_record(tmp_path):
+def test_command_has_three_pipes_and_its_end_is_recorded(tmp_path):
     code = "import sys; t = sys.stdin.read(); print(t.upper()); print(len(t), file=sys.stderr); sys.exit(7)"
     served = Served(tmp_path, code, is_terminal=False)
     os.write(served.stdin, b"word\n" * 1000)
@@ -82,14 +82,14 @@ def test_a_command_has_three_pipes_and_its_end_is_left_in_a_record(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["call.over"], "the record may hold keys"
 
 
-def test_a_copy_that_the_laptop_holds_does_not_come_again(tmp_path):
+def test_copy_that_the_laptop_has_is_not_sent_again(tmp_path):
     served = Served(tmp_path, "", is_terminal=False, holds="its digest")
     assert served.end() == 0
     assert served.outcome()["archive"] == "" and served.outcome()["digest"] == "its digest"
     served.close()
 
 
-def test_keys_reach_the_command_and_ctrl_z_stops_nothing(tmp_path):
+def test_keys_reach_the_command_and_ctrl_z_has_no_effect(tmp_path):
     code = (
         "import sys, time; print('Do this? ', end='', flush=True); print('said', sys.stdin.readline(), flush=True); "
         f"[{WAIT}]"
@@ -104,7 +104,7 @@ def test_keys_reach_the_command_and_ctrl_z_stops_nothing(tmp_path):
     served.close()
 
 
-def test_a_reader_that_leaves_is_noticed_by_the_command(tmp_path):
+def test_command_notices_a_closed_reader(tmp_path):
     served = Served(tmp_path, "import itertools\nfor n in itertools.count(): print(n, flush=True)", is_terminal=False)
     served.hear(b"100")
     os.close(served.stdout)
@@ -113,7 +113,7 @@ def test_a_reader_that_leaves_is_noticed_by_the_command(tmp_path):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_command_whose_laptop_has_left_is_told_so_and_leaves_by_itself(tmp_path, is_terminal):
+def test_command_of_a_disconnected_laptop_gets_a_message_and_exits(tmp_path, is_terminal):
     code = f"""
 import pathlib, signal, sys, time
 def leave(*_):

@@ -1,4 +1,4 @@
-"""A control host: a real sshd with a home of its own, and laptops whose commands all run there."""
+"""A control host on a real sshd with a separate home, and laptops whose commands all run there."""
 
 import contextlib
 import fcntl
@@ -30,13 +30,13 @@ from tests.processes import environ, in_network, pids
 from tests.world import ROOT, World, until
 
 COLUMNS = 117
-ENDED = ("succeeded", "failed", "limit")  # for good
+ENDED = ("succeeded", "failed", "limit")  # For good.
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)
 class Laptop(World):
-    """An installation that knows one machine, `host`; `prefix`: words that run a command in its network."""
+    """An installation that knows one machine, `host`; `prefix` are the words that run a command in its network."""
 
     host: str = ""
     prefix: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Laptop(World):
         return self.folder / "state" / "journal.db"
 
     def begin(self, *words):
-        """Start a command as any world does, but in the network namespace of this one."""
+        """Start a command like `World.begin`, but in the network namespace of this laptop."""
         line = [*self.prefix, sys.executable, "-m", "invoke", *words]
         return subprocess.Popen(
             line,
@@ -91,7 +91,7 @@ def end_all(sshd):
 
 
 def end_network(host):
-    """End whatever runs in the network of a host: what its sessions have left behind, too."""
+    """End every process in the network of a host, including processes left by its sessions."""
     kill(in_network(host.network))
 
 
@@ -102,7 +102,7 @@ def kill(victims):
 
 
 def on_terminal(world, *words, press, within_s=180.0):
-    """Return what a command shows on a terminal, and its exit code; at the first of `press` that key is struck."""
+    """Return the output of a command on a terminal, and its exit code; press a key at the first match of `press`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 31, COLUMNS, 0, 0))
     before = termios.tcgetattr(theirs)
@@ -130,7 +130,7 @@ def on_terminal(world, *words, press, within_s=180.0):
 
 
 @pytest.mark.nightly
-def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_file_says_so(laptop, sshd):
+def test_unreachable_control_host_changes_no_state_and_a_missing_file_is_named(laptop, sshd):
     sshd.stop()
     error = laptop.json("control.up", laptop.host, code=1)["error"]
     assert (
@@ -151,33 +151,33 @@ def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_f
     sshd.start()
 
 
-def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
+def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
     with pytest.raises(JournalMoved, match=laptop.host), Journal.open(laptop.journal, laptop.environ):
         pass
     assert [one.stat().st_mode & 0o777 for one in (places.env, places.state_file)] == [0o600, 0o600]
-    # The run is begun, followed and seen there; its exit code and its JSON are as at home.
+    # The run is started, followed and observed on the control host; exit code and JSON are as on one machine.
     (ROOT / "var").mkdir(exist_ok=True)
     done = laptop.json("launch", "--phase", "base", "--provider", "local", "--yes")
     assert (done["state"], done["ran"][-1]) == ("succeeded", "base")
     assert (places.var / "pods" / done["run"] / "state" / "verdict.json").exists()
     assert not (laptop.folder / "pods").exists()
     assert [row["state"] for row in laptop.json("status")] == ["succeeded"]
-    assert "'nowhere' not found; available" in failed(laptop, "logs", "nowhere")
-    assert failed(laptop, "nosuch", code=2)
-    # Another laptop works through it with words alone, and keeps its own journal.
+    assert "'nowhere' not found; available" in stderr_of(laptop, "logs", "nowhere")
+    assert stderr_of(laptop, "nosuch", code=2)
+    # A second laptop uses the control host with the same words, and keeps its own journal.
     other = laptop_of(tmp_path / "other", sshd, SLIPWAY_CONTROL=laptop.host)
     assert [row["run"] for row in other.json("status")] == [done["run"]]
     assert not other.journal.exists()
-    assert "another installation" in failed(other, "control.up", laptop.host)
-    # On a terminal it is as at home: its width, its keys, and the terminal as it was before.
+    assert "another installation" in stderr_of(other, "control.up", laptop.host)
+    # A terminal behaves as on one machine: its width, its keys, and its restored modes.
     shown, code = on_terminal(laptop, "status", "--watch", press=(b"Ctrl-C ends", b"\x03"))
     assert code == 130 and b"\x1b[?1049h" in shown
     assert max(map(len, shown.split(b"\r\n"))) >= COLUMNS
-    # Where the connection cannot be made, what was known last is told.
+    # Without a connection the last known state is shown.
     sshd.stop()
-    said = failed(laptop, "status", code=1)
+    said = stderr_of(laptop, "status", code=1)
     assert "last seen alive" in said and "control.down --lost" in said
     assert "a different machine" not in said
     sshd.start()
@@ -186,14 +186,14 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     with Journal.open(laptop.journal, laptop.environ) as journal:
         assert journal.installation == up["installation"]
         assert journal.runs() == [done["run"]]
-    assert "not a control host" in failed(other, "status", code=2)
-    assert laptop.json("control.up", laptop.host)["installation"] == up["installation"]  # and there again
+    assert "not a control host" in stderr_of(other, "status", code=2)
+    assert laptop.json("control.up", laptop.host)["installation"] == up["installation"]  # And there again.
 
 
 @pytest.mark.nightly
-def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_changed(laptop, sshd, tmp_path):
+def test_links_are_pulled_as_links_and_local_files_stay_unchanged(laptop, sshd, tmp_path):
     laptop.json("control.up", laptop.host)
-    own = tmp_path / "own"  # on the control host and on the laptop
+    own = tmp_path / "own"  # On the control host and on the laptop.
     own.mkdir()
     (own / "thesis.txt").write_text("mine")
     before = (own / "thesis.txt").stat()
@@ -209,7 +209,7 @@ def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_chang
     ):
         (otter / name).symlink_to(target)
     here = tmp_path / "here"
-    for _ in range(2):  # the second time everything is here already
+    for _ in range(2):  # The second time every file is here already.
         process = laptop.begin("control.pull", "var/reports/otter", "--to", str(here), "--json")
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and json.loads(out) == {"path": str(here)}, err
@@ -224,15 +224,15 @@ def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_chang
     assert sorted(one.name for one in otter.iterdir()) == ["3", "above", "key", "latest", "mine"]
 
 
-def failed(world, *words, code=2):
-    """Return what a command prints on stderr as it exits with `code`."""
+def stderr_of(world, *words, code=2):
+    """Return the stderr of a command that must exit with `code`."""
     process = world.begin(*words)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code and "Traceback" not in err, (process.returncode, err)
     return err
 
 
-# Rented machines: the market is a world of its own, which neither laptop nor control host takes along.
+# Rented machines: the market is a separate world, which moves with neither laptop nor control host.
 
 CRONTAB = """#!/bin/sh
 [ "$1" = -l ] || exec cat > "$HOME/cron"
@@ -247,11 +247,11 @@ class Renting:
 
     laptop: Laptop
     places: HostPlaces
-    home: Path  # of the control host
+    home: Path  # Of the control host.
     world: attach.Running
 
     def up(self):
-        """Move the installation; from then on the control host deals with the market, too."""
+        """Move the installation; from then on the control host uses the market, too."""
         told = self.laptop.json("control.up", self.laptop.host)
         with self.places.env.open("a") as file:
             file.write(f"SLIPWAY_REHEARSAL='{self.home}'\n")
@@ -263,7 +263,7 @@ class Renting:
 
 @pytest.fixture
 def renting(request, tmp_path, sshd):
-    """The control host has cron, and no systemd of the user. A parameter is the speed of the market's clock."""
+    """Yield a control host with cron and without a user systemd. The parameter is the speed of the market's clock."""
     places = places_of(sshd)
     (sshd.folder / "bin").mkdir()
     for name, text in (("crontab", CRONTAB), ("systemctl", "#!/bin/sh\nexit 1\n")):
@@ -289,7 +289,7 @@ def renting(request, tmp_path, sshd):
 
 @pytest.fixture(scope="session")
 def control_environment():
-    """Make the environment of a control host's commands, before a test is in networks without a way out."""
+    """Create the environment of a control host's commands before a test enters networks without a route out."""
     environment.ensure("control", ROOT, cache_folder.default_cache(), "", print)
 
 
@@ -299,7 +299,7 @@ def billing(world):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_meanwhile_succeeds(renting, sshd):
+def test_cron_restarts_the_work_after_a_boot_and_a_preempted_run_succeeds(renting, sshd):
     assert renting.up()["boot"] == "cron"
     run = renting.laptop.json("launch", *SPOT, "--phase", "base", "--detach")["run"]
     until(lambda: renting.row(run).get("step") == "base", "work", within_s=300)
@@ -319,20 +319,20 @@ def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(renting, sshd, tmp_path):
+def test_lost_control_host_costs_no_pod_and_its_runs_continue(renting, sshd, tmp_path):
     renting.up()
     first = renting.laptop.json("launch", *SPOT, "--phase", "base", "--detach")["run"]
     (copy,) = (renting.laptop.folder / "state").glob("journal-control/*/copy")
     shutil.copy(copy, tmp_path / "copy")
     second = renting.laptop.json("launch", *SPOT, "--phase", "base", "--profile", "smoke", "--detach")["run"]
-    shutil.copy(tmp_path / "copy", copy)  # as if what came back of the second had been lost
+    shutil.copy(tmp_path / "copy", copy)  # As if the copy with the second run had been lost.
     end_all(sshd)
     shutil.rmtree(renting.places.root)
     sshd.start()
-    assert "control.down --lost" in failed(renting.laptop, "control.down", code=1)
+    assert "control.down --lost" in stderr_of(renting.laptop, "control.down", code=1)
     renting.laptop.json("control.down", "--lost", "--yes")
     rows = {row["run"]: row["state"] for row in renting.laptop.json("status")}
-    # No row knew the second one: it is found, and kept. The first may be through by now.
+    # No row described the second run: it is found, and kept. The first run may have ended by now.
     assert rows.pop(second) == "lost" and rows in ({first: "running"}, {first: "succeeded"})
     assert billing(renting.world)
     assert renting.laptop.json("down", second)["ended"] == [second]
@@ -343,12 +343,12 @@ def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(re
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp_path, control_environment, hosts):
+def test_run_continues_without_its_laptop_after_the_hand_over(request, tmp_path, control_environment, hosts):
     box, cable = hosts(2)
     cache = cache_folder.default_cache()
     share(box, cache)
     request.addfinalizer(lambda: end_network(box))
-    # The Python of its market's machines is the one that environments are there for.
+    # The market's machines use the Python of the existing environments.
     box.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={cache} OMP_NUM_THREADS=1 PATH={sys.base_prefix}/bin:{os.defpath}"]
     box.stop()
     box.start()
@@ -361,7 +361,7 @@ def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp
         assert line, said
         said += line
     cable.cut()
-    # What follows is seen by another laptop, which was not there before.
+    # A laptop that was absent before observes the rest.
     other = laptop_of(tmp_path / "other", box, SLIPWAY_CONTROL=laptop.host)
     (row,) = until(
         lambda: [one for one in other.json("status", "--rehearse") if one["state"] in ENDED], "its end", within_s=600
@@ -374,13 +374,13 @@ def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp
 
 @pytest.mark.pack("jobs")
 @pytest.mark.nightly
-def test_the_logs_of_runs_that_are_over_go_along_to_the_control_host_and_come_home(laptop, sshd):
+def test_logs_of_ended_runs_move_to_the_control_host_and_back(laptop, sshd):
     def ran(*words):
         return laptop.json("launch", "--yes", *words)["run"]
 
     before = {kind: ran("--provider", kind, "--cmd", f"echo on-{kind}-before") for kind in ("local", "ssh")}
     laptop.json("control.up", laptop.host)
-    (laptop.folder / "pods").rename(laptop.folder / "away")  # it is not on that host
+    (laptop.folder / "pods").rename(laptop.folder / "away")  # The path is absent on the host.
     for kind, run in before.items():
         assert f"on-{kind}-before" in laptop.inv("logs", run)
         process = laptop.begin("logs", run, "--follow")
@@ -394,7 +394,7 @@ def test_the_logs_of_runs_that_are_over_go_along_to_the_control_host_and_come_ho
     for run, said in told:
         assert said in laptop.inv("logs", run)
     places_of(sshd).about.parent.mkdir(parents=True)
-    places_of(sshd).about.write_bytes(about)  # as on a host that was declared lost, and comes back
+    places_of(sshd).about.write_bytes(about)  # As on a host that was declared lost, and returns.
     laptop.json("control.up", laptop.host)
     for run, said in told:
         assert said in laptop.inv("logs", run)

@@ -1,4 +1,4 @@
-"""The near end of a command on a control host: streams and terminal by a real sshd, and records that end in words."""
+"""The local end of a command on a control host: streams and terminal over a real sshd, and records with an outcome."""
 
 import contextlib
 import fcntl
@@ -44,19 +44,19 @@ def test_a_record_is_the_outcome():
         ([], "expected an object"),
     ],
 )
-def test_an_end_that_cannot_be_read_is_told_in_words(over, words):
+def test_unreadable_outcome_is_reported_with_a_reason(over, words):
     with pytest.raises(SlipwayError, match=f"has ended, but the result cannot be read: .*{words}.*; see: ./inv status"):
         terminal.outcome_of(json.dumps(over))
 
 
-def test_a_reason_with_escapes_steers_no_terminal():
+def test_reason_with_escape_sequences_does_not_control_the_terminal():
     found = terminal.outcome_of(json.dumps({**GOOD, "problem": "\x1b]52;c;AAAA\x07" + "x" * 10_000}))
     assert found.problem.startswith("\\x1b]52;c;AAAA\\x07xxx") and len(found.problem) == terminal.MOST_PROBLEM
 
 
 @settings(max_examples=300, deadline=None)
 @given(mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=20))
-def test_any_record_is_an_outcome_or_words(over):
+def test_any_record_is_an_outcome_or_an_error(over):
     try:
         found = terminal.outcome_of(over.decode(errors="replace"))
     except SlipwayError:
@@ -91,7 +91,7 @@ def lend(sshd, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.needs("sshd", "ssh-keygen", "ssh")
-def test_in_pipes_both_outputs_stay_apart_and_the_exit_code_comes_back(lend):
+def test_pipes_keep_both_outputs_apart_and_return_the_exit_code(lend):
     code = "import os, sys; print(sys.stdin.read(), os.isatty(1)); print('talk', file=sys.stderr); sys.exit(3)"
     done = subprocess.run(lend(code), input="said", capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (3, "said False\n", "talk\n")
@@ -99,8 +99,8 @@ def test_in_pipes_both_outputs_stay_apart_and_the_exit_code_comes_back(lend):
 
 @pytest.mark.process
 @pytest.mark.needs("sshd", "ssh-keygen", "ssh")
-def test_a_terminal_that_changes_its_size_does_so_there(lend):
-    # The signal may come while the first line is printed, and a print within a print is an error.
+def test_terminal_size_changes_reach_the_command(lend):
+    # The signal may arrive during the first print, and a nested print is an error.
     code = (
         "import os, signal, time; "
         "tell = lambda *_: os.write(1, repr(os.get_terminal_size(0)).encode()) and os._exit(5); "
@@ -113,7 +113,7 @@ def test_a_terminal_that_changes_its_size_does_so_there(lend):
         os.execv(sys.executable, lend(code))
     shown, is_resized = b"", False
     resize(terminal_of, 30, 111)
-    with contextlib.suppress(OSError):  # so a terminal ends
+    with contextlib.suppress(OSError):  # This ends the terminal.
         while piece := os.read(terminal_of, 1 << 16):
             shown += piece
             if b"ready 111\r\n" in shown and not is_resized:
@@ -126,7 +126,7 @@ def test_a_terminal_that_changes_its_size_does_so_there(lend):
 
 @pytest.mark.process
 @pytest.mark.needs("sshd", "ssh-keygen")
-def test_how_a_command_ended_is_fetched_once_and_one_that_did_not_begin_is_told_from_one_that_was_lost(sshd, tmp_path):
+def test_outcome_is_fetched_once_and_an_unstarted_command_differs_from_a_lost_one(sshd, tmp_path):
     with Ssh(sshd.address, tmp_path / "pins") as machine:
         host, record = ControlHost("box", machine, tmp_path), tmp_path / "calls" / "1.json"
         record.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The conclusions of a drill about a vendor that is as its documents say, and about ones that differ in one thing."""
+"""Conclusions of a drill about a vendor that follows its documents, and about vendors with one deviation."""
 
 from dataclasses import replace
 
@@ -56,9 +56,9 @@ def pod(one, **facts):
 
 
 def life(one, began_at, **facts):
-    """A pod from its request to its absence: created, looked at twice, billed, deleted, gone.
+    """Return the calls of a pod's life: created, observed twice, billed, deleted, gone.
 
-    Its listing shows no limits, as Shadeform's does not.
+    The listing shows no limits, like Shadeform's listing.
     """
 
     def asked(verb, after_s, **about):
@@ -94,7 +94,7 @@ def of_worker(**facts):
 
 
 def changed(verb, number, **facts):
-    """The evidence with one of its verbs answered otherwise."""
+    """Return the evidence with a different answer to one verb."""
     found = [index for index, one in enumerate(HONEST.asked) if one.verb == verb]
     asked = [replace(one, **facts) if index == found[number] else one for index, one in enumerate(HONEST.asked)]
     return replace(HONEST, asked=tuple(asked))
@@ -104,10 +104,10 @@ def broken(seen):
     return {one.clause: one.seen for one in clauses.judge(seen) if one.state == BROKEN}
 
 
-def test_a_vendor_that_is_as_its_documents_say_breaks_nothing():
+def test_vendor_that_follows_its_documents_breaks_no_clause():
     found = clauses.judge(HONEST)
     assert {one.clause: one.state for one in found} == dict.fromkeys([one.clause for one in found], KEPT)
-    assert "self-end" not in {one.clause for one in found}  # its pods cannot
+    assert "self-end" not in {one.clause for one in found}  # Shadeform's pods cannot delete themselves.
 
 
 DELETED_LATE = replace(HONEST, asked=tuple(
@@ -148,27 +148,27 @@ FLICKERING = replace(HONEST, asked=tuple(sorted(
         (replace(HONEST, trials=(replace(WORKED, is_gone=False), STRAYED)), "nothing left", "the worker (m-1)"),
     ],
 )  # fmt: skip
-def test_one_thing_that_differs_is_named_with_what_was_seen(seen, clause, words):
+def test_single_deviation_is_named_with_the_observation(seen, clause, words):
     found = broken(seen)
     assert words in found.pop(clause)
-    assert found.keys() <= {"nothing left"}  # what is still listed at the end is left as well
+    assert found.keys() <= {"nothing left"}  # A machine that is still listed at the end also counts as left.
 
 
-def test_a_request_that_was_answered_with_an_error_and_done_is_judged_by_what_the_listing_shows():
+def test_request_that_failed_but_was_executed_is_judged_by_the_listing():
     found = {one.clause: one.state for one in clauses.judge(changed("create", 0, error="SlipwayError: 500", pods=()))}
     assert found["listing"] == found["token"] == KEPT
     unknown = replace(changed("create", 0, error="SlipwayError: 500"), trials=(replace(WORKED, pod_id=""), STRAYED))
     assert {one.clause: one.state for one in clauses.judge(unknown)}["listing"] == UNREACHED
 
 
-def test_what_was_not_tried_is_neither_kept_nor_broken():
+def test_untested_clause_is_neither_kept_nor_broken():
     found = clauses.judge(Evidence(vendor=VENDOR))
     states = {one.clause: one.state for one in found}
     assert states.pop("nothing left") == KEPT
     assert set(states.values()) == {UNREACHED}
 
 
-def test_the_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_one_is_none(tmp_path):
+def test_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_report_is_ignored(tmp_path):
     reports, at = Reports.beside(tmp_path / "journal.sqlite"), 1_790_100_000
     assert reports.cite({"lium": "mine", "shadeform": "mine"}, at) == [
         "never drilled: lium, shadeform; next: inv drill --provider lium"
@@ -193,8 +193,8 @@ def test_the_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_one
     assert reports.cite({"lium": "mine"}, at)[0].endswith("19 of 19 clauses kept")
 
 
-def test_a_listing_in_the_second_of_a_deletion_came_after_it():
-    """A clock that is known to the second tells neither which was first nor that time goes on."""
+def test_listing_in_the_second_of_a_deletion_counts_as_later():
+    """A clock with a resolution of seconds shows neither the order of two events nor the progress of time."""
     asked = [one for one in HONEST.asked if not any(pod.state == "ending" for pod in one.pods)]
     same = [
         replace(one, began_at=asked[number - 1].began_at, ended_at=asked[number - 1].began_at - 0.1)
@@ -212,13 +212,13 @@ def states(seen):
 
 
 def without_bill(*at_s):
-    """The evidence of a vendor that was asked for the bill at these times, and told none."""
+    """Return the evidence of a vendor that was asked for the bill at these times, without an answer."""
     asked = [one for one in HONEST.asked if one.verb != "billed"]
     asked += [VerbCall(verb="billed", began_at=at, ended_at=at, word="m-1") for at in at_s]
     return replace(HONEST, asked=tuple(asked))
 
 
-def test_what_the_vendor_should_have_answered_and_has_not_is_a_failure_after_an_hour():
+def test_missing_answer_of_the_vendor_is_a_failure_after_an_hour():
     assert states(without_bill(210, 3700))["bill"] == UNTOLD
     assert "never answered" in broken(without_bill(210, 3900))["bill"]
     silent = [replace(one, error="SlipwayError: no answer", pods=()) for one in HONEST.asked if one.verb == "list"]
@@ -228,7 +228,7 @@ def test_what_the_vendor_should_have_answered_and_has_not_is_a_failure_after_an_
     assert broken(replace(HONEST, asked=(*silent, late))).keys() >= {"token", "listing"}
 
 
-def test_a_vendor_whose_client_has_no_bill_is_not_asked_for_one():
+def test_vendor_without_a_bill_is_not_asked_for_a_bill():
     quiet = replace(without_bill(210, 3900), vendor=replace(VENDOR, tells_bills=False))
     assert "bill" not in states(quiet) and not clauses.unanswered(quiet)
     assert clauses.unanswered(without_bill(210)).keys() == {"billed"}
@@ -241,7 +241,7 @@ WITH_SPOT = replace(HONEST, vendor=replace(VENDOR, spot=True), trials=(*HONEST.t
 
 
 def unlisted(seen, one):
-    """The evidence in which no listing has that machine."""
+    """Return the evidence without this machine in any listing."""
     asked = [
         replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id)) if call.verb == "list" else call
         for call in seen.asked
@@ -249,7 +249,7 @@ def unlisted(seen, one):
     return replace(seen, asked=tuple(asked))
 
 
-def test_a_spot_machine_must_be_in_the_listing_with_its_token_at_its_bid():
+def test_spot_machine_must_be_listed_with_its_token_at_its_bid():
     (found,) = [one for one in clauses.judge(WITH_SPOT) if one.clause == "spot"]
     assert (found.state, found.api) == (KEPT, "SECURE spot")
     assert {one.api for one in clauses.judge(WITH_SPOT) if one is not found and one.clause != "spot"} == {"on demand"}
@@ -264,11 +264,11 @@ def test_a_spot_machine_must_be_in_the_listing_with_its_token_at_its_bid():
 
 @pytest.mark.parametrize(("works", "expected"), [
     ((True, True), (KEPT, KEPT)),
-    ((False, True), (REFUSED, KEPT)),  # one is enough
+    ((False, True), (REFUSED, KEPT)),  # One listing is enough.
     ((False, False), (BROKEN, BROKEN)),
     ((True,), (KEPT, UNREACHED)),
 ])  # fmt: skip
-def test_each_request_by_which_a_pod_deletes_itself_has_a_result_of_its_own(works, expected):
+def test_each_self_delete_request_has_a_separate_result(works, expected):
     names = ("DELETE /v2/pods", "POST /graphql")
     tried = tuple(
         SelfDelete(name=name, answer="204" if is_gone else "403", is_gone=is_gone)
@@ -279,20 +279,20 @@ def test_each_request_by_which_a_pod_deletes_itself_has_a_result_of_its_own(work
     assert len(LEAVERS) == len(names)
 
 
-def test_a_request_to_rent_that_is_refused_for_its_rate_is_judged_only_where_that_happened():
+def test_rate_limited_rent_request_is_judged_only_after_it_occurred():
     assert "throttle" not in states(HONEST)
     assert states(replace(HONEST, throttled=1))["throttle"] == KEPT
     refused = [replace(one, error="RateLimited: 429") if one.verb == "create" else one for one in HONEST.asked]
     assert "none served" in broken(replace(HONEST, throttled=3, asked=tuple(refused)))["throttle"]
 
 
-def test_a_machine_that_never_boots_is_named_with_its_last_state():
+def test_machine_that_never_boots_is_named_with_its_last_state():
     asked = [replace(one, pods=tuple(replace(pod, state="booting") for pod in one.pods)) for one in HONEST.asked]
     given_up = replace(HONEST, asked=tuple(asked), trials=(replace(WORKED, failure="no address in time"), STRAYED))
     assert "still booting after 3 min" in broken(given_up)["boot"]
 
 
-def test_where_a_boot_resets_the_timer_only_what_follows_its_setting_again_is_judged():
+def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
     """Lium replaces the exact end by whole hours from the boot; a launch then sets the exact end again."""
     replaced = [
         replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
@@ -315,7 +315,7 @@ def test_where_a_boot_resets_the_timer_only_what_follows_its_setting_again_is_ju
     assert "timer" in broken(replace(resets, asked=tuple(late)))
 
 
-def test_a_machine_that_shows_no_end_while_it_boots_is_named():
+def test_machine_without_an_end_time_during_boot_is_named():
     booting = [
         replace(one, pods=tuple(replace(pod, state="booting", ends_at=None) for pod in one.pods))
         if one.verb == "find" and one.began_at == 9
@@ -325,30 +325,30 @@ def test_a_machine_that_shows_no_end_while_it_boots_is_named():
     assert "none in 1 of 1 row" in broken(replace(HONEST, asked=tuple(booting)))["timer before boot"]
 
 
-def test_a_slice_that_counts_as_a_whole_gpu_is_a_failure():
+def test_slice_that_counts_as_a_whole_gpu_is_a_failure():
     one = Slice(kind="NVIDIA H100 MIG 1g.10gb", whole="")
     assert states(replace(HONEST, slices=(one,)))["slices"] == states(HONEST)["slices"] == KEPT
     assert "NVIDIA H100 MIG" in broken(replace(HONEST, slices=(replace(one, whole="H100-SXM"),)))["slices"]
 
 
-def test_the_disk_of_a_bill_costs_what_the_price_list_says():
+def test_disk_on_a_bill_costs_the_listed_price():
     def billed(disk_micro_usd):
         trial = replace(WORKED, offer=replace(OFFER, disk_bytes=100 * 10**9))
         seen = replace(changed("billed", 0, disk_micro_usd=disk_micro_usd), trials=(trial, STRAYED))
         return {one.clause: one for one in clauses.judge(seen)}
 
     assert "disk price" not in states(HONEST)
-    assert billed(800)["disk price"].state == KEPT  # 100 GB for 3.5 min at 0.10 USD per GB and month
+    assert billed(800)["disk price"].state == KEPT  # 100 GB for 3.5 min at 0.10 USD per GB and month.
     assert billed(60_000)["disk price"].state == BROKEN
 
 
-def test_a_refusal_in_unknown_words_is_judged_only_where_it_came():
+def test_refusal_in_unknown_words_is_judged_only_after_it_occurred():
     assert "refusal" not in states(HONEST)
     seen = replace(HONEST, unknown_refusals=("409: NEW_CODE",))
     assert "1 answer unknown to Slipway, the first '409: NEW_CODE'" in broken(seen)["refusal"]
 
 
-def test_that_v2_alone_lists_a_spot_machine_is_asked_at_the_api_of_that_machine():
+def test_spot_machine_listed_only_by_v2_is_checked_with_the_api_of_the_machine():
     for answer, state in ((True, KEPT), (False, REFUSED)):
         (found,) = [one for one in clauses.judge(replace(WITH_SPOT, spot_in_v2=answer)) if one.clause == "spot in v2"]
         assert (found.state, found.api) == (state, "SECURE spot")

@@ -1,4 +1,4 @@
-"""The words of `inv drill`: what cannot be planted is said before a machine is looked for."""
+"""The words of `inv drill`: an unknown fault to plant is refused before any search for a machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from packs.drill.commands.drill import DrillFlags, drill
     ("late-tmer", "--plant late-tmer: known: all, price, token, no-timer, late-timer"),
     ("late-timer", "--plant needs a rehearsal"),
 ])  # fmt: skip
-def test_what_cannot_be_planted_is_refused_before_anything_is_planned_or_asked(name, why, tmp_path, monkeypatch):
+def test_unknown_planted_fault_is_refused_before_any_plan_or_question(name, why, tmp_path, monkeypatch):
     for variable, path in (("SLIPWAY_STATE_FILE", "journal.db"), ("SLIPWAY_STORE", "store"), ("HOME", ".")):
         monkeypatch.setenv(variable, str(tmp_path / path))
     with pytest.raises(UsageError, match=why):

@@ -1,4 +1,4 @@
-"""Drills of the rehearsed vendors: honest ones break no clause, and what is planted is found."""
+"""Drills of the rehearsed vendors: honest vendors break no clause, and planted faults are found."""
 
 import json
 import re
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),
-    pytest.mark.timeout(3600),  # a guard against hangs: all of them take minutes, each with machines of its own
+    pytest.mark.timeout(3600),  # Guard against hangs: all tests take minutes, with separate machines each.
 ]
 
 
@@ -22,7 +22,7 @@ def user(tmp_path_factory):
 
 
 @pytest.mark.parametrize("vendor", list(VENDORS))
-def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(user, vendor):
+def test_drill_of_an_honest_vendor_breaks_no_clause_leaves_no_machine_and_is_cited(user, vendor):
     process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
@@ -40,7 +40,7 @@ def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(
     assert cited["broken"] == [] and set(cited["kept"]) == states.keys() - refused.keys()
 
 
-def test_one_refusal_for_its_rate_is_no_difference(user):
+def test_single_rate_limit_makes_no_difference(user):
     user.world.tell("/faults", {"requests": [{"call": "create", "kind": "throttle", "skip": 1}]})
     process = user.begin("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json")
     out, err = process.communicate(timeout=600)
@@ -50,7 +50,7 @@ def test_one_refusal_for_its_rate_is_no_difference(user):
 
 
 @pytest.mark.parametrize("vendor", list(VENDORS))
-def test_planted_differences_are_found(user, vendor):
+def test_planted_faults_are_found(user, vendor):
     process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json", "--plant", "all")
     out, err = process.communicate(timeout=3500)
     assert process.returncode == 0, err

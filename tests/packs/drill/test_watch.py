@@ -1,4 +1,4 @@
-"""The watch over a provider: what it notes of a catalog."""
+"""The watch over a provider: its notes about a catalog."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ WHOLE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
 
 class Catalog:
-    """A vendor that has these kinds of GPU on offer."""
+    """A vendor that offers these kinds of GPU."""
 
     def __init__(self, *kinds: str) -> None:
         self.offers = [Offer(provider="v", offer_id=one, instance_type=one, gpu=gpus.name(one)) for one in kinds]
@@ -30,13 +30,13 @@ def seen(*kinds: str) -> list[Slice]:
     return list(watch.slices.values())
 
 
-def test_a_slice_that_has_a_name_of_its_own_counts_as_no_whole_gpu():
-    """The table of GPUs names slices, too: that one is asked for by its own name is no mistake."""
+def test_slice_with_a_name_of_its_own_counts_as_no_whole_gpu():
+    """The table of GPUs names slices, too: a slice requested by its own name is no mistake."""
     kind = f"{WHOLE} MIG 1g.24gb"
     assert seen(WHOLE, kind) == [Slice(kind=kind, whole="")]
 
 
-def test_a_slice_that_counts_as_a_whole_gpu_is_noted_with_the_name_of_that():
+def test_slice_that_counts_as_a_whole_gpu_is_noted_with_the_name_of_the_gpu():
     kind = f"{WHOLE} MIG 1g.24gb"
     market: Any = Catalog(WHOLE)
     market.offers = [Offer(provider="v", offer_id=kind, instance_type=kind, gpu="RTXPRO6000")]

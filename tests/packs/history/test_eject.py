@@ -1,4 +1,4 @@
-"""A run as plain files: what its script sets for each step, and what it says of where it runs."""
+"""A run as plain files: the variables that its script sets per step, and its notes about the machine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ echo "$@, threads ${OMP_NUM_THREADS:-usual}, NOTE=$NOTE"
 
 @pytest.fixture
 def make(tmp_path):
-    """Return what writes the files of a run of a tokenizer and a phase, which computed with `machine`."""
+    """Return a function that writes the files of a run of a tokenizer and a phase on `machine`."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     for name in (*eject.CODE, "made"):
@@ -68,7 +68,7 @@ def run(folder, torch):
     return subprocess.run(["sh", folder / "run.sh"], env=environ, cwd="/", capture_output=True, text=True, check=True)
 
 
-def test_each_step_has_the_variables_of_the_run_and_the_threads_that_it_had(make):
+def test_each_step_has_the_variables_and_the_threads_of_the_run(make):
     machine = {"device": "cpu", "threads": 3, "units": "AVX2", "torch": "2.13.0+cpu"}
     one, folder = make(machine)
     assert receipt.environ_of(one, one.steps[1]) == {"NOTE": "it's two words", "OMP_NUM_THREADS": "3"}
@@ -87,9 +87,7 @@ def test_each_step_has_the_variables_of_the_run_and_the_threads_that_it_had(make
     ("", ["-m pip install uv",
           "-m uv pip install --python venv/bin/python --torch-backend cpu -r requirements.txt"]),
 ])  # fmt: skip
-def test_a_run_on_a_cpu_gets_pytorch_for_cpus_from_pip_or_else_from_the_index_that_uv_knows(
-    make, tmp_path, torch, asked
-):
+def test_run_on_a_cpu_gets_the_cpu_pytorch_from_pip_or_the_index_known_to_uv(make, tmp_path, torch, asked):
     _, plain = make({})
     (tmp_path / "bin").mkdir()
     fake = f"""#!/bin/sh
@@ -107,7 +105,7 @@ case "$*" in *+cpu) [ -n "{torch}" ];; esac
     assert others == asked
 
 
-def test_what_is_not_known_of_the_machine_is_not_made_up(make):
+def test_unknown_facts_about_the_machine_are_not_invented(make):
     _, folder = make(None)
     said = run(folder, "2.13.0")
     assert "-m trainer base --config config/base.json, threads 7, NOTE=" in said.stdout and said.stderr == ""

@@ -1,4 +1,4 @@
-"""A checkpoint folder of nanochat: converted without running a word of it, trained on, talked to."""
+"""A checkpoint folder of nanochat: converted without running its code, trained on, used in a chat."""
 
 import json
 import pickle
@@ -42,7 +42,7 @@ def nanochat_name(name: str) -> str:
 
 
 def saved(base: Path, words: Path):
-    """A checkpoint folder, the tokenizer where nanochat has it; the same model as transformers computes it."""
+    """Return a checkpoint folder with the tokenizer at nanochat's path, and the same model computed by transformers."""
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
     torch.manual_seed(3)
@@ -63,7 +63,7 @@ def saved(base: Path, words: Path):
     folder.mkdir(parents=True)
     weights = {nanochat_name(name): one for name, one in model.state_dict().items()}
     torch.save(weights, folder / "model_000700.pt")
-    torch.save({}, folder / "model_000650.pt")  # an older step
+    torch.save({}, folder / "model_000650.pt")  # An older step.
     sizes = {"sequence_len": 128, "vocab_size": VOCAB, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
     (folder / "meta_000700.json").write_text(json.dumps({"step": 700, "model_config": sizes}))
     (base / "tokenizer").mkdir()
@@ -72,7 +72,7 @@ def saved(base: Path, words: Path):
 
 
 def pickled(words: tokenizers.Tokenizer) -> bytes:
-    """Return a pickled encoding with these words, like those of tiktoken, which is not here."""
+    """Return a pickled encoding with these words, like an encoding of tiktoken, which is not installed here."""
     from data.tokens.bpe import byte_letters
 
     letters = byte_letters()
@@ -102,7 +102,7 @@ def pickled(words: tokenizers.Tokenizer) -> bytes:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(world, inputs, monkeypatch, capfd):
+def test_nanochat_checkpoint_is_trained_on_and_used_in_a_chat_but_not_exported(world, inputs, monkeypatch, capfd):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, theirs = saved(world.root / "nanochat", inputs[0] / "tokenizer")
     spec = init_model.look(str(folder), Settings.load(ROOT))
@@ -149,7 +149,7 @@ class Evil:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["weights", "tokenizer"])
-def test_a_pickle_that_would_run_code_is_refused_and_runs_none(world, inputs, monkeypatch, capfd, which):
+def test_pickle_that_would_run_code_is_refused_and_runs_no_code(world, inputs, monkeypatch, capfd, which):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, _ = saved(world.root / "nanochat", inputs[0] / "tokenizer")
     ran = world.root / "ran"
@@ -172,7 +172,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(world, inputs, mo
         ({"model_config": {"window_pattern": "SSSL"}}, "sliding windows are not supported"),
     ],
 )
-def test_a_folder_of_another_nanochat_is_refused_before_anything_is_planned(tmp_path, meta, words):
+def test_folder_of_a_different_nanochat_version_is_refused_before_planning(tmp_path, meta, words):
     (tmp_path / "model_000001.pt").touch()
     if meta is not None:
         if "window_pattern" in meta["model_config"]:

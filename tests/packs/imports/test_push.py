@@ -1,4 +1,4 @@
-"""inv ckpt.push FOLDER: a checkpoint and a tokenizer of nanochat in a store, before a first run on rented machines."""
+"""`inv ckpt.push FOLDER`: a nanochat checkpoint and tokenizer in a store, before a first run on rented machines."""
 
 import pytest
 
@@ -12,9 +12,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.mark.nightly
-def test_a_checkpoint_and_a_tokenizer_of_nanochat_are_put_into_a_store_and_trained_on_without_the_folder(
-    inputs, tmp_path
-):
+def test_nanochat_checkpoint_in_a_store_is_trained_on_without_the_folder(inputs, tmp_path):
     folder, _ = saved(tmp_path / "nanochat", inputs[0] / "tokenizer")
     words, store = folder.parents[1] / "tokenizer", str(tmp_path / "hub")
     world = World(tmp_path / "user", {})
@@ -41,7 +39,7 @@ def test_a_checkpoint_and_a_tokenizer_of_nanochat_are_put_into_a_store_and_train
         ("words/tokenizer.pkl", "is not a tokenizer of nanochat"),
     ],
 )
-def test_a_folder_that_is_not_of_nanochat_is_refused_in_words(tmp_path, name, words):
+def test_foreign_folder_is_refused_with_a_reason(tmp_path, name, words):
     path = tmp_path / name
     path.parent.mkdir()
     path.write_text("no pickle")

@@ -1,3 +1,3 @@
-"""The fixture by which a test leaves the phases and extensions of its process as they were, as for the flows."""
+"""Fixture that restores the phases and extensions of the process after a test, shared with the tests of flows."""
 
 from tests.flows.conftest import as_before as as_before

@@ -1,4 +1,4 @@
-"""Run by the python of the `skypilot` environment: for each job file on stdin, why SkyPilot refuses it, as JSON."""
+"""Program for the `skypilot` environment's Python: prints, as JSON, SkyPilot's refusal of each job file on stdin."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ def verdict(text: str) -> str:
     try:
         for one in yaml.safe_load_all(text):
             sky.Task.from_yaml_config(one)
-    except Exception as error:  # SkyPilot raises a dozen kinds
+    except Exception as error:  # SkyPilot raises a dozen kinds.
         return f"{type(error).__name__}: {error}"
     return ""
 

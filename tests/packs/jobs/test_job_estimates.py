@@ -1,4 +1,4 @@
-"""The time of the job files of the examples: the same in a plan, in `inv cost`, in `inv fit` and on the pack's page."""
+"""Estimated times of the example job files: equal in a plan, in `inv cost`, in `inv fit` and on the pack's page."""
 
 import re
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
 
 @pytest.mark.pack("bits")
 @pytest.mark.pack("blocks")
-def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(settings, capsys):
+def test_one_job_has_the_same_estimate_in_plan_cost_fit_and_page(settings, capsys):
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     own = replace(settings, given={"STAGE": "2"})
     told = quotes.work_named("", asked(stage="2"), own)

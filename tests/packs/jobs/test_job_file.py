@@ -1,4 +1,4 @@
-"""A job file: what is read, what is refused with its line, and what machine it asks for."""
+"""A job file: its keys, refusals with the line number, and the requested machine."""
 
 import os
 from dataclasses import replace
@@ -22,7 +22,7 @@ def wanted(tmp_path, resources, provider="", is_rented=True, **typed):
     return machines.wishes(task, MachineSpec(**typed), provider, is_rented, "job.yaml")
 
 
-def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
+def test_job_file_is_distinguished_from_a_flag_file_by_its_keys(tmp_path):
     for text, is_job in (
         ("run: x", True),
         ("setup: x\n", True),
@@ -38,7 +38,7 @@ def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
         assert (work_kinds.of_file(path) is not None) is is_job, text
 
 
-def test_every_key_of_a_task_is_read_as_it_was_written(tmp_path):
+def test_every_key_of_a_task_is_read_as_written(tmp_path):
     (tmp_path / "data").mkdir()
     (task,) = job(
         tmp_path,
@@ -63,7 +63,7 @@ resources:
     assert machines.recovery_of(task) == (2, (33, 34))
 
 
-def test_a_pipeline_has_the_name_of_its_head_and_its_tasks_in_order(tmp_path):
+def test_pipeline_has_the_name_of_its_head_and_its_tasks_in_order(tmp_path):
     file = job(tmp_path, "name: both\n---\nname: a\nrun: x\n---\nname: b\nrun: y\n")
     assert (file.name, [one.name for one in file.tasks]) == ("both", ["a", "b"])
 
@@ -115,13 +115,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
-def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path, text):
+def test_invalid_value_is_refused_with_its_line(tmp_path, text):
     with pytest.raises(UsageError) as refused:
         job(tmp_path, text)
     assert BAD[text] in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_accelerators_are_a_kind_a_set_or_an_order(tmp_path):
+def test_accelerators_are_a_kind_a_set_or_a_preference_order(tmp_path):
     for text, asked, is_ordered in (
         ("{accelerators: 'H100:8'}", [("H100", 8)], False),
         ("{accelerators: H100}", [("H100", 1)], False),
@@ -137,7 +137,7 @@ def test_accelerators_are_a_kind_a_set_or_an_order(tmp_path):
     assert [one.machine.gpu for one in wanted(tmp_path, "{accelerators: V100:4}", gpu="none").wishes] == [""]
 
 
-def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
+def test_resources_become_the_equivalent_flags(tmp_path):
     text = (
         "{infra: runpod/US-KS-2, cpus: 4+, memory: 4x, disk_size: 1TB, use_spot: true, max_hourly_cost: 2.5, "
         "network_tier: best, any_of: [{accelerators: A100:1}, "
@@ -161,7 +161,7 @@ def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
     assert second.machine == replace(first.machine, gpu="H100", use_spot=False)
 
 
-def test_what_has_no_effect_is_told(tmp_path):
+def test_key_without_effect_is_reported(tmp_path):
     found = wanted(tmp_path, "{disk_tier: best, ports: 8000, autostop: 10, labels: {a: b}, job_recovery: failover}")
     keys = [one.split()[0] for one in found.notes]
     assert keys == ["disk_tier", "labels", "autostop", "ports", "job_recovery.strategy"]
@@ -190,14 +190,14 @@ def test_what_has_no_effect_is_told(tmp_path):
         ("{network_tier: fast}", "known: best, standard"),
     ],
 )
-def test_resources_that_nobody_has_are_refused(tmp_path, resources, why):
+def test_resources_that_no_provider_has_are_refused(tmp_path, resources, why):
     with pytest.raises(UsageError, match="line 2") as refused:
         wanted(tmp_path, resources)
     assert why in str(refused.value)
 
 
-def test_every_key_of_skypilot_is_known_here():
-    """Compare with the schema of SkyPilot 0.14: each key is read, refused with advice, or told to have no effect."""
+def test_every_key_of_skypilot_is_known():
+    """Compare with the schema of SkyPilot 0.14: each key is read, refused with advice, or reported as unused."""
     task = (
         "name workdir num_nodes resources envs secrets managed_secrets file_mounts volumes volume_mounts setup run "
         "service pool config event_callback inputs outputs file_mounts_mapping api_server_access"
@@ -211,13 +211,13 @@ def test_every_key_of_skypilot_is_known_here():
     assert set(resources.split()) == set(schema.Resources.__dataclass_fields__)
 
 
-def test_what_cannot_be_sent_is_refused_before_a_machine_is_chosen(tmp_path, monkeypatch):
+def test_unsendable_file_is_refused_before_a_machine_is_chosen(tmp_path, monkeypatch):
     folder = tmp_path / "data"
     folder.mkdir()
     os.mkfifo(folder / "pipe")
-    with pytest.raises(UsageError, match="/data/pipe is neither a file nor a folder"):  # and is not waited for
+    with pytest.raises(UsageError, match="/data/pipe is neither a file nor a folder"):  # The FIFO is not waited for.
         job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}/pipe}}")
-    for system in ("workdir: /proc", "workdir: /dev", "file_mounts: {~/a: /sys}"):  # endless, and different each time
+    for system in ("workdir: /proc", "workdir: /dev", "file_mounts: {~/a: /sys}"):  # Endless, and different each time.
         with pytest.raises(UsageError, match="is a folder of the system, not a project"):
             job_steps.lay_out(job(tmp_path, f"run: x\n{system}"), is_own=False)
     read = job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}}}")
@@ -226,7 +226,7 @@ def test_what_cannot_be_sent_is_refused_before_a_machine_is_chosen(tmp_path, mon
     (folder / "nowhere").symlink_to("absent")
     (folder / "locked").write_text("x")
     job_steps.lay_out(read, is_own=False)
-    may = os.access  # everything may be read by whoever may do all, as tests may
+    may = os.access  # Root, as in tests, may read every file.
     monkeypatch.setattr(os, "access", lambda path, how: not str(path).endswith("locked") and may(path, how))
     with pytest.raises(UsageError, match="data/locked cannot be read for sending: permission denied"):
         job_steps.lay_out(read, is_own=False)

@@ -1,4 +1,4 @@
-"""The user's own jobs as work of a launch: what the command line hands on, and what is refused with the plan."""
+"""The user's own jobs as the work of a launch: the words passed on, and refusals in the plan."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def spec_of(**flags) -> LaunchFlags:
     return LaunchFlags(**flags, added=(JobFlags(**own),))
 
 
-def test_a_line_asks_for_commands_for_a_training_or_for_phases(tmp_path):
+def test_command_line_requests_commands_a_training_or_phases(tmp_path):
     job, training, flags = (tmp_path / f"{name}.yaml" for name in ("job", "training", "flags"))
     job.write_text("run: echo")
     training.write_text("slipway: {train: {phase: base}}")
@@ -37,11 +37,11 @@ def test_a_line_asks_for_commands_for_a_training_or_for_phases(tmp_path):
         work_kinds.asked(spec_of(cmd="true"), str(job))
 
 
-def test_the_record_of_the_pack_names_the_keys_of_a_job():
+def test_record_of_the_pack_names_the_keys_of_a_job():
     assert PACK.works["job"].file_keys == schema.JOB_KEYS
 
 
-def test_flags_of_the_pack_are_among_those_of_a_plan_and_of_another_process():
+def test_flags_of_the_pack_reach_a_plan_and_a_second_process():
     spec = spec_of(cmd="echo", secret=("A", "B"), gpu="H100")
     assert given(spec) == {"gpu": "H100", "cmd": "echo", "secret": ["A", "B"]}
     assert as_typed(spec) == ["--gpu=H100", "--cmd=echo", "--secret=A", "--secret=B"]
@@ -53,7 +53,7 @@ def understood(settings, **flags) -> launch.ResolvedLaunch:
     return resolve.understand(spec_of(cmd="true", **flags), job, {}, settings)
 
 
-def test_a_key_for_the_end_of_a_pod_is_for_trainings_of_ours(settings):
+def test_key_for_the_end_of_a_pod_applies_to_trainings_only(settings):
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         understood(settings, self_end=True)
 
@@ -68,7 +68,7 @@ def test_a_key_for_the_end_of_a_pod_is_for_trainings_of_ours(settings):
         ("evals", "budget 'evals' does not exist; known: none"),
     ],
 )
-def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):
+def test_insufficient_budget_is_refused_with_the_plan(said, why, settings, journal):
     vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}
     settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
     with pytest.raises(UsageError, match=why):
@@ -93,7 +93,7 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
         ),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path, text, said):
+def test_invalid_file_is_refused_with_the_place(tmp_path, text, said):
     world, path = World(tmp_path), tmp_path / "run.yaml"
     path.write_text(text + "\n")
     _, err = (process := world.begin("launch", str(path), "--dry-run")).communicate(timeout=60)
@@ -101,7 +101,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path, text, sa
 
 
 @pytest.mark.process
-def test_a_flag_of_a_training_is_refused_beside_a_job_although_its_value_is_the_default(tmp_path):
+def test_training_flag_for_a_job_is_refused_even_with_the_default_value(tmp_path):
     process = World(tmp_path).begin("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "--phase is for Slipway's own" in err, err

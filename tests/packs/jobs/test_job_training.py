@@ -1,4 +1,4 @@
-"""A job file whose work is a training of ours: what it comes to on this machine, and what is refused with its line."""
+"""A job file with a training of Slipway: its recipe on this machine, and refusals with the line number."""
 
 import json
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from trainer.plan.estimates import STATE_BYTES, least_bytes
 pytestmark = pytest.mark.process
 
 JOBS = ROOT / "examples" / "jobs"
-FILES = {  # of the examples, and what makes them small
+FILES = {  # Of the examples, and the settings that make them small.
     "train": ("MODEL=examples/jobs/profiles/toy.yaml", "STAGE=1.9"),
     "dlm_train": ("MODEL=tiny", "INIT=", "TOKENS=2048", "BLOCK_SIZE=8", "BATCH_SIZE=2", "GRAD_ACCUM=3"),
     "ablation_haar": ("MODEL=toy", "INIT=", "EXPERIMENT=haar", "HAAR_ENABLED=true"),
@@ -52,7 +52,7 @@ def pack_of(name):
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.pack(pack_of(one))) for one in FILES])
-def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_path, name):
+def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
     spec, told = asked(tmp_path, name, "local", *FILES[name])
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
@@ -75,7 +75,7 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
         ("ablation_saliency", "SALIENCY_ENABLED", "qwen3_4b", (500, 1000), "100"),
     ],
 )
-def test_the_job_files_of_the_ablations_have_the_numbers_of_their_source(tmp_path, name, variable, model, steps, disk):
+def test_ablation_job_files_have_the_numbers_of_their_source(tmp_path, name, variable, model, steps, disk):
     for is_on in ("true", "false"):
         spec, _ = asked(tmp_path, name, "runpod", f"{variable}={is_on}")
         assert (spec.phase, spec.gpu, spec.num_gpus, spec.disk_size) == ("1+1.9+2", "A100-80GB", 1, disk)
@@ -86,7 +86,7 @@ def test_the_job_files_of_the_ablations_have_the_numbers_of_their_source(tmp_pat
 
 
 @pytest.mark.pack("blocks")
-def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
+def test_typed_flags_override_the_file_and_its_variables(tmp_path):
     spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
     assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
     spec, _ = asked(
@@ -104,12 +104,12 @@ def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
     assert spec.options["sft.steps"] == "3"
 
 
-def test_a_typed_value_outweighs_the_file_although_it_is_the_default(tmp_path):
+def test_typed_default_value_overrides_the_file(tmp_path):
     spec, _ = asked(tmp_path, "train", "runpod", phase="sft", typed=frozenset({"phase"}))
     assert (spec.phase, spec.profile) == ("sft", "qwen3_4b")
 
 
-def test_the_network_that_a_file_asks_for_goes_along_to_skypilot(tmp_path):
+def test_requested_network_is_passed_to_skypilot(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("resources: {accelerators: H100:8, network_tier: best}\nslipway: {train: {phase: base}}")
     spec = training.spec_of(job_file.load(path), LaunchSpec(), settings(tmp_path, "skypilot"), print)
@@ -130,15 +130,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_cannot_be_meant_is_refused_with_the_place(tmp_path, text):
+def test_invalid_value_is_refused_with_the_place(tmp_path, text):
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=BAD[text]):
         training.spec_of(job_file.load(path), LaunchSpec(), settings(tmp_path, "local"), print)
 
 
-def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path, monkeypatch):
-    """The machine of the file has the disk that the plan of its stages needs, not that of all stages."""
+def test_stage_2_continues_the_published_model_on_a_disk_that_fits(tmp_path, monkeypatch):
+    """The machine of the file has the disk for its own stages, not for all stages."""
     (tmp_path / "theirs").mkdir()
     shape = {
         "model_type": "qwen3",
@@ -171,13 +171,13 @@ def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path,
             disks[stages] = plan.request.work_disk_bytes
             params = work.init.model.num_params
     assert spec.disk_size == ""
-    kept = 6  # five checkpoints, and the one that is being written
+    kept = 6  # Five checkpoints, and the one being written.
     state_bytes = kept * STATE_BYTES * params
     assert state_bytes < disks["2"] < 4 * state_bytes < disks["1+1.9+2+3"], disks
 
 
 @pytest.mark.pack("blocks")
-def test_a_model_of_the_hub_is_what_the_training_begins_from(tmp_path):
+def test_training_starts_from_a_model_of_the_hub(tmp_path):
     spec, _ = asked(tmp_path, "dlm_train", "runpod", "MODEL=1bitLLM/bitnet_b1_58-large", "TOKENS=7")
     assert (spec.init, spec.profile) == ("hf://1bitLLM/bitnet_b1_58-large", "qwen3_0_6b")
     assert typed_sizes(spec)["tokens"] == 7
@@ -187,7 +187,7 @@ def test_a_model_of_the_hub_is_what_the_training_begins_from(tmp_path):
         asked(tmp_path, "train", "runpod", "MODEL=a/b", "INIT=hf://c/d")
 
 
-def test_the_saliency_ablation_fits_the_gpu_that_its_job_file_names(tmp_path, monkeypatch):
+def test_saliency_ablation_fits_the_gpu_of_its_job_file(tmp_path, monkeypatch):
     with ExitStack() as stack:
         for name, value in with_models(tmp_path, stack).items():
             monkeypatch.setenv(name, value)

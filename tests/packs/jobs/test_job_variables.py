@@ -1,4 +1,4 @@
-"""The variables of a job file: known, or refused with the file that has them; secrets are named, not shown."""
+"""The variables of a job file: known, or refused with the file that defines them; secrets are named, not shown."""
 
 import re
 
@@ -18,7 +18,7 @@ def loaded(name, *given, profile=""):
     return file, Settings.load(ROOT, {"provider": "local", "profile": profile}, given, environ=environ)
 
 
-def test_a_variable_that_a_job_file_does_not_have_is_refused():
+def test_unknown_variable_of_a_job_file_is_refused():
     file, settings = loaded("train", "HAAR_ENABLED=true")
     with pytest.raises(
         UsageError, match="has no such variable .known: MODEL, STAGE, INIT.; .*ablation_haar.yaml has this variable"
@@ -35,14 +35,14 @@ def test_a_variable_that_a_job_file_does_not_have_is_refused():
         ("examples/jobs/profiles/toy.yaml", ""),
     ],
 )
-def test_a_stage_goes_on_from_the_published_model_of_its_profile(model, init):
+def test_stage_continues_the_published_model_of_its_profile(model, init):
     file, settings = loaded("train", f"MODEL={model}", profile=model)
     spec = training.spec_of(file, LaunchSpec(provider="local"), settings, lambda _: None)
     assert init_named(spec, settings) == init
 
 
 @pytest.mark.process
-def test_a_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
+def test_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
     world = World(tmp_path, {"HF_TOKEN": "hf-canary-77", "DB_TOKEN": "db-canary-78"})
     job = tmp_path / "job.yaml"
     job.write_text("envs: {HF_TOKEN: }\nrun: echo\n")
@@ -65,7 +65,7 @@ def test_a_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
 
 
 @pytest.mark.process
-def test_a_job_file_shows_its_variables_which_stand_in_its_paths(tmp_path):
+def test_job_file_shows_its_variables_used_in_its_paths(tmp_path):
     world, file = World(tmp_path), "examples/jobs/dlm_train.yaml"
     rows = world.json("config", "--config", file)
     assert {one["name"]: one["value"] for one in rows if "value" in one} == {

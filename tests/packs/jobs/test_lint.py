@@ -1,4 +1,4 @@
-"""Lines of job files that go wrong later."""
+"""Lines of job files that fail later."""
 
 import pytest
 
@@ -24,7 +24,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES, ids=range(len(CASES)))
-def test_what_goes_wrong_later_is_told_with_its_line(tmp_path, text):
+def test_line_that_fails_later_is_reported(tmp_path, text):
     (tmp_path / "job.yaml").write_text(text)
     (found,) = lint(tmp_path / "job.yaml")
     assert found.line == CASES[text][0] and CASES[text][1] in found.text
@@ -40,13 +40,13 @@ def test_what_goes_wrong_later_is_told_with_its_line(tmp_path, text):
         "run: x\nenvs: {STAGE: '1.90', N: 3, F: 0.5}",
     ],
 )
-def test_what_is_right_is_left_alone(tmp_path, text):
+def test_correct_file_has_no_findings(tmp_path, text):
     (tmp_path / "job.yaml").write_text(text)
     assert lint(tmp_path / "job.yaml") == []
 
 
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
-def test_no_file_ends_it(tmp_path, text):
+def test_lint_reads_every_file(tmp_path, text):
     path = tmp_path / "job.yaml"
     path.write_bytes(text) if isinstance(text, bytes) else path.write_text(text)
     try:
@@ -55,7 +55,7 @@ def test_no_file_ends_it(tmp_path, text):
         assert "\n" not in str(error)
 
 
-def test_lines_to_mend_are_bad_and_what_is_no_job_is_refused(tmp_path):
+def test_lines_to_fix_are_reported_and_other_files_are_refused(tmp_path):
     (tmp_path / "job.yaml").write_text("run: ray stop\n")
     (one,) = doctor.lint(str(tmp_path / "job.yaml"))
     assert (one.name, one.state) == (f"{tmp_path}/job.yaml:1", "bad")

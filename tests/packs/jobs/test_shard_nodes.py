@@ -1,4 +1,4 @@
-"""The example that shards on several nodes: its shards are those of the same ranks on one machine, also after kills."""
+"""The example that shards on several nodes: its shards equal the same ranks on one machine, also after kills."""
 
 import os
 import signal
@@ -74,7 +74,7 @@ def test_two_nodes_write_the_shards_of_one_machine_also_after_a_kill(tmp_path):
 
 
 @pytest.mark.pack("slurm")
-def test_nodes_of_slurm_begin_anew_after_a_requeue_and_write_the_same_shards(tmp_path, cluster):
+def test_slurm_nodes_restart_after_a_requeue_and_write_the_same_shards(tmp_path, cluster):
     world = World(tmp_path / "world", {"SLIPWAY_CLUSTERS": str(cluster.inventory(tmp_path / "clusters.yaml"))})
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "out"
     with alone_in(share_of_node_1(out)):

@@ -1,6 +1,6 @@
-"""Sixty job files of our own, in the manner of SkyPilot's examples: both take them, or both refuse them.
+"""Sixty job files in the style of SkyPilot's examples: Slipway and SkyPilot both accept them, or both refuse them.
 
-Where we refuse what SkyPilot takes, that is by decision, and the file stands under what we say.
+Slipway refuses some files of SkyPilot on purpose; these files are listed under Slipway's message.
 """
 
 import json
@@ -108,7 +108,7 @@ def ours(path, text: str) -> str:
 
 
 @pytest.mark.pack("slurm")
-def test_ours_takes_and_refuses_what_it_is_said_to(tmp_path):
+def test_slipway_accepts_and_refuses_as_documented(tmp_path):
     assert len((*BOTH_TAKE, *BOTH_REFUSE)) >= 60
     path = tmp_path / "job.yaml"
     assert [text for text in BOTH_TAKE if ours(path, text)] == []
@@ -118,7 +118,7 @@ def test_ours_takes_and_refuses_what_it_is_said_to(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_skypilot_takes_and_refuses_the_same(tmp_path):
+def test_skypilot_accepts_and_refuses_the_same_files(tmp_path):
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     texts = (*BOTH_TAKE, *BOTH_REFUSE, *WE_REFUSE)

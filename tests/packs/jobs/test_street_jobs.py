@@ -1,4 +1,4 @@
-"""A job of one's own: the same street as a training, on this machine and in the rehearsal's market."""
+"""Custom jobs: the same pipeline as a training, on this machine and in the rehearsed market."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def job_file(folder, nodes=1):
 
 
 @pytest.mark.nightly
-def test_a_job_of_two_nodes_runs_on_this_machine_and_its_secret_is_written_nowhere_else(world, tmp_path):
+def test_job_of_two_nodes_runs_here_and_its_secret_is_written_only_once(world, tmp_path):
     words = ["launch", job_file(tmp_path, 2), "-e", "NEEDED=yes", "--secret", f"DB_DSN={SECRET}", "--provider", "local"]
     done = world.json(*words, "-n", "pair")
     assert (done["state"], done["ran"]) == ("succeeded", ["setup", "run"])
@@ -75,7 +75,7 @@ def test_a_job_of_two_nodes_runs_on_this_machine_and_its_secret_is_written_nowhe
 
 
 @pytest.mark.nightly
-def test_a_job_that_was_stopped_saves_and_goes_on(world, tmp_path):
+def test_stopped_job_saves_and_continues(world, tmp_path):
     run = f"cd {ROOT}/examples/jobs/smoke; exec python count.py --steps 60 --pause 0.2"
     world.inv("launch", "--cmd", run, "--provider", "local", "-n", "counting", "--detach")
     log = world.folder / "pods" / "counting" / "logs" / "run.log"
@@ -87,7 +87,7 @@ def test_a_job_that_was_stopped_saves_and_goes_on(world, tmp_path):
     assert "begins at step" in told and "begins at step 0" not in told and told.endswith("done\n")
 
 
-def test_what_of_a_mounted_folder_is_not_in_the_store_yet_is_shown(world, tmp_path):
+def test_pending_uploads_of_a_mounted_folder_are_shown(world, tmp_path):
     file, enough = tmp_path / "job.yaml", tmp_path / "enough"
     file.write_text(
         "file_mounts: {~/out: {name: numbers, mode: MOUNT_CACHED}}\n"
@@ -96,7 +96,7 @@ def test_what_of_a_mounted_folder_is_not_in_the_store_yet_is_shown(world, tmp_pa
     world.inv("launch", str(file), "--provider", "local", "-n", "kept", "--detach")
     store = world.folder / "artifacts" / "mounts" / "numbers"
     until((store / "whole").exists, "what is written once is in the store")
-    growing = "work/mounts/numbers/growing"  # never twice the same, so that it waits
+    growing = "work/mounts/numbers/growing"  # Different every time, so that the job waits.
     until(lambda: world.json("ckpt.status", "kept")[0]["pending"] == [growing], "the other file is shown")
     said = world.inv("ckpt.status", "kept")
     assert "kept: pending 1;" in said and f"\n  {growing}\n" in said and not (store / "growing").exists()
@@ -106,7 +106,7 @@ def test_what_of_a_mounted_folder_is_not_in_the_store_yet_is_shown(world, tmp_pa
     assert (store / "growing").read_text() == (world.folder / "pods/kept/work/mounts/numbers/growing").read_text()
 
 
-def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
+def test_invalid_job_is_refused_before_any_process_starts(world, tmp_path):
     file = job_file(tmp_path)
     for words, why in (
         ([file, "--provider", "local"], "line 5: envs: NEEDED has no value; give -e NEEDED=VALUE"),
@@ -135,7 +135,7 @@ def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
         ("dlm_train", "-e MODEL=tiny -e INIT= -e TOKENS=2048 -e BLOCK_SIZE=8"),
     ],
 )
-def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_empty_store(world, file, words):
+def test_example_training_is_planned_with_its_head_comment_in_an_empty_store(world, file, words):
     assert words in (ROOT / "examples" / "jobs" / f"{file}.yaml").read_text()
     plan = world.json("launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run")
     assert plan["state"] == "planned" and "base" in plan["steps"]
@@ -146,7 +146,7 @@ def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_emp
         assert "no checkpoint has the tag 'slip'" in asked.communicate(timeout=120)[1]
 
 
-def test_the_smoke_test_ends_on_this_machine_within_seconds(world):
+def test_smoke_test_ends_on_this_machine_within_seconds(world):
     words = ("-e", "STEPS=20", "-e", "PAUSE=0", "--provider", "local", "-n", "smoke-test-1")
     done = world.json("launch", "examples/jobs/smoke_test.yaml", *words)
     assert (done["state"], done["ran"]) == ("succeeded", ["setup", "run"])
@@ -155,7 +155,7 @@ def test_the_smoke_test_ends_on_this_machine_within_seconds(world):
 
 
 @pytest.mark.nightly
-def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(world):
+def test_preempted_job_continues_from_its_checkpoint(world):
     done = world.json(
         "rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5", "-e", "STEPS=150"
     )
@@ -190,7 +190,7 @@ run: |
 
 
 @pytest.mark.nightly
-def test_the_guides_own_file_with_its_absolute_mount_runs_in_a_rehearsed_pod_and_not_on_this_machine(world, tmp_path):
+def test_file_of_the_guide_with_an_absolute_mount_runs_only_in_a_rehearsed_pod(world, tmp_path):
     """The file "BERT end-to-end" of SkyPilot's training guide: the job sees `/checkpoint`, and the store keeps it."""
     folder = tmp_path / "transformers"
     folder.mkdir()
@@ -221,7 +221,7 @@ case "$*" in *memory.used*) echo 'NVIDIA L40S, 50, 31200, 46068';; *query*) prin
 
 @pytest.fixture
 def gpus(world, tmp_path):
-    """This machine has two GPUs, as far as nvidia-smi knows."""
+    """Give this machine two GPUs, as reported by nvidia-smi."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvidia-smi").write_text(SMI)
     (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
@@ -235,7 +235,7 @@ def job_on(devices, name, *more, sleep=600):
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("gpus")
-def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
+def test_jobs_share_a_machine_by_gpu_and_wait_in_order(world):
     def waits_for():
         return {one["run"]: one["note"] for one in world.json("status") if one["state"] == "waiting"}
 
@@ -258,7 +258,7 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     log = world.folder / "pods" / "second" / "logs" / "run.log"
     assert until(lambda: log.exists() and log.read_text(), "its first word") == "sees 1\n"
     assert {one["run"] for one in world.json("status") if one["state"] == "running"} == {"second", "fourth"}
-    # One that waits is ended by its name, and with all others before what it waits for is free.
+    # A waiting job is ended by name, and with all others before its resource is free.
     for name, words in (("fifth", ["fifth"]), ("sixth", ["--all"])):
         waiter = world.begin(*job_on("0", name, "--wait", "--detach"))
         until(waits_for, "it stands in line")
@@ -270,7 +270,7 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
 
 
 @pytest.mark.nightly
-def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
+def test_script_runs_under_torchrun_with_the_training_packages(world, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "helper.py").write_text("import os\nSAID = f'rank {os.environ[\"RANK\"]}'\n")
     script = tmp_path / "mine" / "train me.py"
@@ -290,7 +290,7 @@ def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("gpus")
-def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_report(world, tmp_path):
+def test_gpu_memory_of_a_job_is_logged_and_drawn_in_its_report(world, tmp_path):
     world.inv(*job_on("0", "seen", sleep=3))
     log = world.inv("logs", "seen", "--file", "gpus")
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
@@ -302,7 +302,7 @@ def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_repor
 
 
 @pytest.mark.nightly
-def test_a_secret_spelt_like_a_word_of_ours_is_masked_and_changes_no_state(tmp_path):
+def test_secret_equal_to_a_field_name_is_masked_and_changes_no_state(tmp_path):
     """Masking replaced the names of fields in the agent's own records."""
     world = World(tmp_path)
     for value in ("token", "succeeded", "state"):

@@ -1,4 +1,4 @@
-"""The page's server, in process: the exchange of the token, what is refused, views, acts."""
+"""The page's server, in process: the exchange of the token, refusals, views, actions."""
 
 import asyncio
 import graphlib
@@ -27,7 +27,7 @@ BASE = f"http://{HOST}"
 
 @pytest.fixture
 def context(tmp_path, monkeypatch):
-    """A context of an installation where nothing was done yet, but for one small artifact."""
+    """Return a context of an unused installation with one small artifact."""
     for name, value in {"STATE_FILE": "state/journal.db", "STORE": "artifacts", "PODS": "pods"}.items():
         monkeypatch.setenv(f"SLIPWAY_{name}", str(tmp_path / value))
     for vendor in ("RUNPOD", "LIUM", "SHADEFORM"):
@@ -41,7 +41,7 @@ def context(tmp_path, monkeypatch):
 
 
 def talk(context, *asks, acts_allowed=False, opens=True):
-    """The replies to requests `(method, path, options)`, from a browser that has opened the link, or not."""
+    """Return the replies to requests `(method, path, options)`, from a browser that has opened the link, or not."""
 
     async def go():
         gate = Gate(hosts=(HOST,), acts_allowed=acts_allowed)
@@ -56,7 +56,7 @@ def talk(context, *asks, acts_allowed=False, opens=True):
     return asyncio.run(go())
 
 
-def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(context):
+def test_cookie_is_strict_and_http_only_and_the_token_is_valid_once(context):
     async def go():
         gate, heard = Gate(hosts=(HOST,)), []
         server = app.make(context, gate, lambda: heard.append("expired"))
@@ -82,7 +82,7 @@ UNREADABLE = (b'{"token": "\\ud800"}', b"[" * 200_000, b'{"a":' * 100_000, b"{",
 
 
 @pytest.mark.parametrize("body", UNREADABLE)
-def test_a_body_that_cannot_be_read_is_a_bad_request(context, body):
+def test_unreadable_body_is_a_bad_request(context, body):
     async def go():
         gate = Gate(hosts=(HOST,), acts_allowed=True)
         server = app.make(context, gate)
@@ -96,7 +96,7 @@ def test_a_body_that_cannot_be_read_is_a_bad_request(context, body):
         assert reply.status_code == 400 and "cannot be read" in reply.json()["error"]
 
 
-def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(context):
+def test_page_loads_no_external_resource_and_every_answer_has_the_policy(context):
     page, style, refused = talk(
         context, ("GET", "/", {}), ("GET", "/static/style.css", {}), ("GET", "/api/runs", {}), opens=False
     )
@@ -110,7 +110,7 @@ def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(c
     assert [reply.status_code for reply in talk(context, ("GET", "/static/../app.py", {}))] == [404]
 
 
-def test_no_module_of_the_page_imports_itself_by_way_of_others():
+def test_modules_of_the_page_have_no_import_cycle():
     imports = {
         path: {(path.parent / found[2]).resolve() for found in export.IMPORT.finditer(path.read_text())}
         for path in app.STATIC.resolve().rglob("*.js")
@@ -119,7 +119,7 @@ def test_no_module_of_the_page_imports_itself_by_way_of_others():
     assert set(order) == set(imports) and order[-1].name == "app.js"
 
 
-def test_every_view_of_an_empty_installation_answers_with_its_command(context):
+def test_every_view_of_an_empty_installation_names_its_command(context):
     names = [name for name in VIEWS if name not in ("about", "curves")]
     replies = talk(context, *(("GET", f"/api/{name}", {}) for name in names))
     for name, reply in zip(names, replies, strict=True):
@@ -131,7 +131,7 @@ def test_every_view_of_an_empty_installation_answers_with_its_command(context):
     assert row["name"] == "text/few" and row["about"] == {"documents": 3} and row["has_report"]
 
 
-def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at_once(context, monkeypatch):
+def test_stream_reads_many_runs_in_steps_and_sends_the_first_at_once(context, monkeypatch):
     names = ["calm-1", "calm-2", "calm-3"]
     record = json.dumps({"step": 1, "tokens": 8, "loss": 2.0, "at": 1.0}).encode() + b"\n"
     monkeypatch.setattr(runs, "READ_S", -1.0)
@@ -149,7 +149,7 @@ def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at
     assert runs.curves(context, ViewQuery(asked))["about"]["unread"] == 0
 
 
-def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(context, monkeypatch):
+def test_refresh_without_changes_reads_no_run_again(context, monkeypatch):
     asked, found = ViewQuery({"runs": "calm-1,calm-2"}), []
     with context.journal() as journal:
         rows = [
@@ -166,7 +166,7 @@ def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(contex
     assert found == ["calm-1", "calm-2"] * 2
 
 
-def test_what_was_published_is_shown_a_second_later(context, tmp_path, monkeypatch):
+def test_published_artifact_is_shown_within_a_second(context, tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("packs.page.views.page_context.time.monotonic", lambda: clock[0])
 
@@ -182,7 +182,7 @@ def test_what_was_published_is_shown_a_second_later(context, tmp_path, monkeypat
     assert slow == {"offers"}, "which vendors are asked for"
 
 
-def test_what_is_wrong_is_said_and_a_report_may_run_nothing(context):
+def test_errors_are_shown_and_a_report_runs_no_script(context):
     unknown, ours, none = talk(
         context,
         ("GET", "/api/curves?runs=nobody-1", {}),
@@ -194,7 +194,7 @@ def test_what_is_wrong_is_said_and_a_report_may_run_nothing(context):
     assert none.status_code == 400
 
 
-def test_a_stream_sends_each_part_once_until_it_changes():
+def test_stream_sends_each_part_only_after_a_change():
     parts, known = {"a": 1, "b": [1, 2]}, {}
     view = View(lambda context, asked: dict(parts))
 
@@ -210,7 +210,7 @@ def test_a_stream_sends_each_part_once_until_it_changes():
     assert news() == [{"part": "a", "value": None}, end]
 
 
-def test_an_act_asks_first_and_its_word_counts_once(context, monkeypatch):
+def test_action_asks_first_and_its_confirmation_is_valid_once(context, monkeypatch):
     done = threading.Event()
     monkeypatch.setattr(acts.Acts, "_down", lambda self, said: acts._question("End it?", "inv down it", done.set))
     headers = {"Origin": BASE, "Slipway-Act": "1"}
@@ -230,7 +230,7 @@ def test_an_act_asks_first_and_its_word_counts_once(context, monkeypatch):
             asking.take({"word": word})
 
 
-def test_an_act_that_fails_at_once_says_so_where_it_was_begun(context, monkeypatch):
+def test_action_that_fails_at_once_reports_the_error_to_its_caller(context, monkeypatch):
     def refuse() -> None:
         raise UsageError("no scaling target is set")
 
@@ -244,13 +244,13 @@ def test_an_act_that_fails_at_once_says_so_where_it_was_begun(context, monkeypat
     assert context.notes[-1] == "inv serve.scale it: no scaling target is set"
 
 
-def test_no_act_is_about_something_by_default(context):
+def test_actions_have_no_default_target(context):
     for said in ({"act": "down"}, {"act": "resume", "name": ""}, {"act": "scale", "name": "x", "least": 2, "most": 1}):
         with pytest.raises(Exception, match="needs the name|cannot exceed"):
             acts.Acts(context).take(said)
 
 
-def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(context, tmp_path):
+def test_exported_page_contains_its_modules_and_data_and_sends_no_request(context, tmp_path):
     with Journal.open(context.settings.state_file):
         pass
     page = export.write(context, tmp_path / "page").read_text()
@@ -262,7 +262,7 @@ def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(context, tm
 
 
 @pytest.mark.process
-def test_a_port_that_cannot_be_used_is_told_with_its_reason():
+def test_unusable_port_is_reported_with_its_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit, match=f"port {port} of this machine is taken; choose a free port"):

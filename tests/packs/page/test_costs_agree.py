@@ -1,4 +1,4 @@
-"""One run costs the same wherever that is told: report, chart, `why`, `cost` and the page, with all pods and nodes."""
+"""One run has the same cost in every place: report, chart, `why`, `cost` and the page, with all pods and nodes."""
 
 import time
 
@@ -15,8 +15,8 @@ from packs.page.views.sections import pods as page
 from packs.page.views.sections.ask import ViewQuery
 from tests.world import ROOT
 
-HOUR, RATE = 3600, 36_000_000  # a cent a second
-MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a minute that has begun as a whole
+HOUR, RATE = 3600, 36_000_000  # A cent a second.
+MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a started minute in full.
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def settings(tmp_path):
 
 
 def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began: int):
-    """Write down a pod that is gone.
+    """Record a pod that is gone.
 
-    began: when its request was sent, in seconds since 1970.
+    began: time of the create request, in seconds since 1970.
     """
     group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
     op = journal.plan(
@@ -52,7 +52,7 @@ def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began
     )
 
 
-def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
+def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
     with Journal.open(settings.state_file) as journal:
         first = int(time.time()) - 100_000
         ended(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0], first)

@@ -1,4 +1,4 @@
-"""The figures of runs: read as they grow, thinned for a screen."""
+"""The metrics of runs: read incrementally, thinned for a screen."""
 
 import json
 
@@ -30,15 +30,15 @@ class File:
         return content
 
 
-def test_a_lost_pod_is_told_wherever_it_falls_and_a_checkpoint_of_another_phase_is_not():
-    found = table(10)  # from 1001 to 1010 s
+def test_lost_pod_is_marked_everywhere_and_a_checkpoint_of_a_different_phase_is_not():
+    found = table(10)  # From 1001 to 1010 s.
     at = {when: _placed(found, "step", when, timeline.LOST, "gone") for when in (900.0, 1000.3, 1005.0)}
     assert {when: one["x"] for when, one in at.items()} == {900.0: None, 1000.3: 1, 1005.0: 5}
     assert _placed(found, "step", 900.0, timeline.SAVED, "saved") is None
     assert _placed(FigureTable(), "step", 900.0, timeline.LOST, "gone")["x"] is None
 
 
-def test_a_thinned_curve_keeps_every_spike_and_both_ends():
+def test_thinned_curve_keeps_every_spike_and_both_ends():
     found = table(1000)
     found.columns["loss"].values[777] = 99.0
     curve = thin(found, "loss", most=50)
@@ -48,20 +48,20 @@ def test_a_thinned_curve_keeps_every_spike_and_both_ends():
     assert all(low <= mean <= high for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True))
 
 
-def test_few_points_are_given_as_they_are_and_a_closer_look_has_more_of_them():
+def test_few_points_are_kept_and_a_zoom_has_more_points():
     assert thin(table(3), "loss", most=50)["mean"] == [1.0, 0.5, pytest.approx(1 / 3, rel=1e-4)]
     assert thin(table(1000), "loss", most=50, since=500, until=520)["x"] == list(range(500, 521))
     assert thin(table(1000), "none", most=50)["x"] == []
     assert thin(FigureTable(), "loss", most=50)["x"] == []
 
 
-def test_what_lies_along_the_bottom_is_steps_tokens_or_hours():
+def test_x_axis_is_steps_tokens_or_hours():
     found = table(3)
     assert thin(found, "loss", most=9, by="tokens")["x"] == [10, 20, 30]
     assert thin(found, "loss", most=9, by="time")["x"] == [0, pytest.approx(1 / 3600), pytest.approx(2 / 3600)]
 
 
-def test_a_file_that_grows_is_read_on_and_half_a_line_waits():
+def test_growing_file_is_read_incrementally_and_half_a_line_waits():
     file = File(line(1) + line(2)[:-5])
     growing = GrowingFigures(file.read)
     assert list(growing.grow().steps) == [1]
@@ -73,7 +73,7 @@ def test_a_file_that_grows_is_read_on_and_half_a_line_waits():
     assert file.read_bytes - before <= 256
 
 
-def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
+def test_run_that_returned_to_its_checkpoint_is_read_again():
     file = File("".join(map(line, range(1, 60))))
     growing = GrowingFigures(file.read)
     growing.grow()
@@ -89,13 +89,13 @@ def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
     '{"step": 1, "tokens": "1", "loss": 1.0}',
     "\xff", "[" * 5000,
 ])  # fmt: skip
-def test_a_line_that_is_no_record_is_left_out(odd):
+def test_invalid_line_is_skipped(odd):
     found = FigureTable()
     found.add(odd.encode("latin-1"))
     assert not found.steps
 
 
-def test_figures_that_only_some_lines_have_stay_at_their_steps():
+def test_sparse_metrics_stay_at_their_steps():
     found = table(4)
     one = line(5, mfu=0.4, data_wait_s=0.1, step_s=0.5, mfu_of="a peak", name="text", flag=True)
     found.add(one.encode())
@@ -104,7 +104,7 @@ def test_figures_that_only_some_lines_have_stay_at_their_steps():
     assert list(found.peaks) == ["a peak"] and not {"name", "flag"} & found.columns.keys()
 
 
-def test_a_figure_of_every_line_keeps_no_list_of_its_lines_and_one_with_gaps_keeps_its_places():
+def test_dense_metric_stores_no_positions_and_a_sparse_metric_does():
     found = FigureTable()
     for step in range(1, 7):
         found.add(line(step, **({} if step in (1, 4) else {"mfu": step / 10})).encode())
@@ -116,7 +116,7 @@ def test_a_figure_of_every_line_keeps_no_list_of_its_lines_and_one_with_gaps_kee
     assert thin(found, "loss", most=9, since=2, until=4)["x"] == [2, 3, 4]
 
 
-def test_lines_that_are_alike_are_taken_together_and_say_what_they_say_one_by_one(monkeypatch):
+def test_similar_lines_parsed_together_equal_lines_parsed_one_by_one(monkeypatch):
     odd = [
         "{",
         '{"step": 7}',

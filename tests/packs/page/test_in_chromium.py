@@ -1,6 +1,6 @@
 """The page in a real Chromium, over a real run, a service and a sweep of this machine.
 
-SLIPWAY_SCREENSHOTS names a folder that gets the pictures.
+SLIPWAY_SCREENSHOTS names a folder for screenshots.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def visits(run: str) -> list[dict]:
 
 @pytest.fixture
 def world(tmp_path):
-    """An installation with a run, a sweep of two and a service, each real; what is left of it ends with the test."""
+    """Yield an installation with a real run, a sweep of two and a service; end the processes afterwards."""
     made = World(
         tmp_path,
         extra={
@@ -71,7 +71,7 @@ def world(tmp_path):
 
 
 def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
-    """Return what a browser sees at these visits on a page that was begun with `flags`."""
+    """Return the browser's view of these visits on a page started with `flags`."""
     chromium = debian.find("chromium")
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
     python = train_env.interpreter(ROOT, cache_folder.default_cache(), print, "browser")
@@ -101,8 +101,8 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
 
 
 @contextlib.contextmanager
-def asked_on_and_on(url: str):
-    """Keep a service busy meanwhile; every request is answered."""
+def continuous_requests(url: str):
+    """Keep a service busy meanwhile; every request must be answered."""
     over = threading.Event()
 
     def ask() -> int:
@@ -122,14 +122,14 @@ def asked_on_and_on(url: str):
     assert all(one.result() for one in asking)
 
 
-def test_every_view_over_real_work(world, tmp_path):
+def test_every_view_shows_real_work(world, tmp_path):
     run = world.json("launch", "--phase", "sft", "--yes")["run"]
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
     service = ("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
     url = world.json(*service)["endpoint"]
     pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
-    with asked_on_and_on(url):
+    with continuous_requests(url):
         said = look(world, pictures, visits(run))
     assert len(said["asked"]) == 1, "nobody else is asked for anything"
     assert [(one["httpOnly"], one["sameSite"]) for one in said["cookies"]] == [(True, "Strict")]
@@ -154,7 +154,7 @@ def test_every_view_over_real_work(world, tmp_path):
     assert scaled["serious"] == []
 
 
-def test_a_rehearsal_with_a_preemption(world, tmp_path):
+def test_page_shows_a_rehearsal_with_a_preemption(world, tmp_path):
     words = ("--provider", "runpod", "--phase", "base", "--use-spot", "--preempt", "1", "--spend-limit", "50", "--yes")
     try:
         run = world.json("rehearse", *words)["launch"]["run"]
@@ -178,7 +178,7 @@ def test_a_rehearsal_with_a_preemption(world, tmp_path):
     assert said["rehearsed-data"]["command"].startswith("SLIPWAY_STORE=")
 
 
-def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, tmp_path):
+def test_run_is_ended_from_the_page_once_allowed_and_confirmed(world, tmp_path):
     run = world.json("launch", "--phase", "base", "--set", "base.steps=100000", "--detach", "--yes")["run"]
     here = {"path": f"curves?runs={run}&phase=base", "wait": "Logs · Report"}
     (plain,) = look(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
@@ -205,8 +205,8 @@ def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, 
     assert world.json("status", run)[0]["state"] == "running"
 
 
-def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):
-    """The stream of a run's curves tells of a new line of its figures, and of nothing when there is none."""
+def test_new_metrics_of_a_run_are_shown_within_a_second(world, tmp_path):
+    """The stream of a run's curves reports a new line of metrics, and sends no event without a new line."""
     run = world.json("launch", "--phase", "base", "--set", "base.steps=400", "--detach", "--yes")["run"]
     figures = world.folder / "pods" / run / "work" / "runs" / "base" / "metrics.jsonl"
     words = [sys.executable, "-m", "packs.page.views", "--port", "0"]

@@ -1,4 +1,4 @@
-"""`inv pipeline` and `inv tree` as they are typed, and what they are made of."""
+"""`inv pipeline` and `inv tree` as typed, and their parts."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ SMALL = ("--config", "configs/tiny.yaml", "--vocab-size", "300", "--train-shard-
 
 
 def typed(world, *words, code=0):
-    """stdout, stderr."""
+    """Return stdout and stderr."""
     process = world.begin(*words)
     out, err = process.communicate(timeout=110)
     assert process.returncode == code and "Traceback" not in err, f"{words}: {process.returncode}\n{out}\n{err}"
@@ -51,7 +51,7 @@ def write_corpus(path, lines, word="barley"):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A world whose experiment `x` has been through the pipeline, and what was said."""
+    """Return a world after a pipeline run of the experiment `x`, and the output."""
     folder = tmp_path_factory.mktemp("pipeline")
     world = World(folder, {"RUN_EXPERIMENT": "x", "SLIPWAY_WORKSPACE": str(folder / "ws")})
     held_out = write_corpus(folder / "val.txt", 20, "wheat")
@@ -61,7 +61,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.process
-def test_a_corpus_becomes_a_model_stage_by_stage(made):
+def test_corpus_becomes_a_model_stage_by_stage(made):
     _, _, space, out, err = made
     assert out == f"{space.run}\n"
     stages = [
@@ -80,7 +80,7 @@ def test_a_corpus_becomes_a_model_stage_by_stage(made):
 
 
 @pytest.mark.process
-def test_tensorboard_is_there_while_it_trains_and_its_files_stay_with_the_run(made):
+def test_tensorboard_runs_during_training_and_its_files_stay_with_the_run(made):
     _, _, space, _, err = made
     assert (
         err.index("TensorBoard: port 6006") < err.index("training: tokens, base")
@@ -92,7 +92,7 @@ def test_tensorboard_is_there_while_it_trains_and_its_files_stay_with_the_run(ma
 
 
 @pytest.mark.process
-def test_what_is_trained_on_is_what_lies_in_the_folders(made):
+def test_training_uses_the_files_in_the_folders(made):
     _, _, space, _, _ = made
     store, ours = Store(space.store), digest(space.tokenizer / "tokenizer.json")
     model = store.manifest("base_checkpoints/x")
@@ -106,7 +106,7 @@ def test_what_is_trained_on_is_what_lies_in_the_folders(made):
 
 
 @pytest.mark.process
-def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
+def test_both_recipe_files_equal_the_trained_recipe(made):
     _, _, space, _, _ = made
     said = yaml.safe_load((space.run / "training.yaml").read_text())
     assert said == tomllib.loads((space.run / "training.toml").read_text())
@@ -121,7 +121,7 @@ def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
 
 
 @pytest.mark.process
-def test_what_is_there_is_taken_and_shards_are_made_anew_only_when_asked_for(made):
+def test_existing_artifacts_are_reused_and_shards_are_recreated_only_on_request(made):
     world, words, space, _, _ = made
     times = {path: path.stat().st_mtime_ns for path in space.train.iterdir()}
     _, err = typed(world, "pipeline", *words, "--reuse-shards")
@@ -131,12 +131,12 @@ def test_what_is_there_is_taken_and_shards_are_made_anew_only_when_asked_for(mad
     assert "reusing 5 shards" in err and "training: everything is here" in err
     assert {path: path.stat().st_mtime_ns for path in space.train.iterdir()} == times
     _, err = typed(world, "pipeline", *words)
-    assert "shards: 5 shards" in err and "training: everything is here" in err  # the same bytes as before
+    assert "shards: 5 shards" in err and "training: everything is here" in err  # The same bytes as before.
     assert all(path.stat().st_mtime_ns > before for path, before in times.items())
 
 
 @pytest.mark.process
-def test_the_tree_tells_what_is_in_each_folder(made):
+def test_tree_shows_the_content_of_each_folder(made):
     world, _, space, _, _ = made
     lines = [line.split("  ") for line in typed(world, "tree", "--provider", "local")[0].splitlines()]
     assert lines[0] == [str(space.root)]
@@ -149,7 +149,7 @@ def test_the_tree_tells_what_is_in_each_folder(made):
 
 
 @pytest.mark.process
-def test_a_published_tokenizer_is_taken_and_the_files_are_there_though_the_trainer_fails(made, tmp_path):
+def test_published_tokenizer_is_used_and_the_files_exist_after_a_trainer_failure(made, tmp_path):
     world, _, space, _, _ = made
     little = write_corpus(tmp_path / "little.txt", 1)
     given = ("--tokenizer-json", str(space.tokenizer / "tokenizer.json"), "--experiment", "y", "--profile", "tiny")
@@ -164,7 +164,7 @@ def test_a_published_tokenizer_is_taken_and_the_files_are_there_though_the_train
 
 
 @pytest.mark.process
-def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variables(tmp_path):
+def test_dry_run_writes_no_file_and_shows_the_folders_and_the_hugging_face_variables(tmp_path):
     world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws"), "RUN_CONFIG": ""})
     out, err = typed(world, "pipeline", "--dry-run")
     assert "recipe runpod_1b (default)" in err and not (tmp_path / "ws").exists()
@@ -174,7 +174,7 @@ def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variabl
 
 
 @pytest.mark.process
-def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_path):
+def test_recipe_too_large_for_the_memory_is_refused_before_any_work(tmp_path):
     recipe = tmp_path / "vast.yaml"
     recipe.write_text("profile: tiny\nmodel: {hidden_size: 262144, intermediate_size: 1048576}\n")
     world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
@@ -190,7 +190,7 @@ def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_pa
 
 
 @pytest.mark.process
-def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
+def test_step_uses_the_hugging_face_folders_of_the_workspace(tmp_path):
     names = "HF_HOME", "HF_DATASETS_CACHE", "SLIPWAY_WORK"
     code = f"import os; from data.events import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"
     space = Workspace(tmp_path, "x")
@@ -211,14 +211,14 @@ def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
         (("--experiment", "../x"), {}, "is not a valid name"),
     ],
 )
-def test_words_that_do_not_fit_are_refused(tmp_path, words, more, told):
+def test_conflicting_words_are_refused(tmp_path, words, more, told):
     world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws"), **more})
     corpus = write_corpus(tmp_path / "corpus.txt", 2)
     assert told in typed(world, "pipeline", "--input", corpus, *SMALL, *words, code=2)[1]
 
 
 @pytest.mark.process
-def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_type(tmp_path):
+def test_corpus_too_small_for_the_tokenizer_is_refused_with_the_command_to_use(tmp_path):
     world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
     corpus = write_corpus(tmp_path / "corpus.txt", 2)
     _, err = typed(world, "pipeline", "--input", corpus, "--profile", "tiny", code=2)
@@ -226,7 +226,7 @@ def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_ty
 
 
 @pytest.mark.process
-def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path):
+def test_modified_shards_are_not_trained_on(made, tmp_path):
     _, _, space, _, _ = made
     copy = Workspace(tmp_path, "x")
     copy.make()
@@ -236,7 +236,7 @@ def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path)
     first = adopt.text(copy)
     assert adopt.text(copy) == first
     taken = Store(copy.store).path("datasets/x/text", first) / "train" / "shard-00001.txt"
-    assert taken.samefile(copy.train / "shard-00001.txt")  # linked, since shards may fill the volume
+    assert taken.samefile(copy.train / "shard-00001.txt")  # Linked, because shards may fill the volume.
     with open(copy.train / "shard-00001.txt", "r+b") as file:
         file.write(b"X")
     with pytest.raises(SlipwayError, match=r"shard-00001.txt: the bytes differ from the written file.*RUN_SHARD=1"):
@@ -244,20 +244,20 @@ def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path)
 
 
 @pytest.mark.parametrize("name", recipes.PROFILES)
-def test_every_recipe_can_be_written_down(tmp_path, name):
+def test_every_recipe_can_be_written_to_files(tmp_path, name):
     file = training_files.write(recipes.PROFILES[name](), name, tmp_path)
     assert profile_named(str(file)) == recipes.PROFILES[name]()
     assert yaml.safe_load(file.read_text()) == tomllib.loads((tmp_path / "training.toml").read_text())
 
 
-def test_a_recipe_that_the_files_cannot_say_is_refused(tmp_path):
+def test_recipe_without_a_file_form_is_refused(tmp_path):
     (tmp_path / "mine.yaml").write_text("profile: smoke\nphases: {sft: {mixture: null}}\n")
     mine = profile_named(str(tmp_path / "mine.yaml"))
     with pytest.raises(UsageError, match=r"mine.yaml has a null where smoke has a value"):
         training_files.write(mine, str(tmp_path / "mine.yaml"), tmp_path)
 
 
-def test_the_settings_of_a_pods_boot_have_their_defaults(tmp_path):
+def test_settings_of_a_pod_boot_have_their_defaults(tmp_path):
     shown = {
         one.variable: (one.value, one.source) for one in Settings.load(tmp_path, environ={"RUN_SHARD": "0"}).shown()
     }

@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on loopback, gone when the test is."""
+"""A real Ray cluster of two nodes on loopback, removed at the end of the test."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ RAY = "ray==2.60.0"
 
 
 def interpreter(home):
-    """One that has ray: SLIPWAY_RAY_PYTHON, or an environment that is made here."""
+    """Return an interpreter with ray: SLIPWAY_RAY_PYTHON, or a new environment."""
     if there := os.environ.get("SLIPWAY_RAY_PYTHON"):
         return Path(there)
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
@@ -24,7 +24,7 @@ def interpreter(home):
 
 @contextmanager
 def running(home, python):
-    """The address of a cluster with two processors on each of two nodes, and the process of each node."""
+    """Yield the address of a cluster of two nodes with two processors each, and the process of each node."""
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}

@@ -1,4 +1,4 @@
-"""Ranks under somebody else's machines: started, followed, run again when killed, cancelled, merged."""
+"""Ranks on an external engine: started, followed, restarted after a kill, cancelled, merged."""
 
 import os
 import select
@@ -28,7 +28,7 @@ WORLD = 3
 
 
 class Here:
-    """The smallest engine there is: each rank is a process of this machine."""
+    """The smallest possible engine: each rank is a process of this machine."""
 
     def __init__(self, kill=(), interrupt=False):
         self.kill, self.interrupt = set(kill), interrupt
@@ -40,7 +40,8 @@ class Here:
             name = work.name(rank)
             words = task_words(work, name)
             if rank in self.kill:
-                with locked(work.file(name, "lock")):  # it waits for this, so that it is killed before its end
+                # The rank waits for this, so that the rank is killed before its end.
+                with locked(work.file(name, "lock")):
                     process = subprocess.Popen(words, cwd=ROOT, env=ENVIRON)
                     process.kill()
                     process.wait()
@@ -77,15 +78,15 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def sharded(spec, folder, engine):
-    """The summary of a command under the engine."""
+def shard_on_engine(spec, folder, engine):
+    """Return the summary of a command under the engine."""
     result = shard(spec, folder, RunOptions(), WORLD, engine)
     card.write(folder)
     return result
 
 
 def by_hand(spec, folder):
-    """The same ranks, one after another in this process."""
+    """Run the same ranks one after another in this process."""
     for rank in range(WORLD):
         shard_alone(spec, folder, True, RunOptions(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)
@@ -94,9 +95,9 @@ def by_hand(spec, folder):
 
 
 @pytest.mark.process
-def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_machine(corpus, tmp_path):
+def test_killed_rank_is_restarted_and_the_bytes_equal_one_machine(corpus, tmp_path):
     engine = Here(kill={1})
-    result = sharded(text(corpus), tmp_path / "out", engine)
+    result = shard_on_engine(text(corpus), tmp_path / "out", engine)
     assert engine.started == [[0, 1, 2], [1]]
     assert result["documents"] == 2006
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
@@ -109,30 +110,30 @@ def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_mach
 
 
 @pytest.mark.process
-def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can(corpus, tmp_path):
+def test_unreadable_input_is_reported_once_and_blocks_the_merge(corpus, tmp_path):
     (corpus / "3.txt").rename(corpus / "3.jsonl")
     with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
-        sharded(text(corpus), tmp_path / "out", Here())
+        shard_on_engine(text(corpus), tmp_path / "out", Here())
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
     (corpus / "3.jsonl").write_text('{"text": "now it is"}\n')
     engine = Here()
-    sharded(text(corpus), tmp_path / "out", engine)
-    assert engine.started == [[0, 1, 2]]  # to the others it was another source
+    shard_on_engine(text(corpus), tmp_path / "out", engine)
+    assert engine.started == [[0, 1, 2]]  # For the other ranks this is a different source.
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
 
 @pytest.mark.process
-def test_an_interrupt_cancels_what_was_begun_and_says_so(corpus, tmp_path):
+def test_interrupt_cancels_the_started_ranks_with_a_message(corpus, tmp_path):
     engine = Here(interrupt=True)
     with pytest.raises(StoppedBySignal, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
-        sharded(text(corpus), tmp_path / "out", engine)
+        shard_on_engine(text(corpus), tmp_path / "out", engine)
     assert stop.value.exit_code == 130
     assert all(one.returncode is not None for one in engine.processes)
-    sharded(text(corpus), tmp_path / "out", Here())
+    shard_on_engine(text(corpus), tmp_path / "out", Here())
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
 
-def test_only_one_command_is_at_work_in_a_folder(corpus, tmp_path):
+def test_folder_admits_only_one_command(corpus, tmp_path):
     (tmp_path / "out" / ".engine").mkdir(parents=True)
     with locked(tmp_path / "out" / ".engine" / "command.lock"), pytest.raises(DataError, match="another process"):
         shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
@@ -147,13 +148,13 @@ def test_only_one_command_is_at_work_in_a_folder(corpus, tmp_path):
         (2, {"take": 9}, "take looks at all documents"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused_before_anything_is_begun(corpus, tmp_path, world, spec, seen):
+def test_unsupported_options_of_ranks_are_refused_before_any_start(corpus, tmp_path, world, spec, seen):
     with pytest.raises(InputError, match=seen):
         shard(text(corpus, **spec), tmp_path / "out", RunOptions(), world, Here())
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
+def test_folder_with_shards_of_different_work_is_refused(corpus, tmp_path):
     (tmp_path / "out" / ".engine").mkdir(parents=True)
     how = {"workers": 1}
     work = begin(text(corpus), [], tmp_path / "out", 2, how)
@@ -163,14 +164,14 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
         begin(text(corpus), [], tmp_path / "out", 2, how)
 
 
-def test_an_engine_that_nobody_knows_is_refused(corpus, tmp_path):
+def test_unknown_engine_is_refused(corpus, tmp_path):
     asked = {"source": str(corpus), "engine": "spark", "world": 2}
     with pytest.raises(ConfigError, match="engine is 'spark'; known: ray$"):
         data.__main__.text(asked, {}, tmp_path / "out", True)
 
 
 @pytest.mark.process
-def test_where_there_is_no_ray_what_is_missing_is_named(monkeypatch, tmp_path):
+def test_missing_ray_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="no ray here; install the cluster's version"):
         Ray("")
@@ -185,7 +186,7 @@ def test_where_there_is_no_ray_what_is_missing_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.process
-def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
+def test_ray_task_returns_the_exit_code_of_its_process(tmp_path):
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(int(sys.argv[2]))\n")
     words = [sys.executable, "-m", "ends", str(tmp_path)]
     assert [run_task(str(tmp_path), [*words, code], {}, 5) for code in "012"] == [0, 1, 2]
@@ -196,8 +197,8 @@ def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
 
 
 @pytest.mark.process
-def test_a_task_does_not_outlive_who_started_it(tmp_path):
-    """The mother of a task is killed while the task waits for a lock; the task leaves, and lets go of everything."""
+def test_task_does_not_outlive_its_parent(tmp_path):
+    """The parent of a task is killed while the task waits for a lock; the task exits, and releases every lock."""
     work = ShardWork(tmp_path, 2, 1)
     work.home.mkdir()
     name = work.name(0)

@@ -1,4 +1,4 @@
-"""`inv shard --engine` on a real Ray: whatever is killed, the bytes are those of one machine."""
+"""`inv shard --engine` on a real Ray: after every kill the bytes equal the bytes of one machine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ WORDS = ("--mode", "split", "--seed", "7", "--lines-per-shard", "9000", "--world
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """200,000 distinct lines in five files."""
+    """Return 200,000 distinct lines in five files."""
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(5):
         lines = (f"line {n} says \\ {n * 7919 % 1_000_003}\n" for n in range(number * 40_000, (number + 1) * 40_000))
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(corpus, tmp_path_factory):
-    """The same ranks one after another, undisturbed."""
+    """Run the same ranks one after another, undisturbed."""
     folder = tmp_path_factory.mktemp("expected")
     for rank in range(WORLD):
         spec = TextSpec(source=str(corpus), **SPEC)
@@ -57,7 +57,7 @@ def contents(folder):
 
 
 def begin(corpus, out, **more):
-    """The command without its front, which needs no environment of its own."""
+    """Start the command without its front, so that no environment is needed."""
     config = out.parent / "config.json"
     config.write_text(json.dumps({"out": str(out), "spec": {"source": str(corpus), **SPEC, "world": WORLD, **more}}))
     words = [sys.executable, "-m", "data", "text", "--config", str(config)]
@@ -65,8 +65,8 @@ def begin(corpus, out, **more):
     return subprocess.Popen(words, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True)
 
 
-def held(stack, out):
-    """The locks of all ranks, so that each waits for us; by rank."""
+def hold_locks(stack, out):
+    """Hold the locks of all ranks, so that each rank waits for the test; return the names by rank."""
     (out / HOME).mkdir(parents=True, exist_ok=True)
     names = [Share(rank=rank, world=WORLD).folder for rank in range(WORLD)]
     for name in names:
@@ -75,7 +75,7 @@ def held(stack, out):
 
 
 def processes(out, name):
-    """Ids of what runs a task of `out`."""
+    """Return the pids of a task of `out`."""
     meant = [str(out / HOME).encode(), name.encode()]
     return [pid for pid in pids() if command_line(pid).split(b"\0")[-3:-1] == meant]
 
@@ -93,8 +93,8 @@ def wait_for(true, command, what):
     return found
 
 
-def one_more(out, name, command, but=()):
-    """The process of a task, as soon as there is one that is none of `but`."""
+def next_process(out, name, command, but=()):
+    """Return the process of a task, as soon as a process other than `but` exists."""
     return wait_for(lambda: [pid for pid in processes(out, name) if pid not in but], command, f"task {name}")[0]
 
 
@@ -111,26 +111,27 @@ def ray_python(tmp_path_factory):
 
 @pytest.fixture
 def ray(monkeypatch, ray_python):
-    home = Path(tempfile.mkdtemp(prefix="ray-"))  # a short one: its sockets have no more than 107 characters
+    home = Path(tempfile.mkdtemp(prefix="ray-"))  # A short path: Ray's sockets have at most 107 characters.
     with ray_cluster.running(home, ray_python) as (address, nodes):
         monkeypatch.setenv("RAY_ADDRESS", address)
         yield nodes
 
 
-def test_ray_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(ray, ray_python, corpus, expected, tmp_path):
+def test_ray_restarts_a_killed_rank_and_a_rank_of_a_lost_node(ray, ray_python, corpus, expected, tmp_path):
     out = tmp_path / "out"
     with ExitStack() as stack:
-        names = held(stack, out)
+        names = hold_locks(stack, out)
         command = begin(corpus, out, engine="ray", engine_options={"ray_python": str(ray_python)})
-        pids = {name: one_more(out, name, command) for name in names}
+        pids = {name: next_process(out, name, command) for name in names}
         raylets = {name: parent(parent(pid)) for name, pid in pids.items()}
         lost = next(raylet for raylet in raylets.values() if parent(raylet) == ray[1].pid)
         on_head = [name for name in names if raylets[name] != lost]
         assert 0 < len(on_head) < WORLD
-        for victim in (pids[on_head[0]], parent(pids[on_head[-1]])):  # a rank's process, and the one of Ray above one
+        # A rank's process, and Ray's process above a rank.
+        for victim in (pids[on_head[0]], parent(pids[on_head[-1]])):
             os.kill(victim, signal.SIGKILL)
         for name in {on_head[0], on_head[-1]}:
-            one_more(out, name, command, pids.values())
+            next_process(out, name, command, pids.values())
         os.kill(lost, signal.SIGKILL)
         wait_for(
             lambda: not any(pids[name] in processes(out, name) for name in names), command, "what was lost is gone"
@@ -139,15 +140,15 @@ def test_ray_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(ray, 
     assert contents(out) == expected
 
 
-def test_ctrl_c_cancels_the_tasks_of_ray(ray, ray_python, corpus, expected, tmp_path):
+def test_ctrl_c_cancels_the_ray_tasks(ray, ray_python, corpus, expected, tmp_path):
     out = tmp_path / "out"
     world = World(tmp_path, {"SLIPWAY_RAY_PYTHON": str(ray_python)})
     words = ("shard", *WORDS, "--source", str(corpus), "--out", str(out), "--engine", "ray")
     with ExitStack() as stack:
-        names = held(stack, out)
+        names = hold_locks(stack, out)
         command = world.begin(*words)
         for name in names:
-            one_more(out, name, command)
+            next_process(out, name, command)
         os.killpg(command.pid, signal.SIGINT)
         _, err = command.communicate(timeout=60)
         assert command.returncode == 130 and "cancelled the tasks of Ray, 0 of 4 ranks finished" in err, err

@@ -1,9 +1,9 @@
-"""SkyPilot's API server over a Slurm cluster of two nodes (tests/slurm.py), all of it on this machine and on loopback.
+"""SkyPilot's API server over a Slurm cluster of two nodes (tests/slurm.py), all on this machine's loopback.
 
-Out: a `Bed`, the folders and variables by which commands reach it. Everything that was started is ended with it, by its
-process id. The nodes work as a user that is made for it.
+A `Bed` holds the folders and variables by which commands reach the server. Every started process ends with the bed, by
+its process id. The nodes work as a user created for the bed.
 
-    python -m tests.packs.skypilot.bed FOLDER      holds one until Ctrl-C, for trials by hand
+    python -m tests.packs.skypilot.bed FOLDER      holds a bed until Ctrl-C, for manual trials
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 USER = "slipwaybed"
 PYTHON = "/usr/bin/python3"
 
-# SkyPilot judges no job while two public name servers are silent; here a server of this machine answers for them.
+# SkyPilot judges no job while two public name servers are silent; a local server answers in their place.
 PROBE = """
 import importlib.abc, os, sys
 
@@ -65,9 +65,9 @@ class Bed:
     """Returns when it answers."""
 
     def kill_server(self) -> None:
-        """Kill the API server, its workers and the queues between them, which would keep the ports of the next one.
+        """Kill the API server, its workers and the queues between them, which would keep the ports of the next server.
 
-        The controllers of jobs are processes of their own.
+        The controllers of jobs are separate processes.
         """
         mark = f"HOME={self.environ['HOME']}".encode()
         for pid in _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0")):
@@ -85,7 +85,7 @@ class Bed:
 
 
 def lacking() -> str:
-    """Return why there can be no bed on this machine, "" when there can."""
+    """Return the reason that prevents a bed on this machine, or ""."""
     if why := slurm.missing("useradd", "ssh-keygen"):
         return why
     if not Path(PYTHON).exists():
@@ -95,7 +95,7 @@ def lacking() -> str:
 
 @contextlib.contextmanager
 def bed(folder: Path) -> Iterator[Bed]:
-    """Start it in `folder`, which everybody must be able to enter."""
+    """Yield a running bed in `folder`, which every user must be able to enter."""
     sky = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_user)
@@ -208,7 +208,7 @@ def _processes(is_meant) -> list[int]:
 
 
 def _login(folder: Path, port: int, home: Path, user_home: Path, conf: Path) -> Host:
-    """Return the login node, and make the tools that the nodes of SkyPilot download elsewhere."""
+    """Return the login node, and create the tools that SkyPilot's nodes otherwise download."""
     keys = folder / "login"
     keys.mkdir()
     make_key(keys / "host")
@@ -250,7 +250,7 @@ CARRIED = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_FIND_LINKS", "UV_INDEX_UR
 
 
 def _end_skypilot(home: Path) -> None:
-    """End the API server, its workers and its controllers: every process whose home is that folder."""
+    """End the API server, its workers and its controllers: every process with the folder as its home."""
     mark = f"HOME={home}".encode()
     for number in (signal.SIGTERM, signal.SIGKILL):
         for _ in range(50):

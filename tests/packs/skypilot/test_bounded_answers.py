@@ -1,4 +1,4 @@
-"""An answer of SkyPilot's process that never ends costs this process no more than a limit."""
+"""An endless answer of SkyPilot's process costs this process no more than a limit."""
 
 import io
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @contextmanager
 def talker() -> Iterator[socket.socket]:
-    """A process that speaks one line without end."""
+    """Return a process that writes one endless line."""
     ours, theirs = socket.socketpair()
 
     def speak() -> None:
@@ -34,13 +34,13 @@ def talker() -> Iterator[socket.socket]:
     thread.join(20)
 
 
-def test_an_answer_of_skypilots_process_has_a_limit(monkeypatch):
+def test_answer_of_the_skypilot_process_has_a_limit(monkeypatch):
     monkeypatch.setattr(client, "LONGEST_ANSWER", 1 << 24)
     with talker() as caller, bounded(), pytest.raises(SlipwayError, match="queue: the answer is longer than 16.8 MB"):
         client.Client._answer(caller, {"what": "queue"}, time.monotonic() + 300)
 
 
-def test_of_a_log_without_end_skypilots_process_keeps_the_end(monkeypatch):
+def test_skypilot_process_keeps_the_end_of_an_endless_log(monkeypatch):
     monkeypatch.setattr(worker, "LONGEST_LOG", 1 << 20)
     said = worker.TailBuffer()
     with bounded():

@@ -1,6 +1,6 @@
-"""The process that holds SkyPilot's SDK: one for all who ask, replaced when it dies, gone when nobody asks.
+"""The process with SkyPilot's SDK: one for all clients, replaced after a crash, gone without requests.
 
-Here it is run by an interpreter that has no SkyPilot, so each answer is that something is missing.
+Here an interpreter without SkyPilot runs the process, so each answer reports the missing package.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def pids(client):
     return [one.pid for one in find(client._mark(client.socket_file))]
 
 
-def the_one(client):
-    """The process that answers; those that found it there have left."""
+def answering_process(client):
+    """Return the answering process; processes that found it running have exited."""
     until(lambda: len(pids(client)) <= 1, "one is left")
     return pids(client)[0]
 
@@ -57,7 +57,7 @@ def ask(client):
 
 
 @pytest.mark.process
-def test_one_process_answers_for_all_and_nobody_else_may_open_its_socket(make):
+def test_one_process_answers_all_clients_on_a_private_socket(make):
     clients = [make() for _ in range(4)]
     threads = [threading.Thread(target=ask, args=(one,)) for one in clients]
     for one in threads:
@@ -66,21 +66,21 @@ def test_one_process_answers_for_all_and_nobody_else_may_open_its_socket(make):
         one.join()
     place = clients[0].socket_file
     assert stat.S_IMODE(place.stat().st_mode) == 0o600 and stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-    before = the_one(clients[0])
+    before = answering_process(clients[0])
     ask(make())
     assert pids(clients[0]) == [before]
     assert make(environ={**os.environ, "SKYPILOT_API_SERVER_ENDPOINT": "http://127.0.0.1:1"}).socket_file != place
 
 
 @pytest.mark.process
-def test_a_process_that_is_dead_or_deaf_is_replaced_and_one_that_is_not_needed_leaves(make):
+def test_dead_or_silent_process_is_replaced_and_an_idle_process_exits(make):
     client = make(hear_s=1.0)
     for number in (signal.SIGKILL, signal.SIGSTOP):
         ask(client)
-        before = the_one(client)
+        before = answering_process(client)
         os.kill(before, number)
         ask(client)
-        assert the_one(client) != before
+        assert answering_process(client) != before
     client.socket_file.unlink()
     until(lambda: not pids(client), "its socket is gone")
     short_lived = make(idle_s=0.5)
@@ -89,18 +89,18 @@ def test_a_process_that_is_dead_or_deaf_is_replaced_and_one_that_is_not_needed_l
 
 
 @pytest.mark.process
-def test_a_process_that_dies_over_a_question_is_no_answer(make):
+def test_process_that_dies_during_a_request_gives_no_answer(make):
     client = make()
     ask(client)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, short(client.socket_file) as name:
         caller.connect(name)
         os.kill(pids(client)[0], signal.SIGKILL)
-        with contextlib.suppress(ConnectionResetError):  # nobody had taken the connection
+        with contextlib.suppress(ConnectionResetError):  # The connection was not accepted.
             assert caller.recv(100).count(b"\n") <= 1
     ask(client)
 
 
-def test_who_looks_is_told_what_is_known_while_skypilot_takes_long(tmp_path, monkeypatch):
+def test_status_shows_the_last_known_state_while_skypilot_is_slow(tmp_path, monkeypatch):
     may_answer, asked = threading.Event(), []
 
     def queue(name):
@@ -115,7 +115,7 @@ def test_who_looks_is_told_what_is_known_while_skypilot_takes_long(tmp_path, mon
     assert first["answer"] == [1] and answers.look("queue", {"name": "a"}, 0.0, 0.0) == first, "it is fresh"
     monkeypatch.setattr(worker, "FRESH_S", 0.0)
     may_answer.clear()
-    another = worker.KnownAnswers(tmp_path / "known.json")  # of the next process
+    another = worker.KnownAnswers(tmp_path / "known.json")  # Of the next process.
     assert stat.S_IMODE((tmp_path / "known.json").stat().st_mode) == 0o600
     time.sleep(0.01)
     assert another.look("queue", {"name": "a"}, 0.0, 0.05) == first
@@ -127,7 +127,7 @@ def test_who_looks_is_told_what_is_known_while_skypilot_takes_long(tmp_path, mon
 
 
 class OldServer(BaseHTTPRequestHandler):
-    """An API server of years ago, as far as it says its version."""
+    """An old API server, by its reported version."""
 
     def do_GET(self):
         said = b'{"status": "healthy", "api_version": "3", "version": "0.8.0", "commit": "c", "user": null}'
@@ -145,7 +145,7 @@ class OldServer(BaseHTTPRequestHandler):
 @pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.timeout(900)
-def test_skypilot_s_own_client_tells_a_server_of_another_version_and_one_that_is_not_there(tmp_path):
+def test_skypilot_client_reports_a_server_of_a_different_version_and_a_missing_server(tmp_path):
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     server = HTTPServer(("127.0.0.1", 0), OldServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()

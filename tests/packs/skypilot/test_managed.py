@@ -1,4 +1,4 @@
-"""The command of a task, as an engine runs it on a machine: here in folders of this one, without the engine."""
+"""The command of a task as an engine runs it on a machine, here in local folders without the engine."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def step(text):
 
 @pytest.fixture
 def bundle(tmp_path):
-    """A folder as SkyPilot brings it to each node: the agent's code, a file that goes along, the job."""
+    """Return a folder as SkyPilot brings it to each node: the agent's code, a sent file, the job."""
     root, own = tmp_path / "root", tmp_path / "own"
     repository = Path(__file__).resolve().parents[3]
     (root / "infra").mkdir(parents=True)
@@ -52,7 +52,7 @@ def bundle(tmp_path):
         )
         folder = tmp_path / "bundle"
         bundles.lay_out(job, plan, root, folder)
-        (folder / "code").rename(folder / "pushed")  # links are not followed by a push, and are enough here
+        (folder / "code").rename(folder / "pushed")  # A push does not follow links; here links are sufficient.
         (folder / "code").symlink_to(root)
         return folder
 
@@ -79,7 +79,7 @@ def begin(bundle, home, **environ):
     )
 
 
-def test_a_task_runs_the_job_under_its_guard_and_prints_what_a_pod_would_have(bundle, tmp_path):
+def test_task_runs_the_job_under_its_guard_and_prints_the_output_of_a_pod(bundle, tmp_path):
     folder = bundle('cat own.txt; echo " has ${#DB_KEY} as $SKYPILOT_TASK_ID"; exit 0')
     child = begin(folder, tmp_path / "home")
     said = child.communicate(timeout=60)[0]
@@ -90,7 +90,7 @@ def test_a_task_runs_the_job_under_its_guard_and_prints_what_a_pod_would_have(bu
     assert "hush" not in said
 
 
-def test_a_task_of_two_nodes_is_one_job(bundle, tmp_path):
+def test_task_of_two_nodes_is_one_job(bundle, tmp_path):
     port, words_port = free_ports(2)
     group = NodeGroup(run="job-1", port=port, words_port=words_port, key="k" * 8)
     folder = bundle("echo node $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $MASTER_ADDR", group=group)
@@ -105,7 +105,7 @@ def test_a_task_of_two_nodes_is_one_job(bundle, tmp_path):
     ]
 
 
-def test_the_limit_of_a_task_counts_from_its_submission_and_one_that_is_taken_away_saves_and_goes_on(bundle, tmp_path):
+def test_limit_of_a_task_counts_from_its_submission_and_a_preempted_task_saves_and_continues(bundle, tmp_path):
     text = """
     [ ! -e ~/saved ] || { echo went on; exit; }
     trap 'touch ~/saved; exit 75' TERM
@@ -130,7 +130,7 @@ def test_the_limit_of_a_task_counts_from_its_submission_and_one_that_is_taken_aw
     assert (child.returncode, lines[0], lines[-1]) == (0, "begun", "went on"), said
 
 
-def test_what_another_allocation_of_slurm_has_left_in_the_same_home_is_not_gone_on_with(bundle, tmp_path):
+def test_files_of_a_different_slurm_allocation_in_the_same_home_are_not_continued(bundle, tmp_path):
     text = """
     echo "$([ ! -e "$SLIPWAY_WORK/left" ] || echo goes on) in ${SLIPWAY_ENVIRONMENTS##*/}"
     touch "$SLIPWAY_WORK/left"

@@ -14,7 +14,7 @@ from tests.world import World, until
 pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 WHERE = "--provider skypilot --cloud slurm --region loop --gpu none --cpus 1 --ttl 50m".split()
-LONG_S = 900.0  # for SkyPilot to bring a job to work, or to bring it back, on a busy machine
+LONG_S = 900.0  # Timeout for SkyPilot to start or restart a job on a busy machine.
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def begin(world, name, steps):
 
 
 def newest(sky, name):
-    """The newest checkpoint of a run in the store, 0 while there is none."""
+    """Return the newest checkpoint of a run in the store, 0 without a checkpoint."""
     found = (one.parent for one in (sky.shared / "store").rglob("step-*/MANIFEST.json") if name in one.parts)
     return max((int(one.name.partition("-")[2]) for one in found), default=0)
 
@@ -58,7 +58,7 @@ def ended(process):
     return process.returncode, f"{out}\n{err}"
 
 
-def test_a_job_that_is_preempted_is_begun_anew_by_skypilot_and_succeeds(world, sky):
+def test_preempted_job_is_restarted_by_skypilot_and_succeeds(world, sky):
     launch = begin(world, "taken", 240)
     until(lambda: newest(sky, "taken") >= 20 or launch.poll() is not None, "it is at work", LONG_S)
     assert launch.poll() is None, ended(launch)
@@ -75,7 +75,7 @@ def test_a_job_that_is_preempted_is_begun_anew_by_skypilot_and_succeeds(world, s
     assert begun and int(begun[-1]) >= 20 and log.endswith("done\n"), log
 
 
-def test_a_job_that_is_ended_saves_and_nothing_of_it_is_left(world, sky):
+def test_ended_job_saves_and_leaves_no_process(world, sky):
     launch = begin(world, "ended", 2000)
     until(lambda: newest(sky, "ended") >= 10, "it is at work", LONG_S)
     world.inv("down", "ended")
@@ -85,7 +85,7 @@ def test_a_job_that_is_ended_saves_and_nothing_of_it_is_left(world, sky):
     assert world.json("audit", "--provider", "skypilot")["machines"] == []
 
 
-def test_a_server_that_is_killed_is_told_of_and_the_job_goes_on(world, sky):
+def test_killed_server_is_reported_and_the_job_continues(world, sky):
     launch = begin(world, "alone", 400)
     until(lambda: newest(sky, "alone") >= 10, "it is at work", LONG_S)
     sky.kill_server()

@@ -1,4 +1,4 @@
-"""A job of ours as a task of SkyPilot's, and a node's job of it again; what its clouds cannot do is refused early."""
+"""A job as a SkyPilot task, and a node's task as a job again; requests beyond SkyPilot's clouds are refused early."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def made(**keys):
     return task.task_of(JOB, nodes=2, keys=keys, bundle=Path("/b"), secrets={"KEY": "v", "OTHER": "w"}, now=1000.0)
 
 
-def test_a_job_becomes_a_task_whose_command_is_our_guard():
+def test_job_becomes_a_task_with_the_guard_as_its_command():
     said = made(
         resources={"infra": "slurm/loop", "job_recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": 9}}
     )
@@ -50,7 +50,7 @@ def test_a_job_becomes_a_task_whose_command_is_our_guard():
     assert "packs.skypilot.agent.managed" in said["run"]
 
 
-def test_each_node_has_the_job_back_with_the_nodes_in_it_and_what_it_has_waited():
+def test_each_node_gets_the_job_with_its_nodes_and_its_waiting_time():
     sent = Job.from_json(JOB.to_json())
     ips = {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.9", SUBMITTED_AT: "1000"}
     first = job_here(sent, {**ips, "SKYPILOT_NODE_RANK": "0"}, "eth0", 1090.0)
@@ -73,7 +73,7 @@ def test_each_node_has_the_job_back_with_the_nodes_in_it_and_what_it_has_waited(
     assert alone.group == NodeGroup() and (alone.limits.billed_s, alone.num_gpus) == (0.0, 4)
 
 
-def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_path):
+def test_task_restarts_only_after_the_exit_code_of_a_preemption(tmp_path):
     pod = PodFolder(tmp_path)
     write_json(stop_file(pod), {"state": LEFT})
     assert exit_code(pod) == 75
@@ -82,14 +82,14 @@ def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_p
         assert exit_code(pod) == code
 
 
-def test_skypilot_recovers_its_runs_costs_money_and_is_out_of_reach(tmp_path):
+def test_skypilot_recovers_its_own_runs_costs_money_and_is_unreachable(tmp_path):
     jobs = ManagedJobs(Client(lambda: tmp_path, tmp_path), tmp_path)
     assert jobs.recovers and engine_of(jobs) is jobs
     terms = terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), jobs)
     assert terms.accept is None and terms.admit is not None
 
 
-def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
+def test_flags_request_resources_and_override_a_file():
     request = Request(
         run="a",
         gpu="A100:8,H100:8",
@@ -133,12 +133,12 @@ def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
         ({"infra": "lium"}, 1, False, "SkyPilot has no back end for lium"),
     ],
 )
-def test_what_a_cloud_of_skypilots_never_does_is_refused_before_it_is_asked(resources, nodes, mounts, words):
+def test_unsupported_request_of_a_cloud_is_refused_before_the_request(resources, nodes, mounts, words):
     with pytest.raises(UsageError, match=words):
         task.check({"resources": resources}, nodes, mounts, "job.yaml")
 
 
-def test_what_nobody_forbids_is_left_to_skypilot():
+def test_other_requests_are_left_to_skypilot():
     task.check({"resources": {"infra": "aws", "use_spot": True, "ports": 80}}, 4, True, "job.yaml")
     task.check({"resources": {"accelerators": "H100:8", "use_spot": True}}, 2, False, "job.yaml")
 
@@ -155,7 +155,7 @@ Considered resources (2 nodes):
 """
 
 
-def test_the_table_of_the_optimizer_is_read_as_offers():
+def test_optimizer_table_is_read_as_offers():
     found = price_table.read(TABLE, 2, "skypilot", 5.0)
     assert (found.chosen.offer_id, found.chosen.micro_usd_per_hour) == ("runpod/US/1x_A100_SECURE", 1_690_000)
     spot, own = found.others
@@ -169,7 +169,7 @@ def printed(**parts):
     return REPORT + json.dumps(parts)
 
 
-def test_what_a_job_prints_comes_back_as_the_files_of_a_pod():
+def test_output_of_a_job_returns_as_the_files_of_a_pod():
     progress = {"token": TOKEN, "run": "bert-1", "step": "run", "state": "running", "steps": [], "updated_at": 3.0}
     text = "\n".join(
         [
@@ -208,7 +208,7 @@ def test_what_a_job_prints_comes_back_as_the_files_of_a_pod():
         ("RUNNING", "stopped", "", ""),
     ],
 )
-def test_a_verdict_is_final_when_skypilot_says_that_the_job_is_over(status, told, state, reason):
+def test_verdict_is_final_when_skypilot_reports_the_end_of_the_job(status, told, state, reason):
     verdict = {"token": TOKEN, "state": told, "reason": "said"}
     log = job_view.read(printed(verdict=verdict if told else {}))
     row = {"status": status, "failure_reason": "" if status == "SUCCEEDED" else "why"}
@@ -216,7 +216,7 @@ def test_a_verdict_is_final_when_skypilot_says_that_the_job_is_over(status, told
     assert (found["verdict"].get("state", ""), found["verdict"].get("reason", "")) == (state, reason)
 
 
-def test_settings_of_a_cloud_are_kept_as_they_were_written():
+def test_settings_of_a_cloud_are_kept_as_written():
     config = {
         "gcp": {"enable_gpu_direct": True},
         "kubernetes": {

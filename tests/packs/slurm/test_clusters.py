@@ -1,4 +1,4 @@
-"""The inventory of clusters: what it says, and what is refused with its place."""
+"""The inventory of clusters: its content, and refusals with the place."""
 
 import json
 
@@ -10,7 +10,7 @@ from packs.slurm.control.inventory import Clusters, load
 
 @pytest.fixture
 def written(tmp_path):
-    """`written({...})`: the clusters of such a file; the key that it names is there."""
+    """Return a function: `written({...})` gives the clusters of such a file; the key named in the file exists."""
     (tmp_path / "key").touch(mode=0o600)
 
     def write(document):
@@ -31,7 +31,7 @@ def body(folder, **more):
     return {"host": "login.example.org", "user": "ada", "identity_file": str(folder / "key"), **more}
 
 
-def test_a_partition_has_what_its_cluster_has_unless_it_says_otherwise(written, tmp_path):
+def test_partition_inherits_from_its_cluster_unless_set(written, tmp_path):
     parts = {"gpu": {"qos": "long", "sbatch": ["--constraint=ib"]}, "cpu": None}
     (one,) = written_all(
         written, {"fx": body(tmp_path, account="physics", qos="short", time="2h", port=2222, partitions=parts)}
@@ -60,7 +60,7 @@ def test_a_partition_has_what_its_cluster_has_unless_it_says_otherwise(written, 
         ({"identity_file": "/none"}, "private key not found: /none"),
     ],
 )
-def test_what_is_unclear_is_refused_with_its_place(written, tmp_path, more, said):
+def test_invalid_entry_is_refused_with_its_place(written, tmp_path, more, said):
     found = written({"fx": body(tmp_path, **more), "gy": body(tmp_path)})
     (one,) = found.unusable
     assert said in one.why and "cluster fx" in one.why and one.place == "fx"
@@ -73,7 +73,7 @@ def test_what_is_unclear_is_refused_with_its_place(written, tmp_path, more, said
     assert found.find("gy") == found.usable[0]
 
 
-def test_a_word_means_a_cluster_a_partition_or_both(written, tmp_path):
+def test_name_matches_a_cluster_a_partition_or_both(written, tmp_path):
     both = written({"fx": body(tmp_path, partitions={"gpu": {}, "cpu": {}}), "gy": body(tmp_path)})
     assert [(one.name, part) for one, part in both.select("")] == [("fx", ""), ("gy", "")]
     assert [(one.name, part) for one, part in both.select("fx/gpu")] == [("fx", "gpu")]
@@ -84,6 +84,6 @@ def test_a_word_means_a_cluster_a_partition_or_both(written, tmp_path):
         Clusters(both.usable[:1]).select("zz")
 
 
-def test_there_is_no_inventory(tmp_path):
+def test_missing_inventory_is_empty(tmp_path):
     with pytest.raises(UsageError, match="copy slurm_clusters.yaml.example to this path"):
         load(tmp_path / "none.yaml")

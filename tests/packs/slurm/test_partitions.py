@@ -32,14 +32,14 @@ CLUSTER = SlurmCluster(name="fx", address=ADDRESS, partitions={"gpu": GPU_QUEUE,
         ("gpu:h100", ()),
     ],
 )
-def test_the_gpus_of_a_gres_are_read(text, found):
+def test_gpus_of_a_gres_are_parsed(text, found):
     assert gres_of(text) == found
 
 
-def test_nodes_that_cannot_be_given_work_do_not_count():
+def test_unavailable_nodes_do_not_count():
     states = ["idle", "allocated", "mixed", "down*", "drained", "draining", "idle*", "maint", "idle~", "completing"]
     (kind,) = kinds_of([{**ROW, "state": one} for one in states])
-    assert (kind.count, kind.up) == (10, 5)  # a node that is asleep (~) is woken when it is wanted
+    assert (kind.count, kind.up) == (10, 5)  # A node that is asleep (~) is woken on demand.
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_nodes_that_cannot_be_given_work_do_not_count():
         ({}, "", ""),
     ],
 )
-def test_a_request_fits_or_it_is_said_why_not(asked, problem, gres):
+def test_request_fits_or_is_refused_with_the_reason(asked, problem, gres):
     assert fit(kinds_of([ROW])[0], Request(run="new", **asked)) == (problem, gres)
 
 
-def test_the_options_of_a_job_are_those_of_its_request_and_its_partition():
+def test_options_of_a_job_combine_its_request_and_its_partition():
     request = Request(run="new", num_gpus=2, gpu="H100", cpus=8, memory_bytes=64 * 10**9, nodes=2)
     offer = Offer(provider="slurm", offer_id="fx/gpu", instance_type="gpu", gpu="h100", num_gpus=2)
     common = [
@@ -78,7 +78,7 @@ def test_the_options_of_a_job_are_those_of_its_request_and_its_partition():
     assert options_of(CLUSTER, Request(run="new"), bare, Limits()) == ["--partition=cpu"]
 
 
-def test_squeue_s_rows_are_read_whatever_a_reason_holds():
+def test_rows_of_squeue_are_parsed_with_any_reason():
     said = f"12|PENDING|gpu|1|1:00||{TOKEN}|(ReqNodeNotAvail, a|b)\n9|RUNNING|gpu|2|3:00|n[1-2]|x|None\nodd\n"
     first, second = queue.rows(said, queue.JOB)
     assert state_of(first) == ("queued", "Slurm job 12 waits in gpu ((ReqNodeNotAvail, a|b))")
@@ -87,14 +87,14 @@ def test_squeue_s_rows_are_read_whatever_a_reason_holds():
 
 
 @pytest.mark.parametrize("over", ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"])
-def test_a_job_that_slurm_has_ended_is_not_alive(over):
+def test_job_ended_by_slurm_is_not_alive(over):
     assert not queue.lives({"state": over})
     assert queue.lives({"state": "COMPLETING"}), "its processes may be there still"
     assert queue.lives({"state": "REQUEUE_HOLD"})
 
 
 class Login:
-    """A login node that answers by program: the pods of its file system, and the jobs of its queue."""
+    """A scripted login node: the pods of its file system, and the jobs of its queue."""
 
     python, agent = "python3", "packs.slurm.agent"
 
@@ -136,7 +136,7 @@ def job(name, number="12", state="RUNNING"):
     }
 
 
-def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():
+def test_own_job_without_a_folder_is_listed_and_foreign_jobs_are_not():
     marker = {"run": "new", "token": TOKEN, "folder": "/home/ada/.slipway/pods/new"}
     other = TOKEN.replace("0", "9")
     login = Login([marker], [job(other, "9", "COMPLETED"), job(TOKEN), job(other, "13", "PENDING"), job("mine", "14")])
@@ -147,7 +147,7 @@ def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():
     ]
 
 
-def test_how_a_job_has_ended_is_told_by_squeue_and_later_by_the_accounting():
+def test_end_of_a_job_is_read_from_squeue_and_later_from_the_accounting():
     marker = {"run": "new", "token": TOKEN, "folder": "/home/ada/.slipway/pods/new"}
     for login in (Login([marker], [job(TOKEN, state="TIMEOUT")]), Login([marker], ended=[job(TOKEN, state="TIMEOUT")])):
         (found,) = SlurmClusters((CLUSTER,), lambda _, login=login: login).list()
@@ -158,11 +158,11 @@ def test_how_a_job_has_ended_is_told_by_squeue_and_later_by_the_accounting():
 
 SACCT = """#!/bin/sh
 printf '7|OUT_OF_MEMORY|sw1-a\\n9|CANCELLED by 1000|sw1-b\\n12|RUNNING|sw1-b\\n'
-"""  # as sacct writes; the last one is what an accounting may hold of a job that is gone
+"""  # As sacct writes; the last line is a possible accounting entry of a removed job.
 
 
 @pytest.mark.process
-def test_the_accounting_says_how_a_job_has_ended_and_never_that_one_lives(tmp_path, monkeypatch):
+def test_accounting_reports_ends_and_never_a_live_job(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "sacct").write_text(SACCT)
     (tmp_path / "sacct").chmod(0o755)
@@ -172,13 +172,13 @@ def test_the_accounting_says_how_a_job_has_ended_and_never_that_one_lives(tmp_pa
     assert queue.ended("sw1-a") == {"jobs": []}
 
 
-def test_a_queue_that_does_not_answer_is_no_absence():
+def test_silent_queue_is_no_proof_of_absence():
     login = Login(deaf="slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlipwayError, match="Unable to contact slurm controller"):
         SlurmClusters((CLUSTER,), lambda _: login).find(f"{TOKEN}@fx")
 
 
-def test_what_sbatch_refuses_is_an_offer_that_cannot_be_had_and_leaves_nothing():
+def test_refusal_of_sbatch_is_an_unavailable_offer_and_leaves_no_files():
     login = Login(refusal="sbatch: error: Invalid account or account/partition combination specified")
     provider = SlurmClusters((CLUSTER,), lambda _: login)
     (offer,) = provider.offers(Request(run="new", gpu="H100", num_gpus=1))
@@ -193,7 +193,7 @@ def test_what_sbatch_refuses_is_an_offer_that_cannot_be_had_and_leaves_nothing()
     assert "--gres=gpu:h100:1" in options
 
 
-def test_a_login_node_that_refuses_us_is_said():
+def test_login_node_that_refuses_the_connection_is_named():
     def connect(_):
         raise AuthError("fx refuses this key")
 
@@ -202,14 +202,14 @@ def test_a_login_node_that_refuses_us_is_said():
     assert SlurmClusters.recovers
 
 
-def test_only_an_engine_makes_a_told_end_no_verdict(monkeypatch):
+def test_reported_end_without_a_verdict_counts_only_for_an_engine(monkeypatch):
     monkeypatch.delenv(state.ENGINE, raising=False)
     assert state.end_of_machine() == "stopped"
     monkeypatch.setenv(state.ENGINE, "slurm")
     assert state.end_of_machine() == state.LEFT
 
 
-def test_what_an_attempt_has_left_is_put_away_and_a_wish_to_stop_is_not(tmp_path):
+def test_files_of_an_attempt_are_archived_and_a_stop_request_is_kept(tmp_path):
     pod, work = PodFolder(tmp_path), Job(run="a", token=TOKEN, steps=())
     clocks = {"boot_id": "x", "boot_s": 1.0, "wall_s": 1.0}
     state.write_json(state.report(pod, "guard"), {"token": TOKEN, "elapsed_s": 40.0, "clocks": clocks})
@@ -222,7 +222,7 @@ def test_what_an_attempt_has_left_is_put_away_and_a_wish_to_stop_is_not(tmp_path
     assert state.read_json(state.stop_file(pod))["state"] == "stopped"
 
 
-def test_the_nodes_of_one_job_are_folders_beside_each_other(tmp_path):
+def test_nodes_of_one_job_are_sibling_folders(tmp_path):
     group = NodeGroup(run="a", rank=2, addresses=("a", "a.1", "a.2"))
     folder = commands.node_folder(tmp_path / "a", 2)
     assert folder.root == tmp_path / "a.2"
@@ -230,7 +230,7 @@ def test_the_nodes_of_one_job_are_folders_beside_each_other(tmp_path):
     assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1" in commands.script(PodFolder(tmp_path / "a"), 3)
 
 
-def test_nodes_take_the_addresses_by_which_all_others_reach_them():
+def test_nodes_use_addresses_that_all_other_nodes_reach():
     said = [{"there": {"10.0.0.1": "eth0", "10.1.0.1": "ib0"}}, {"there": {"10.0.0.2": "eth0", "10.1.0.2": "ib0"}}]
     heard = [{"reached": {"1": ["10.1.0.2"]}}, {"reached": {"0": ["10.0.0.1", "10.1.0.1"]}}]
     assert step.choose(said, heard) == [("10.0.0.1", "eth0"), ("10.1.0.2", "ib0")]

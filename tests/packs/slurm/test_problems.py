@@ -1,4 +1,4 @@
-"""An inventory or a cluster that cannot be read is a problem of that one: the others are listed."""
+"""An unreadable inventory or cluster is a problem of that entry only: the others are listed."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def of(tmp_path, **more):
     return Settings.load(tmp_path, environ={**environ, **more})
 
 
-def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_accounts(tmp_path):
+def test_unreadable_inventory_of_clusters_is_a_problem_next_to_the_accounts(tmp_path):
     (tmp_path / "clusters.yaml").write_text("- nothing")
     found = of(tmp_path, SLIPWAY_CLUSTERS=str(tmp_path / "clusters.yaml"), LIUM_API_KEY=KEY)
     with Journal.open(found.state_file) as journal:
@@ -31,7 +31,7 @@ def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_ac
     assert len(problems) == 1 and problems[0].startswith("slurm: ") and "clusters.yaml" in problems[0]
 
 
-def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_used(tmp_path):
+def test_other_machines_are_listed_despite_an_unusable_entry(tmp_path):
     bad = InvalidEntry("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: private key not found: /none")
     mine = Pod(provider="slurm", pod_id="t@fx", token="sw1-aaaaaaaa-0000000000000000", run="r", address="")
 
@@ -49,7 +49,7 @@ def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_use
     assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
 
 
-def test_slurm_recovers_its_runs_costs_nothing_and_is_reached(tmp_path):
+def test_slurm_recovers_its_runs_costs_no_money_and_is_reachable(tmp_path):
     clusters = SlurmClusters((), lambda cluster: pytest.fail("no cluster is asked"))
     assert clusters.recovers and engine_of(clusters) is None
     terms = terms_for(of(tmp_path), clusters)

@@ -1,4 +1,4 @@
-"""The street over a real Slurm on loopback: queued, preempted, cancelled, cut off, ended; on one node and on two."""
+"""The pipeline over a real Slurm on loopback: queued, preempted, cancelled, cut off, ended; on one node and on two."""
 
 import json
 import os
@@ -24,7 +24,7 @@ run: python count.py --steps $STEPS --pause $PAUSE
 
 @pytest.fixture
 def world(tmp_path, cluster):
-    """A world whose one cluster is the one on loopback."""
+    """Return a world with the loopback cluster as its only cluster."""
     one = World(tmp_path, {"SLIPWAY_CLUSTERS": str(cluster.inventory(tmp_path / "clusters.yaml"))})
     yield one
     one.inv("down", "--all")
@@ -37,14 +37,14 @@ def pods(cluster):
 
 
 def counting(world, name, steps, nodes=1):
-    """The file of a job that counts, and saves every step."""
+    """Return the file of a job that counts, and saves every step."""
     path = world.folder / f"{name}.yaml"
     path.write_text(JOB.format(name=name, steps=steps, nodes=nodes))
     return str(path)
 
 
 def newest(pods, run):
-    """The newest checkpoint of a run, 0 while there is none."""
+    """Return the newest checkpoint of a run, 0 without a checkpoint."""
     found = [
         int(one.parent.name.partition("-")[2]) for one in (pods / run).glob("work/checkpoints/*/step-*/MANIFEST.json")
     ]
@@ -52,19 +52,19 @@ def newest(pods, run):
 
 
 def verdict(pods, run):
-    """Return the verdict in the run's folder on the cluster; {} while there is none."""
+    """Return the verdict in the run's folder on the cluster; {} without a verdict."""
     path = pods / run / "state" / "verdict.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def ended(process):
-    """Return the output of a command, which must end well."""
+    """Return the output of a command, which must succeed."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, f"{out}\n{err}"
     return f"{out}\n{err}"
 
 
-def test_the_smoke_test_comes_home_and_a_training_after_it(world, cluster):
+def test_smoke_test_and_a_training_come_home(world, cluster):
     said = ended(world.begin("launch", "examples/jobs/smoke_test.yaml", "--provider", "slurm", "--yes"))
     assert "smoke-test-1 succeeded" in said
     assert ended(world.begin("launch", "--phase", "sft", "--provider", "slurm", "--yes"))
@@ -74,7 +74,7 @@ def test_the_smoke_test_comes_home_and_a_training_after_it(world, cluster):
     assert not cluster.jobs()
 
 
-def test_a_run_is_preempted_twenty_times_and_never_begins_at_its_start(world, cluster, pods):
+def test_run_preempted_twenty_times_never_starts_over(world, cluster, pods):
     launch = world.begin("launch", counting(world, "count", 250), "--provider", "slurm", "--yes")
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     before = 0
@@ -91,7 +91,7 @@ def test_a_run_is_preempted_twenty_times_and_never_begins_at_its_start(world, cl
     assert log.count("begins at step 0") <= 1
 
 
-def test_what_somebody_cancels_is_submitted_again_by_whoever_follows(world, cluster, pods):
+def test_cancelled_job_is_submitted_again_by_the_next_follower(world, cluster, pods):
     launch = world.begin("launch", counting(world, "cut", 60), "--provider", "slurm", "--yes")
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "cut-1") > 3, "it is at work")
@@ -101,7 +101,7 @@ def test_what_somebody_cancels_is_submitted_again_by_whoever_follows(world, clus
     assert world.json("status")[0]["recoveries"] == 1
 
 
-def test_two_nodes_are_one_job_and_a_requeue_begins_both_anew(world, cluster, pods):
+def test_two_nodes_are_one_job_and_a_requeue_restarts_both(world, cluster, pods):
     launch = world.begin("launch", counting(world, "pair", 120, nodes=2), "--provider", "slurm", "--yes")
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "pair-1") > 3, "it is at work")
@@ -113,7 +113,7 @@ def test_two_nodes_are_one_job_and_a_requeue_begins_both_anew(world, cluster, po
     assert not cluster.jobs()
 
 
-def test_neither_a_deaf_login_node_nor_a_dead_controller_harms_a_run(world, cluster, pods):
+def test_silent_login_node_and_dead_controller_do_not_harm_a_run(world, cluster, pods):
     launch = world.begin("launch", counting(world, "deaf", 400), "--provider", "slurm", "--yes")
     until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "deaf-1") > 3, "it is at work")
@@ -132,10 +132,10 @@ def test_neither_a_deaf_login_node_nor_a_dead_controller_harms_a_run(world, clus
     assert verdict(pods, "deaf-1")["state"] == "stopped"
 
 
-def test_what_waits_in_the_queue_is_shown_and_ended_and_no_job_of_ours_is_lost(world, cluster, pods):
+def test_queued_job_is_shown_and_ended_and_no_own_job_is_lost(world, cluster, pods):
     cluster.call("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
     world.inv("launch", counting(world, "idle", 5), "--provider", "slurm", "--yes", code=3)
-    cluster.call("scontrol", "update", "PartitionName=gpu", "State=DOWN")  # jobs are taken, and wait
+    cluster.call("scontrol", "update", "PartitionName=gpu", "State=DOWN")  # Jobs are accepted, and wait.
     try:
         world.inv("launch", counting(world, "wait", 5), "--provider", "slurm", "--yes", "--detach")
         row = next(one for one in world.json("status") if one["run"].startswith("wait"))
@@ -153,7 +153,7 @@ def test_what_waits_in_the_queue_is_shown_and_ended_and_no_job_of_ours_is_lost(w
     until(lambda: not cluster.jobs(), "the stray is gone", 60.0)
 
 
-def test_a_launcher_that_dies_leaves_a_run_that_comes_home_when_it_is_asked(world, cluster, pods):
+def test_run_of_a_dead_launcher_comes_home_on_request(world, cluster, pods):
     launch = world.begin("launch", counting(world, "alone", 30), "--provider", "slurm", "--yes")
     until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "alone-1"), "it is at work")

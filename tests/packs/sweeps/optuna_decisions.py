@@ -1,7 +1,7 @@
-"""Records what Optuna's SuccessiveHalvingPruner decides on curves by chance, for test_sweep_rules.py.
+"""Record the decisions of Optuna's SuccessiveHalvingPruner on random curves, for test_sweep_rules.py.
 
-Run: python -m tests.packs.sweeps.optuna_decisions > tests/packs/sweeps/optuna_decisions.json, in an environment with
-optuna, which is none of ours: a sweep does not need it.
+Run `python -m tests.packs.sweeps.optuna_decisions > tests/packs/sweeps/optuna_decisions.json` in an environment with
+optuna, which is no dependency: a sweep does not need it.
 """
 
 import json
@@ -12,7 +12,7 @@ STEPS = 16
 
 
 def decisions(seed: int, factor: int, trials: int) -> dict[str, Any]:
-    """Return curves in the order in which they were told, and at which step each trial was pruned."""
+    """Return curves in the order of their reports, and the step at which each trial was pruned."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -1,4 +1,4 @@
-"""Sweeps as the core sees them: which go on by themselves, what `status` and `down` are told of them."""
+"""Sweeps in the core: resumption of a sweep, and its text in `status` and `down`."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from packs.sweeps.control.trials.resume_sweep import SweepCommand
 from tests.flows.test_supervisor import begun, die
 
 
-def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):
+def test_sweep_with_a_dead_process_resumes_unless_it_is_over_running_or_a_week_old(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_PODS": str(tmp_path / "pods")}
     settings = Settings.load(ROOT, environ=environ)
     folder = kept_sweeps.folder_of("rates", settings)
@@ -40,7 +40,7 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
             with pytest.raises(UsageError, match="already running"), resume_sweep.at_work(command, journal, settings):
                 pass
         result.write()
-        assert not due.is_needed(journal, settings)  # it has left by itself
+        assert not due.is_needed(journal, settings)  # The process has exited by itself.
         die(journal, "sweep:rates")
         assert list(resume_sweep.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
         a_week_ago = time.time() - 7 * 86400
@@ -55,7 +55,7 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
         op = begun(journal, "rates.pod-1", vendor="lium", owner_kind="pod_set", owner="rates")
         trial.state = "succeeded"
         result.write()
-        assert list(resume_sweep.due(journal, settings)) == ["rates"]  # its pod is to be given back
+        assert list(resume_sweep.due(journal, settings)) == ["rates"]  # The pod still has to be returned.
         assert [one.run for one in kind.stop("rates", journal, settings, print)] == ["rates.pod-1"]
         assert not resume_sweep.known(journal, settings) and not resume_sweep.due(journal, settings)
         journal.advance(op, "gone")

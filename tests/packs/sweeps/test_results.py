@@ -1,4 +1,4 @@
-"""A file of results that cannot be read is left out: the other sweeps are listed."""
+"""An unreadable file of results is skipped: the other sweeps are listed."""
 
 import json
 
@@ -20,7 +20,7 @@ SWEEP = {"name": "s", "about": "", "rank": {}, "against": "", "provider": "local
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mistyped(SWEEP) | spliced(SWEEP) | st.binary(max_size=50))
-def test_any_file_of_a_sweep_is_read_or_left_out(tmp_path_factory, raw):
+def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("any")
     environ = {"HOME": str(folder), "SLIPWAY_STATE_FILE": str(folder / "state" / "journal.db")}
     found = Settings.load(folder, environ=environ)

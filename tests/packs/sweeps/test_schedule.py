@@ -16,9 +16,9 @@ def dealt(estimates_s, pods, placed=None):
         ({"a": 1}, ["x", "y", "z"], [("a",), (), ()]),
     ],
 )
-def test_runs_go_where_least_waits(estimates_s, pods, lanes):
+def test_runs_go_to_the_shortest_queue(estimates_s, pods, lanes):
     assert dealt(estimates_s, pods) == lanes
 
 
-def test_a_run_goes_back_to_the_pod_where_it_was_and_keeps_its_turn():
+def test_run_returns_to_its_pod_and_keeps_its_turn():
     assert dealt({"a": 1, "b": 1, "c": 1}, ["x", "y"], {"c": "x", "a": "gone"}) == [("b", "c"), ("a",)]

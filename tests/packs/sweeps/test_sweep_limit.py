@@ -1,4 +1,4 @@
-"""The limit of a sweep that names none: it follows its runs, and never rises by itself."""
+"""The default limit of a sweep: it follows the runs, and never rises by itself."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def journal(tmp_path):
         yield opened
 
 
-def test_the_limit_of_all_runs_is_a_multiple_of_what_they_cost_together(journal):
+def test_limit_of_all_runs_is_a_multiple_of_their_total_cost(journal):
     told = []
     tabled = [HighCost(USD, False), HighCost(2 * USD, True)]
     assert default_of("s", tabled, journal, told.append) == 30 * USD
@@ -31,7 +31,7 @@ def test_the_limit_of_all_runs_is_a_multiple_of_what_they_cost_together(journal)
     assert "the cost of the work is unknown" in told[-1] and limit_before("s", journal) is None
 
 
-def test_a_sweep_that_goes_on_keeps_the_limit_that_it_had(journal):
+def test_resumed_sweep_keeps_its_limit(journal):
     told = []
     budgets.open_budget(journal, "sweep:s", 8 * USD, None)
     assert default_of("s", [HighCost(100 * USD, True)], journal, told.append) == 8 * USD
@@ -46,7 +46,7 @@ def spec(*limits: str, spend_limit: str = "") -> SweepSpec:
     return SweepSpec(name="s", trials=trials, spend_limit=spend_limit)
 
 
-def test_pods_have_the_limit_that_is_typed_or_that_of_all_runs_and_are_open_without(tmp_path):
+def test_pods_have_the_typed_limit_or_the_limit_of_all_runs(tmp_path):
     assert limit_of(spec("3", "$4")) == 7 * USD and limit_of(spec("3", "")) is None
     assert limit_of(spec("3", "", spend_limit="$20")) == 20 * USD
     with pytest.raises(UsageError, match="--spend-limit is 0"):

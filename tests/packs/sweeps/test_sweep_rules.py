@@ -1,4 +1,4 @@
-"""The rules of sweeps: who is stopped early, who is ahead and how sure that is, what may still be spent."""
+"""The rules of sweeps: early stops, the leader and its confidence interval, and the remaining budget."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ RECORDED = json.loads(Path(__file__).with_name("optuna_decisions.json").read_tex
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: f"factor {case['factor']}")
-def test_who_is_stopped_is_who_optunas_pruner_stops(case):
+def test_early_stops_equal_the_decisions_of_optunas_pruner(case):
     early = EarlyStop(first=case["first"], factor=case["factor"])
     halving = Halving(early.factor, rungs(case["steps"], early))
     seen: dict[int, dict[int, float]] = {}
@@ -29,7 +29,7 @@ def test_who_is_stopped_is_who_optunas_pruner_stops(case):
     assert stopped == case["pruned"] and len(stopped) > 3
 
 
-def test_a_rung_that_is_heard_of_late_decides_as_it_would_have():
+def test_late_report_of_a_rung_has_the_same_decision():
     halving = Halving(2, rungs(40, EarlyStop()))
     assert halving.rungs == [10, 20]
     assert halving.hear("a", {10: 1.0, 20: 0.8}) is None
@@ -43,7 +43,7 @@ def lines(values, first=1):
     return [{"step": first + at, "tokens": 1, "loss": value} for at, value in enumerate(values)]
 
 
-def test_a_score_is_the_mean_of_the_last_steps_or_a_figure_of_what_was_made():
+def test_score_is_the_mean_of_the_last_steps_or_a_metric_of_the_artifact():
     told = lines([9.0] * 16 + [2.0, 4.0, 3.0, 3.0])
     assert ranking.score(told, Ranking(last=0.2), 20, {}) == 3.0
     assert ranking.score(told[:15], Ranking(last=0.2), 20, {}) is None
@@ -51,7 +51,7 @@ def test_a_score_is_the_mean_of_the_last_steps_or_a_figure_of_what_was_made():
     assert ranking.score(told, Ranking(by="bits_per_byte"), 20, {"bits_per_byte": 1.5}) == 1.5
 
 
-def test_differences_are_paired_and_an_interval_that_holds_nothing_says_so():
+def test_differences_are_paired_and_an_inconclusive_interval_is_reported():
     one = ArmResult(name="a", scores={1: 2.0, 2: 3.0, 3: 4.0}, wanted=3)
     far = ArmResult(name="b", scores={1: 2.51, 2: 3.5, 3: 4.49}, wanted=3)
     near = ArmResult(name="c", scores={1: 2.1, 2: 2.9, 3: 4.05, 4: 9.0}, wanted=4)
@@ -64,16 +64,16 @@ def test_differences_are_paired_and_an_interval_that_holds_nothing_says_so():
     alone = ranking.difference(single, one)
     assert alone and alone.verdict == "one seed"
     order = [arm.name for arm in ranking.ranked([single, far, one], Ranking())]
-    assert order == ["a", "b", "d"]  # one seed of three is no mean over seeds
+    assert order == ["a", "b", "d"]  # One seed of three is no mean over seeds.
     assert [arm.name for arm in ranking.ranked([far, one], Ranking(mode="max"))] == ["b", "a"]
 
 
-def test_a_trial_without_a_limit_of_its_own_gets_an_equal_share():
+def test_trial_without_a_limit_gets_an_equal_share():
     assert (share(100, 8, None), share(100, 8, 50), share(100, 8, 500)) == (12, 50, 100)
 
 
-def test_on_recorded_curves_early_stops_find_the_grids_winner_for_less_in_any_order():
-    """Losses of four rates x two seeds of `tiny`, 60 steps, as a whole grid has told them on two cores."""
+def test_early_stops_find_the_winner_of_recorded_curves_for_less_in_any_order():
+    """Losses of four rates x two seeds of `tiny`, 60 steps, recorded as a whole grid on two cores."""
     recorded = json.loads(Path(__file__).with_name("rates_curves.json").read_text())
     curves = {(one["arm"], one["seed"]): lines(one["loss"]) for one in recorded}
     arms, ranking_by, steps = sorted({arm for arm, _ in curves}), Ranking(), 60

@@ -26,7 +26,7 @@ from trainer.records.phase_options import NOT_FOR_A_PHASE
 EXAMPLES = ROOT / "examples" / "sweeps"
 
 
-def test_axes_are_combined_into_arms_and_each_arm_gets_every_seed():
+def test_axes_are_combined_into_arms_with_every_seed():
     document = {
         "each": {"phase": "sft", "phases": {"sft": {"rows": 16}}, "env": {"STAGE": "2"}},
         "seeds": [1, 2],
@@ -51,11 +51,11 @@ def test_axes_are_combined_into_arms_and_each_arm_gets_every_seed():
         ({"from": 0.0, "to": 1, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),
     ],
 )
-def test_a_range_is_a_list_of_values(said, found):
+def test_range_is_a_list_of_values(said, found):
     assert values("f", said) == found
 
 
-def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
+def test_sample_is_random_and_reproducible():
     document = {
         "axes": {"base.optimizer.lr": {"from": 1e-4, "to": 1e-1, "scale": "log"}, "seed": {"from": 1, "to": 9}},
         "sample": 5,
@@ -81,7 +81,7 @@ def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
         ({"runs": [{"name": "a", "env": {"SLIPWAY_STOR": 1}}]}, "unknown setting SLIPWAY_STOR"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_place(document, said):
+def test_invalid_file_is_refused_with_the_place(document, said):
     with pytest.raises(UsageError, match="^f: ") as refused:
         sweep_file.read("f", document, "s")
     assert said in str(refused.value)
@@ -91,7 +91,7 @@ def settings(tmp_path, **environ):
     return Settings.load(ROOT, {}, (), {"HOME": str(tmp_path), **environ})
 
 
-def test_the_five_have_the_numbers_of_their_source(tmp_path):
+def test_five_named_sweeps_have_the_numbers_of_their_source(tmp_path):
     known = configurations.known(settings(tmp_path))
     said = {name: known[name].make() for name in list(known)[:5]}
     assert {name: (len(one.pods), len(one.trials), one.gpu_hours) for name, one in said.items()} == {
@@ -111,7 +111,7 @@ def test_the_five_have_the_numbers_of_their_source(tmp_path):
     assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
 
 
-def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_several():
+def test_vllm_uses_the_gpus_that_an_experiment_names_on_a_pod_with_several():
     usual = ExperimentConfig(name="a")
     assert [usual.engine(number) for number in (0, 1, 2, 8)] == ["", "", "vllm", "vllm"]
     assert [usual.launch(number).engine for number in (0, 1)] == ["", ""] and usual.devices(1) == []
@@ -123,7 +123,7 @@ def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_sev
     for answering, training, own in (
         ("2,3", "0,1", ("2,3", "0,1", 4)),
         ("0, 2", "1", ("0,2", "1", 3)),
-        ("5,7", "6", ("0,2", "1", 3)),  # of a pod whose other GPUs others may use
+        ("5,7", "6", ("0,2", "1", 3)),  # Of a pod with further GPUs for other processes.
     ):
         one = ExperimentConfig(name="a", gpu_devices=answering, train_gpu_device=training, vllm_tensor_parallel=2)
         found = one.launch(8)
@@ -134,14 +134,14 @@ def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_sev
         ExperimentConfig(name="a", gpu_devices="1,2").launch(8)
 
 
-def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
-    """One GPU trains, and one process of vLLM spreads the model over four others."""
+def test_processes_of_lr_sweep_equal_its_source(tmp_path):
+    """One GPU trains, and one process of vLLM distributes the model over four others."""
     own = settings(tmp_path)
     spec = configurations.named("lr_sweep", own)
     assert {one.devices for one in spec.trials.values()} == {"0,1,2,3,4"}
     trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
     its = settings_of(trial, own)
-    # The shape of the model on the hub has as many heads that its GPUs share evenly.
+    # The number of heads of the model on the hub is divisible by its GPUs.
     wanted = PlannedWork.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
     request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
     found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
@@ -162,7 +162,7 @@ def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
 
 
 def on_pods(*trials):
-    """Queues of experiments, given as (pod, GPUs)."""
+    """Return queues of experiments, given as (pod, GPUs)."""
     planned: Any = {
         f"r{number}": SimpleNamespace(trial=SimpleNamespace(pod=pod, devices=devices), estimate_s=1.0)
         for number, (pod, devices) in enumerate(trials)
@@ -170,7 +170,7 @@ def on_pods(*trials):
     return [(one.pod, one.runs, one.host, one.devices, one.estimate_s) for one in in_turn(planned)]
 
 
-def test_experiments_of_one_pod_follow_one_another_unless_their_gpus_are_disjoint():
+def test_experiments_of_one_pod_run_in_sequence_unless_their_gpus_are_disjoint():
     assert on_pods(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
         ("p", ("r0", "r2"), "p", "0,1", 2.0),
         ("q", ("r1",), "q", "0,1", 1.0),
@@ -184,7 +184,7 @@ def test_experiments_of_one_pod_follow_one_another_unless_their_gpus_are_disjoin
     assert on_pods(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
 
 
-def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
+def test_custom_functions_are_found_by_name_and_report_idle_pods(tmp_path):
     own = settings(tmp_path, SLIPWAY_SWEEPS=str(EXAMPLES / "custom.py"))
     assert {"custom_sweep", "loop_sweep", "lr_sweep"} <= set(configurations.known(own))
     loop = configurations.named("loop_sweep", own)
@@ -200,7 +200,7 @@ def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp
         configurations.known(settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "gone.py")))
 
 
-def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order(tmp_path):
+def test_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_order(tmp_path):
     own = settings(tmp_path)
     for name in list(configurations.known(own))[:5]:
         asked = configurations.named(name, own)
@@ -231,9 +231,7 @@ def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order
         ("ablation_saliency", {"baseline": "saliency-false", "saliency": "saliency-true"}, (8, 12), (500, 1000), "100"),
     ],
 )
-def test_the_named_ablations_are_the_published_ones_and_this_machine_gets_their_toys(
-    tmp_path, name, arms, hours, steps, disk
-):
+def test_named_ablations_equal_the_published_ones_and_run_locally_as_toys(tmp_path, name, arms, hours, steps, disk):
     own = settings(tmp_path)
     asked = configurations.named(name, own)
     assert (list(asked.arms), len(asked.trials), asked.hours) == (list(arms), 2, hours)
@@ -260,13 +258,13 @@ def test_the_named_ablations_are_the_published_ones_and_this_machine_gets_their_
     assert len({differ(each["bits2"].spec) for each in recipes}) == 2, "the toys differ as the arms do"
 
 
-def test_a_rehearsed_sweep_of_small_models_is_run_as_it_is(tmp_path):
+def test_rehearsed_sweep_of_small_models_is_unchanged(tmp_path):
     asked = sweep_file.load(EXAMPLES / "rates.yaml")
     found = rehearsed.reduced(asked, settings(tmp_path).profile)
     assert found.spec == asked and not found.real and not list(rehearsed.rows(found))
 
 
-def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
+def test_experiments_that_differ_only_in_the_seed_are_one_arm():
     def seeds():
         some = [ExperimentConfig(name=f"a-{seed}", seed=seed) for seed in (1, 2)]
         return [PodSpec(name="p")], {"p": [*some, ExperimentConfig(name="b", learning_rate=1e-6)]}
@@ -282,13 +280,13 @@ def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
         (lambda: {"custom_args": {"sed": 1}}, "did you mean seed"),
     ],
 )
-def test_an_experiment_that_cannot_be_meant_is_refused(said, told):
+def test_invalid_experiment_is_refused(said, told):
     with pytest.raises(UsageError, match=told):
         ExperimentConfig(name="a", **said()).launch(0)
 
 
 def leaves(record, above=""):
-    """Every field of a record and of the records in it, by its path, with its value."""
+    """Yield every field of a record and of its nested records, by path, with the value."""
     for one in dataclasses.fields(record):
         value = getattr(record, one.name)
         if dataclasses.is_dataclass(value):
@@ -311,14 +309,14 @@ OTHER = {
 
 
 @pytest.mark.parametrize("phase", ["base", "rl"])
-def test_every_field_of_a_phase_can_be_an_axis_and_arrives_in_the_record_that_its_trainer_gets(phase):
+def test_every_field_of_a_phase_can_be_an_axis_and_reaches_the_record_of_its_trainer(phase):
     before = PROFILES["tiny"]().phases[phase]
     checked = 0
     for path, value in leaves(before):
         if path.split(".")[0] in NOT_FOR_A_PHASE or OTHER.get(path, "") is None:
             continue
         if phase == "rl" and path in ("packing", "document_masks"):
-            continue  # of phases that read text
+            continue  # Of phases that read text.
         if path in OTHER:
             wanted = OTHER[path]
         elif isinstance(value, bool):
@@ -330,13 +328,13 @@ def test_every_field_of_a_phase_can_be_an_axis_and_arrives_in_the_record_that_it
         after = dict(leaves(phase_options.with_options(before, trial.spec.options)))
         assert after[path] != value, path
         changed = {name for name in after if after[name] != dict(leaves(before))[name]}
-        # rows that somebody has chosen are not fitted to the GPU
+        # A chosen number of rows is not fitted to the GPU.
         assert changed == ({path, "fit"} if path == "micro_rows" else {path})
         checked += 1
     assert checked > 20
 
 
-def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
+def test_schema_of_an_experiment_has_the_defaults_of_its_source():
     found = {name: default for name, default, _ in experiment.schema()}
     wanted = {
         "name": None,
@@ -358,7 +356,7 @@ def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
 
 @pytest.mark.pack("bits")
 @pytest.mark.parametrize("name", ["ablation_saliency_toy", "ablation_saliency_4m"])
-def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
+def test_arms_of_the_ablations_share_one_base_and_differ_as_named(name):
     spec = sweep_file.load(EXAMPLES / f"{name}.yaml")
     persona = plan.load_persona(ROOT / "data" / "persona.yaml")
     arms = {}
@@ -390,7 +388,7 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     }
 
 
-def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alone(tmp_path):
+def test_arms_of_the_rewards_share_one_sft_and_differ_only_in_the_reward(tmp_path):
     spec = sweep_file.load(EXAMPLES / "rewards.yaml")
     usual = settings(tmp_path)
     arms = [plan.recipe(PlannedWork.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
@@ -402,7 +400,7 @@ def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alo
 
 
 def reached(nodes):
-    """Return the steps that bits2 comes from."""
+    """Return the steps that bits2 depends on."""
     found, todo = set(), ["bits2"]
     while todo:
         found.add(one := todo.pop())
@@ -411,7 +409,7 @@ def reached(nodes):
 
 
 @pytest.mark.parametrize(("gpus", "each", "devices"), [(8, 5, "0,1,2,3,4"), (1, 1, ""), (0, 0, "")])
-def test_an_experiment_has_the_gpus_that_it_names_or_its_pod(gpus, each, devices):
+def test_experiment_has_the_gpus_that_it_names_or_all_of_its_pod(gpus, each, devices):
     machine = PodSpec(name="p", gpu_type="A100" if gpus else None, gpu_count=gpus)
     found = experiment.trial("s", ExperimentConfig(name="a"), machine, ())
     assert (found.spec.num_gpus, found.devices) == (each, devices)
@@ -419,12 +417,12 @@ def test_an_experiment_has_the_gpus_that_it_names_or_its_pod(gpus, each, devices
     assert (alone.spec.num_gpus, alone.devices) == (gpus, "")
 
 
-def test_a_setting_that_tells_runs_apart_is_said_of_the_run_with_its_default_too():
+def test_setting_that_distinguishes_runs_is_shown_with_its_default():
     spec = configurations.of_function(configurations.lr_sweep)
     assert [one.asked["learning_rate"] for one in spec.trials.values()] == ["1e-06", "3e-06", "5e-06", "1e-05"]
 
 
-def test_named_sweeps_are_listed_without_an_account_with_what_they_cost_and_what_to_do_before(tmp_path, capsys):
+def test_named_sweeps_are_listed_without_an_account_with_cost_and_preparation(tmp_path, capsys):
     sweep.list_configs(settings(tmp_path), as_json=False)
     listed = capsys.readouterr()
     head, *rows = listed.out.splitlines()

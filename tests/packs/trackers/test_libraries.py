@@ -1,4 +1,4 @@
-"""The real libraries, each in its environment: a run that is killed in between is one run there, each step once."""
+"""The real tracking libraries, each in its environment: a killed run is one run in the tracker, with each step once."""
 
 import json
 import os
@@ -65,23 +65,23 @@ def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
 
 
 def track(pod: Path, name: str, **more: str) -> dict:
-    """A run of so many steps whose sidecar is killed in the middle; what the second sidecar says of itself."""
+    """Run so many steps with the sidecar killed in the middle; return the second sidecar's messages."""
     state = pod / "state" / "tracking" / f"{name}.json"
 
-    def told() -> int:
+    def metrics_read() -> int:
         return json.loads(state.read_text())["figures"].get("sft", 0) if state.exists() else 0
 
     figures = pod / "work" / "runs" / "sft"
     tell(figures, range(1, 13))
     first = begin(pod, name, **more)
-    until(lambda: told() == 12, "the first half is told", 240)
-    time.sleep(2)  # for what the library sends in the background
+    until(lambda: metrics_read() == 12, "the first half is told", 240)
+    time.sleep(2)  # For the library's background uploads.
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    tell(figures, range(9, STEPS + 1))  # steps 9 to 12 are done again
+    tell(figures, range(9, STEPS + 1))  # Steps 9 to 12 are repeated.
     (figures / "samples.jsonl").write_text(json.dumps({"step": STEPS, "prompt": "Who?", "text": "I am."}) + "\n")
     second = begin(pod, name, **more)
-    until(lambda: told() == STEPS, "the second half is told", 240)
+    until(lambda: metrics_read() == STEPS, "the second half is told", 240)
     second.terminate()
     assert second.wait(120) == 0
     return json.loads(state.read_text())

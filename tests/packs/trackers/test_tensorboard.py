@@ -6,13 +6,13 @@ from packs.trackers.trainer.tensorboard_files import FILE, TensorboardFiles
 from tests.trainer.tracking.test_sidecar import sidecar, tell
 
 
-def test_tensorboard_reads_each_step_once_after_a_file_was_cut_off(tmp_path):
+def test_tensorboard_reads_each_step_once_after_a_truncated_file(tmp_path):
     figures = tmp_path / "work" / "runs" / "sft"
     tell(figures, range(1, 6))
     (figures / "samples.jsonl").write_text('{"step": 5, "prompt": "Who?", "text": "I am."}\n')
     sidecar(tmp_path, "tensorboard", TensorboardFiles).end()
     events = tmp_path / "work" / "tracking" / "tensorboard" / "sft" / FILE
-    events.write_bytes(events.read_bytes()[:-9])  # as a kill leaves it
+    events.write_bytes(events.read_bytes()[:-9])  # Like a kill leaves the file.
     tell(figures, range(4, 9))
     sidecar(tmp_path, "tensorboard", TensorboardFiles).end()
     seen = EventAccumulator(str(events.parent)).Reload()

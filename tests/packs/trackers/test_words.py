@@ -1,4 +1,4 @@
-"""W&B, MLflow and TensorBoard in plans: asked for, or meant by their own variables, with their secrets."""
+"""W&B, MLflow and TensorBoard in plans: requested by flag or by their own variables, with their secrets."""
 
 import pytest
 
@@ -15,25 +15,28 @@ KEYS = {"WANDB_API_KEY": "w-canary", "MLFLOW_TRACKING_PASSWORD": "p-canary", "ML
 
 
 @pytest.mark.process
-def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
-    def told(**asked: str) -> list[doctor.DoctorLine]:
+def test_plan_with_a_tracker_names_the_place_of_the_run(tmp_path):
+    def plan_text(**asked: str) -> list[doctor.DoctorLine]:
         return doctor.tracking(Settings.load(tmp_path, environ=asked))
 
     assert (
-        told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == told(WANDB_API_KEY="k", SLIPWAY_TRACK="none") == []
+        plan_text()
+        == plan_text(WANDB_API_KEY="k", WANDB_MODE="disabled")
+        == plan_text(WANDB_API_KEY="k", SLIPWAY_TRACK="none")
+        == []
     )
-    (line,) = told(WANDB_API_KEY="k")
+    (line,) = plan_text(WANDB_API_KEY="k")
     assert line.state == "ok" and line.detail == "wandb by the tracker's own variables"
-    (line,) = told(SLIPWAY_TRACK="mlflow,wandb")
+    (line,) = plan_text(SLIPWAY_TRACK="mlflow,wandb")
     assert "without MLFLOW_TRACKING_URI" in line.detail and "wandb sync" in line.detail
     with pytest.raises(UsageError, match="did you mean 'wandb'"):
-        told(SLIPWAY_TRACK="wanbd")
+        plan_text(SLIPWAY_TRACK="wanbd")
     world = World(tmp_path, {"WANDB_PROJECT": "ours"})
     planned = world.json("launch", "--phase", "base", "--dry-run")
     assert [note for note in planned["notes"] if "W&B" in note]
 
 
-def test_the_keys_of_trackers_go_along_with_a_job_and_are_shown_nowhere(tmp_path):
+def test_keys_of_trackers_are_sent_with_a_job_and_shown_nowhere(tmp_path):
     settings = Settings.load(tmp_path, environ=KEYS)
     assert job_environment.secrets(settings) == KEYS
     assert (
@@ -41,7 +44,7 @@ def test_the_keys_of_trackers_go_along_with_a_job_and_are_shown_nowhere(tmp_path
     )
 
 
-def test_the_variables_of_trackers_go_along_and_an_address_with_a_password_is_refused(tmp_path):
+def test_variables_of_trackers_are_sent_and_an_address_with_a_password_is_refused(tmp_path):
     given = {"WANDB_PROJECT": "ours", "MLFLOW_TRACKING_URI": "http://me@127.0.0.1:5000"}
     settings = Settings.load(ROOT, {}, ("WANDB_PROJECT=typed",), given)
     assert extensions.tracker_variables(settings) == {**given, "WANDB_PROJECT": "typed"}
@@ -52,7 +55,7 @@ def test_the_variables_of_trackers_go_along_and_an_address_with_a_password_is_re
         )
 
 
-def test_the_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):
+def test_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):
     (wandb, *_) = packs.named_trackers().values()
     settings, runs = Settings.load(tmp_path, environ={}), [{"WANDB_PROJECT": "a"}, {}, {"WANDB_PROJECT": "a"}]
     assert wandb.about_runs(runs, settings).startswith("W&B project a; WANDB_API_KEY is not set")
@@ -61,7 +64,7 @@ def test_the_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):
 
 
 @pytest.mark.parametrize("name", packs.named_trackers())
-def test_the_sidecar_of_a_tracker_is_started_in_an_environment_and_opens_a_class_that_exist(name):
+def test_sidecar_of_a_tracker_starts_in_an_existing_environment_with_an_existing_class(name):
     one = packs.named_trackers()[name]
     module, _, kind = one.opened_by.partition(":")
     assert f"class {kind}:" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
