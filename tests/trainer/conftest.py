@@ -1,4 +1,4 @@
-"""A small real world for trainer tests: a store with text, a tokenizer, token shards and conversations in it."""
+"""A small real environment for trainer tests: a store with text, a tokenizer, token shards and conversations."""
 
 import json
 import os
@@ -50,7 +50,7 @@ WAIT_S = 100
 
 @dataclass
 class World:
-    """A store, a work folder, and programs started over them."""
+    """A store, a work folder, and the programs started over them."""
 
     store: Path
     root: Path
@@ -74,7 +74,7 @@ class World:
     def start(
         self, config: PhaseConfig, keeping: CheckpointOptions, making: StepContext | None = None, work: str = "work"
     ) -> subprocess.Popen[str]:
-        """`python -m trainer <phase>`, for real."""
+        """Start `python -m trainer <phase>` as a process."""
         making = making or self.making(config.phase)
         file = self.root / f"{work}-{config.phase}.json"
         file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
@@ -110,14 +110,14 @@ class World:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """(exit code, what it said on stderr)."""
+    """Return (exit code, stderr)."""
     _, words = process.communicate(timeout=WAIT_S)
     return process.returncode, words
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny tensors are not worth two; a program that ran in this process may have chosen otherwise."""
+    """Use one thread: tiny tensors do not gain from two, and an earlier program in this process may have set more."""
     import torch
 
     torch.set_num_threads(1)
@@ -125,12 +125,12 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Input]]:
-    """A store with everything that phases read, made by the data floor."""
+    """Return a store with all inputs of the phases, written by the steps of `data`."""
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
-    """The same bytes each time."""
+    """Create the inputs, with the same bytes each time."""
     store = Store(root / "store")
     verbs, things = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
     texts = [
@@ -166,7 +166,7 @@ def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
 
 
 def make_again(store: Path, folder: Path, entry: Input) -> None:
-    """Have other content under the same fingerprint, as where it was removed and what makes it comes out otherwise."""
+    """Write different content under the same fingerprint, as after a removal and an unequal second run of the step."""
     Store(store).remove(kept_name(entry.name, entry.fingerprint))
     Store(store).publish(folder, entry.name, entry.fingerprint, {})
 
@@ -179,7 +179,7 @@ def write_talk(path: Path, question: str, answer: str) -> None:
 
 @pytest.fixture
 def world(inputs: tuple[Path, dict[str, Input]], tmp_path: Path) -> Iterator[World]:
-    """The shared inputs under a store of one's own (hard links); what was started is ended."""
+    """Yield the shared inputs under a separate store (hard links); end the started programs."""
     store = tmp_path / "store"
     shutil.copytree(inputs[0], store, copy_function=os.link)
     one = World(store, tmp_path, inputs[1])

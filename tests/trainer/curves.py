@@ -1,10 +1,10 @@
-"""Losses of each phase with fixed seeds, at a size for one CPU: what a change of the trainer must not change unnoticed.
+"""Losses of each phase with fixed seeds, sized for one CPU: a change of the trainer must not change them unnoticed.
 
-    python -m tests.trainer.curves        compare with tests/curves/, and say how far apart they are
-    python -m tests.trainer.curves write  write tests/curves/ anew: for a change that is meant; say in dev/log why
+    python -m tests.trainer.curves        compare with tests/curves/, and print the differences
+    python -m tests.trainer.curves write  write tests/curves/ again: for an intended change; give the reason in dev/log
 
-In float32 with one thread. Another CPU adds the same numbers up in another order, and a few steps of training make more
-of that; TOLERANCE is what is left for it: 30 times what other vector units and libraries made of it (3e-6).
+In float32 with one thread. A different CPU adds the same numbers in a different order, and a few steps of training
+amplify the difference; TOLERANCE covers the difference: 30 times the effect of other vector units and libraries (3e-6).
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from trainer.records.rl_config import RlConfig
 from trainer.reporting.jsonl_log import read
 
 FOLDER = Path(__file__).parents[1] / "curves"
-TOLERANCE = 1e-4  # relative, of each loss
-ROUNDED = 3e-3  # of ternary models: the last bit of a number may round it to its other neighbour
-STEEP = 4e-2  # of the loss of relations, which such a rounding changes most
-LEAST = 0.01  # the loss of rl is about nothing, now above and now below
+TOLERANCE = 1e-4  # Relative, of each loss.
+ROUNDED = 3e-3  # Of ternary models: the last bit of a number may round it to the neighbouring value.
+STEEP = 4e-2  # Of the loss of relations, which such a rounding changes most.
+LEAST = 0.01  # The loss of rl is close to zero, with either sign.
 STEPS = 24
 RL = RlConfig(group=8, max_new=12, overlong=10, eval_every=0, test_problems=2, samples_each=2)
 MIXTURE = {"identity": 0.5, "pydocs": 0.3, "other": 0.2}
@@ -53,7 +53,7 @@ class Curve:
 
 def curves() -> dict[str, Curve]:
     plain = tiny(steps=STEPS, dtype="float32")
-    slow = replace(plain.optimizer, lr=0.001, muon_lr=0.002)  # eight conversations are soon known by heart
+    slow = replace(plain.optimizer, lr=0.001, muon_lr=0.002)  # The model soon memorises eight conversations.
     talk = replace(plain, phase="mid", mixture=MIXTURE, sequence_len=96, optimizer=slow)
     adamw = replace(plain.optimizer, muon_lr=0.0, z_loss=1e-4)
     cosine = replace(plain.schedule, decay=1.0, kind="cosine", final=0.1)
@@ -85,9 +85,9 @@ def in_blocks(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
 def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
     """Return the curves of the pack `bits`.
 
-    Each begins with what was just converted, and is short: where the last bit of a number rounds it to its other
-    neighbour, the losses of two CPUs are 1e-3 apart after 4 steps and 5e-2 after 12. The loss of the relations is
-    steeper: 1.5e-3 after one step and 1.7e-2 after two.
+    Each curve starts from a fresh conversion, and is short: when the last bit of a number rounds it to the neighbouring
+    value, the losses of two CPUs are 1e-3 apart after 4 steps and 5e-2 after 12. The loss of the relations is steeper:
+    1.5e-3 after one step and 1.7e-2 after two.
     """
     from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
 
@@ -106,7 +106,7 @@ def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
 
 
 def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[str, Any]]:
-    """Return by name the losses, and what they are the losses of."""
+    """Return the losses by name, and the inputs behind the losses."""
     found = {}
     for name, curve in curves().items():
         phase, before = curve.config.phase, curve.before
@@ -136,7 +136,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def furthest(ours: list[float], theirs: list[float]) -> float:
-    """The largest relative difference."""
+    """Return the largest relative difference."""
     return max((abs(a - b) / max(abs(b), LEAST) for a, b in zip(ours, theirs, strict=True)), default=0.0)
 
 

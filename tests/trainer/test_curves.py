@@ -1,4 +1,4 @@
-"""Training gives the losses that were recorded, number by number (see curves.py, which writes them anew)."""
+"""Training gives the recorded losses, number by number (curves.py writes the records)."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.trainer import curves
 
 
 @pytest.mark.slow
-def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
+def test_every_phase_has_its_recorded_losses(world):
     found, before = curves.record(world.store, world.inputs, world.root), curves.recorded()
     again = "if that is meant: python -m tests.trainer.curves write"
     assert found.keys() == before.keys(), again
@@ -20,13 +20,13 @@ def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
 
 
 def as_recorded(now, before):
-    """Return whether all that was recorded is the same; a field that has come since stands at its default."""
+    """Return whether every recorded value is equal; a newer field stands at its default."""
     if isinstance(before, dict) and isinstance(now, dict):
         return all(as_recorded(now.get(name), value) for name, value in before.items())
     return now == before
 
 
-def test_a_change_of_the_learning_rate_by_a_percent_is_noticed(world, monkeypatch):
+def test_change_of_the_learning_rate_by_a_percent_is_noticed(world, monkeypatch):
     plain = curves.curves()["base"]
     faster = curves.replace(plain.config.optimizer, muon_lr=plain.config.optimizer.muon_lr * 1.01)
     changed = {"base": curves.Curve(curves.replace(plain.config, optimizer=faster))}

@@ -1,4 +1,4 @@
-"""The settings of the machine that a program makes before its first tensor."""
+"""The machine settings that a program makes before its first tensor."""
 
 import dataclasses
 import importlib
@@ -35,7 +35,7 @@ COUNT = source("page_faults")
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_was_told_otherwise():
+def test_freed_memory_is_reused_unless_the_allocator_is_configured():
     ours = {name: value for name, value in os.environ.items() if not name.startswith(device.MALLOC_SETTINGS)}
     told = {**ours, "MALLOC_MMAP_THRESHOLD_": "65536"}
     kept, new = (
@@ -45,7 +45,7 @@ def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_wa
     assert kept < 1000 < 8 * (64 << 20) // 4096 * 0.9 < new
 
 
-def test_an_allocator_that_was_told_what_to_do_is_left_alone(monkeypatch):
+def test_configured_allocator_is_left_alone(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     assert not device.keep_freed_memory()
 
@@ -63,14 +63,14 @@ CPU = Hardware(threads=4, has_cuda=False, bfloat16=False)
         (Hardware(4, False, False, "13.0", is_hidden=True), "cpu", torch.float32),  # CUDA_VISIBLE_DEVICES=
     ],
 )
-def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
+def test_device_is_chosen_from_the_available_ones(seen, kind, dtype):
     machine = device.choose(seen)
     assert (machine.device.type, machine.fast, machine.threads) == (kind, dtype, 4)
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(7, torch.float32), (8, torch.bfloat16)])
-def test_a_gpu_that_only_imitates_bfloat16_computes_in_float32(monkeypatch, capability, dtype):
-    """A V100 or a T4, whose tensors may be bfloat16 and whose units cannot multiply them."""
+def test_gpu_with_emulated_bfloat16_computes_in_float32(monkeypatch, capability, dtype):
+    """A V100 or a T4: bfloat16 tensors are possible, but the units cannot multiply them."""
     about = types.SimpleNamespace(major=capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -88,13 +88,13 @@ def test_a_gpu_that_only_imitates_bfloat16_computes_in_float32(monkeypatch, capa
         (Hardware(4, False, True, "", ("GPU 0: NVIDIA L4",)), "is a build for CPUs, .*Install a PyTorch build"),
     ],
 )  # fmt: skip
-def test_a_gpu_that_cannot_be_used_is_never_replaced_by_the_cpu_in_silence(seen, words):
+def test_unusable_gpu_is_never_silently_replaced_by_the_cpu(seen, words):
     with pytest.raises(Refused, match=f"{words}.*CUDA_VISIBLE_DEVICES= before the command"):
         device.choose(seen)
 
 
 @pytest.mark.process
-def test_what_the_driver_lists_is_asked_of_it_and_counts_unless_gpus_are_hidden(tmp_path, monkeypatch):
+def test_gpus_listed_by_the_driver_count_unless_hidden(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\necho other\n")
     program.chmod(0o755)
@@ -107,8 +107,8 @@ def test_what_the_driver_lists_is_asked_of_it_and_counts_unless_gpus_are_hidden(
     assert device.prepare().device.type == "cpu"
 
 
-def test_what_answers_is_where_the_machine_computes(inputs, tmp_path, monkeypatch):
-    """`meta` stands for a GPU: a device that is not the CPU."""
+def test_chat_and_evaluation_run_on_the_training_device(inputs, tmp_path, monkeypatch):
+    """`meta` stands for a GPU: a device other than the CPU."""
     folder, machine = tmp_path / "hf", Machine(torch.device("meta"), torch.bfloat16, 1)
     shape = dataclasses.replace(LLAMA, vocab_size=320)
     export.write(folder, shape, random_model(shape).state_dict(), inputs[0] / "tokenizer")
@@ -117,7 +117,7 @@ def test_what_answers_is_where_the_machine_computes(inputs, tmp_path, monkeypatc
     assert export.opened(folder, Machine(torch.device("cpu"), torch.bfloat16, 1)).head.dtype == torch.float32
     seen = []
     monkeypatch.setattr(device, "prepare", lambda: machine)
-    monkeypatch.setattr(torch, "Generator", lambda where: torch.default_generator)  # there is none on meta
+    monkeypatch.setattr(torch, "Generator", lambda where: torch.default_generator)  # meta has none.
     assert chat.Torch(folder, 0.0, 0, 0).model.head.device.type == "meta"
     monkeypatch.setattr(
         scores, "of_text", lambda model, *rest: seen.append(model) or {"value": 1.0, "loss": {"value": 1}}
@@ -128,7 +128,7 @@ def test_what_answers_is_where_the_machine_computes(inputs, tmp_path, monkeypatc
     assert seen[0].head.device.type == "meta"
 
 
-def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
+def test_full_gpu_ends_with_a_fitting_batch_size(monkeypatch):
     config = recipes.PROFILES["runpod_1b"]().phases["base"]
     config = dataclasses.replace(config, micro_rows=config.rows // 8)
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 24 << 30)
@@ -147,7 +147,7 @@ def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
     assert "--set base.parallel=fsdp" in memory.advice(config, 24 << 30, "ddp", per_node=8)
 
 
-def test_a_full_gpu_of_rl_is_told_how_many_answers_at_one_time_fit():
+def test_full_gpu_of_rl_reports_the_fitting_number_of_answers():
     config = recipes.PROFILES["runpod_1b"]().phases["rl"]
     rows, model = config.rl.side_by_side, config.model
     kept = 2 * 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
@@ -156,7 +156,7 @@ def test_a_full_gpu_of_rl_is_told_how_many_answers_at_one_time_fit():
     assert f"{memory.gib(rows // 2 * kept)} instead of {memory.gib(rows * kept)}" in said
 
 
-def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monkeypatch):
+def test_rows_are_fitted_to_a_gpu_at_the_start_and_kept_over_restarts(monkeypatch):
     config = recipes.PROFILES["runpod_2b"]().phases["base"]
     gpu, cpu = (Machine(torch.device(kind), torch.bfloat16, 1) for kind in ("cuda", "cpu"))
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 141 * 10**9)
@@ -169,14 +169,14 @@ def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monke
     assert in_32_bits.dtype == "auto" and in_32_bits.micro_rows < found.micro_rows
     asked = phase_options.with_options(config, {"base.micro_rows": "4"})
     assert placement.fitted(asked, Ranks(), gpu, {}).micro_rows == 4
-    kept = {"micro_rows": 4, "recompute": True}  # of a checkpoint
+    kept = {"micro_rows": 4, "recompute": True}  # Of a checkpoint.
     assert placement.fitted(config, Ranks(), gpu, kept) == dataclasses.replace(config, **kept)
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 48 * 10**9)
     smaller = placement.fitted(config, Ranks(), gpu, {"micro_rows": found.micro_rows, "recompute": False})
     assert memory.estimate(smaller).total < 48e9
 
 
-def test_the_copy_that_checkpoints_are_written_from_must_fit_into_the_machine_beside_the_gpus(monkeypatch):
+def test_host_copy_for_checkpoints_must_fit_into_the_machine_memory(monkeypatch):
     phase = recipes.PROFILES["runpod_1b"]().phases["base"]
     gpu = {"memory_bytes": 80 * 10**9}
     monkeypatch.setattr(estimates.host, "nvidia", lambda: ([gpu], ""))
@@ -188,7 +188,7 @@ def test_the_copy_that_checkpoints_are_written_from_must_fit_into_the_machine_be
     assert found.startswith("base copies ") and "to write checkpoints, but this machine has" in found
 
 
-def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatch):
+def test_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatch):
     config = recipes.PROFILES["runpod_1b"]().phases["base"]
     gpu = Machine(torch.device("cuda"), torch.bfloat16, 1)
     monkeypatch.setitem(sys.modules, "triton", None)
@@ -201,12 +201,12 @@ def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatc
     assert not speed.is_compiled(dataclasses.replace(config, compile="never"), gpu)
     monkeypatch.delenv("CC")
     monkeypatch.setattr(speed.shutil, "which", lambda name: name if name == "cc" else None)
-    with pytest.raises(Refused, match="a C compiler is missing .gcc, clang; package gcc"):  # Triton asks for no cc
+    with pytest.raises(Refused, match="a C compiler is missing .gcc, clang; package gcc"):  # Triton needs no cc.
         speed.is_compiled(config, gpu)
 
 
 @pytest.mark.pack("blocks")
-def test_attention_that_is_always_compiled_is_refused_without_a_compiler(monkeypatch):
+def test_compiled_attention_is_refused_without_a_compiler(monkeypatch):
     phases = recipes.PROFILES["tiny"]().phases
     gpu, wide = (Machine(torch.device("cuda"), dtype, 1) for dtype in (torch.bfloat16, torch.float32))
     masked = dataclasses.replace(phases["base"], document_masks=True, compile="never")
@@ -217,12 +217,12 @@ def test_attention_that_is_always_compiled_is_refused_without_a_compiler(monkeyp
         words = f"{config.phase}: on a GPU the attention of this phase must be compiled, but triton is not installed"
         with pytest.raises(Refused, match=words), speed.equipped(Decoder(config.model), config, machine):
             pass
-    for config in (masked, dataclasses.replace(phases["base"], compile="never")):  # by varlen, or by a plain kernel
+    for config in (masked, dataclasses.replace(phases["base"], compile="never")):  # By varlen, or by a plain kernel.
         with speed.equipped(Decoder(config.model), config, gpu):
             pass
 
 
-def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monkeypatch):
+def test_gpu_generator_state_is_saved_and_restored(tmp_path, monkeypatch):
     states = [torch.full((16,), 7, dtype=torch.uint8)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1])
@@ -234,7 +234,7 @@ def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monk
     monkeypatch.undo()
     assert "cuda" not in loop.random_state()
     first = training(tmp_path / "one", steps=2).run()
-    assert set(first.tensors("rng")) == {"torch"}  # a checkpoint of a CPU goes on anywhere
+    assert set(first.tensors("rng")) == {"torch"}  # A checkpoint of a CPU resumes on any device.
 
 
 FLASH_3 = """
@@ -246,8 +246,8 @@ for name in ("fwd", "bwd"):
 """
 
 
-def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_training(monkeypatch, tmp_path):
-    """All but the kernels themselves is PyTorch's own: what is activated, what comes first, what is put back."""
+def test_fastest_attention_comes_first_on_supporting_gpus_and_only_during_training(monkeypatch, tmp_path):
+    """All but the kernels themselves is PyTorch's own: activation, order, and restoration."""
     gpu, order = Machine(torch.device("cuda"), torch.bfloat16, 1), torch._C._get_sdp_priority_order
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability[0])
@@ -260,9 +260,9 @@ def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_
             assert found == name
             assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == bool(name) and sorted(order()) == sorted(before)
         assert order() == before
-    with speed.fast_attention(gpu, False, has_one_shape=False) as found:  # rows of many lengths
+    with speed.fast_attention(gpu, False, has_one_shape=False) as found:  # Rows of many lengths.
         assert found == "" and order() == before
-    with speed.fast_attention(gpu, False) as found, speed.uncompiled(random_model(LLAMA)):  # what the model says
+    with speed.fast_attention(gpu, False) as found, speed.uncompiled(random_model(LLAMA)):  # The model's own choice.
         assert found == "cuDNN" and order()[0] != SDPBackend.CUDNN_ATTENTION.value
     assert order() == before
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -279,8 +279,8 @@ def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_
     assert current_flash_attention_impl() is None
 
 
-def test_every_gpu_that_the_markets_let_has_a_peak():
+def test_every_gpu_of_the_markets_has_a_peak_speed():
     for gpu in GPUS:
         for name in (*gpu.runpod, *gpu.lium):
-            # Some have no sheet for bfloat16; of a slice the machine itself says how many multiprocessors it has.
+            # Some have no sheet for bfloat16; a slice reports its number of multiprocessors itself.
             assert of_name(name, 42) or tflops(gpu.name) is None, name

@@ -1,4 +1,4 @@
-"""A phase, a profile or a model of a pack that is not there is refused by the name of the pack."""
+"""A phase, a profile or a model of a missing pack is refused with the name of the pack."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_a_profile_and_a_form_of_export_are_refused(without_packs):
         check_export(ExportFlags(bits="hf", out="model"))
 
 
-def test_a_model_that_decodes_in_blocks_is_refused_and_so_are_the_sizes_of_its_phase(without_packs):
+def test_block_decoding_model_and_the_sizes_of_its_phase_are_refused(without_packs):
     with pytest.raises(ConfigError, match="blocks belongs to the pack blocks"):
         model_config(IN_BLOCKS)
     (without_packs / "config.json").write_text(json.dumps(IN_BLOCKS))
@@ -73,16 +73,16 @@ def test_a_model_that_decodes_in_blocks_is_refused_and_so_are_the_sizes_of_its_p
 
 
 @pytest.mark.parametrize("raw", [ONE_BIT, ROUNDED, OURS], ids=["1bitLLM", "bitnet", "ours"])
-def test_a_model_is_refused_and_not_read_as_another_one(without_packs, raw):
+def test_model_is_refused_and_not_read_as_a_different_model(without_packs, raw):
     with pytest.raises(ConfigError, match=LACKING):
         model_config(raw)
-    if raw is not ONE_BIT:  # transformers' own classes read it
+    if raw is not ONE_BIT:  # transformers' own classes read it.
         (without_packs / "config.json").write_text(json.dumps(raw))
         with pytest.raises(UsageError, match=LACKING):
             model_kinds.kind_of(str(without_packs))
 
 
-def test_other_models_are_read_without_packs(without_packs):
+def test_models_of_the_core_are_read_without_packs(without_packs):
     assert model_config(PLAIN) == TINY and TINY.gguf_type == "f16" and not TINY.has_masters
     with pytest.raises(ConfigError, match="quantization_config is .*; supported quantised models: "):
         model_config({**PLAIN, "quantization_config": {"quant_method": "gptq"}})

@@ -1,4 +1,4 @@
-"""Phases without targets are refused, and what a row's length loses is told."""
+"""Phases without targets are refused, and tokens lost to the row length are reported."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def asked(words: int, turns: int = 1) -> list[dict[str, str]]:
 
 @pytest.fixture
 def learns(world, monkeypatch, tmp_path, capfd):
-    """Run base, then a phase of one kind, `mine`, on these conversations: its exit code, words and notes."""
+    """Run base, then a phase of one kind, `mine`, on these conversations; return exit code, messages and notes."""
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     told = tmp_path / "told.jsonl"
     told.touch()
@@ -53,7 +53,7 @@ def learns(world, monkeypatch, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("phase", ["sft", "mid", pytest.param("dlm", marks=pytest.mark.pack("blocks"))])
-def test_a_phase_whose_questions_fill_every_row_is_refused_and_makes_nothing(world, learns, phase):
+def test_phase_whose_questions_fill_every_row_is_refused_without_an_artifact(world, learns, phase):
     changes = {"blocks": BLOCKS} if phase == "dlm" else {}
     code, said, _ = learns(phase, [asked(60), asked(80, turns=2)] * 30, **changes)
     assert code == 2
@@ -62,7 +62,7 @@ def test_a_phase_whose_questions_fill_every_row_is_refused_and_makes_nothing(wor
     assert not (world.store / f"{phase}_checkpoints").exists()
 
 
-def test_what_is_lost_is_told_before_the_first_step_and_stands_in_the_artifact_and_the_report(world, learns):
+def test_lost_tokens_are_reported_before_the_first_step_and_in_artifact_and_report(world, learns):
     code, _, records = learns("sft", [asked(60), asked(1), asked(1), asked(1, turns=9)])
     assert code == 0
     (note,) = [at for at, one in enumerate(records) if "left out" in one.get("text", "")]
@@ -78,7 +78,7 @@ def test_what_is_lost_is_told_before_the_first_step_and_stands_in_the_artifact_a
     assert f"{lines[-1]['learnt_tokens']:,} (" in text
 
 
-def test_a_loss_over_hardly_any_of_the_tokens_ends_with_a_warning(world, learns):
+def test_loss_over_few_tokens_ends_with_a_warning(world, learns):
     words, nothing = tokenizers.load(world.store / "tokenizer"), {"role": "assistant", "content": ""}
     talks = [[{"role": "user", "content": "z" * length}, nothing] for length in range(90, 140)]
     talk = next(one for one in talks if 115 < len(conversations.render(one, words)[0]) < 128)

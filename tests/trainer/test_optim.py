@@ -23,7 +23,7 @@ def tiny_model() -> Decoder:
     return model
 
 
-def test_the_rate_warms_up_stays_and_decays_to_its_end():
+def test_learning_rate_warms_up_stays_and_decays_to_its_end():
     schedule = ScheduleConfig(warmup_steps=4, decay=0.5, final=0.1)
     rates = [learning_rate_scale(schedule, step, 20) for step in range(20)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
@@ -61,7 +61,7 @@ def test_only_matrices_decay_and_state_round_trips(muon_lr):
     assert all(torch.equal(value, state[key]) for key, value in fresh.tensors().items())
 
 
-def test_adamw_is_that_of_pytorch():
+def test_adamw_equals_pytorch():
     ours, theirs, config = tiny_model(), tiny_model(), OptimizerConfig(lr=0.01, weight_decay=0.5)
     optimizer = Optimizer(ours, config)
     groups = [
@@ -84,7 +84,7 @@ def test_accumulated_gradients_equal_those_of_the_large_batch_under_masking():
     chance = np.random.default_rng(4)
     ids = chance.integers(0, TINY.vocab_size, (4, 24))
     targets = np.where(chance.random((4, 24)) < 0.4, -1, np.roll(ids, -1, 1))
-    targets[1, 3:] = -1  # rows count very different numbers of tokens
+    targets[1, 3:] = -1  # Rows count very different numbers of tokens.
     losses, grads = [], []
     for micro_rows in (4, 1, 2):
         model = tiny_model()
@@ -103,7 +103,7 @@ def gradients(model: Decoder, step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=chance)
 
 
-def test_adamw_is_that_of_pytorch_bit_by_bit_and_goes_on_from_a_state():
+def test_adamw_equals_pytorch_bit_by_bit_and_continues_from_a_state():
     config = OptimizerConfig(lr=0.01, embed_lr=0.03, weight_decay=0.1)
     ours, theirs = tiny_model(), tiny_model()
     optimizer = Optimizer(ours, config)
@@ -121,7 +121,7 @@ def test_adamw_is_that_of_pytorch_bit_by_bit_and_goes_on_from_a_state():
         gradients(theirs, step)
         optimizer.step(1.0)
         peer.step()
-        if step == 2:  # as from a checkpoint
+        if step == 2:  # As from a checkpoint.
             state = {name: value.clone() for name, value in optimizer.tensors().items()}
             optimizer = Optimizer(ours, config)
             optimizer.load(state)
@@ -147,6 +147,6 @@ print(*(name for name in sys.modules if name in ("torch._dynamo", "torch._induct
 
 
 @pytest.mark.process
-def test_neither_a_new_model_nor_a_step_imports_a_compiler():
+def test_new_model_and_first_step_import_no_compiler():
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

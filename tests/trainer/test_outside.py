@@ -1,4 +1,4 @@
-"""A model's folder that somebody else made: read as it says, or refused in words before anything is allocated."""
+"""A foreign model folder: read as declared, or refused with a reason before any allocation."""
 
 import json
 import os
@@ -36,7 +36,7 @@ ALONE = settings(MANY, max_examples=seeds.examples(6, 200))
 
 @pytest.fixture
 def folder(tmp_path):
-    """A good model of our decoder's kind, in two files with an index."""
+    """Write a valid model of the decoder's kind, in two files with an index."""
     folder = tmp_path / "models"
     if not folder.exists():
         folder.mkdir()
@@ -51,7 +51,7 @@ def header_of(file: Path) -> dict:
 
 
 def try_all(folder: Path) -> bool:
-    """Return whether the folder is a model, by the trainer and by the check before planning."""
+    """Return whether the trainer and the check before planning both accept the folder as a model."""
     try:
         export.read(folder)
         is_model = True
@@ -68,7 +68,7 @@ def try_all(folder: Path) -> bool:
 @MANY
 @given(document=hostile.documents(CONFIG))
 @example(document=json.dumps({**CONFIG, "rope_theta": float("nan"), "rope_parameters": None}).encode())
-def test_a_config_of_any_content_is_a_model_or_refused_in_words(folder, document):
+def test_config_of_any_content_is_a_model_or_refused_with_a_reason(folder, document):
     (folder / "config.json").write_bytes(document)
     try_all(folder)
 
@@ -77,14 +77,14 @@ def test_a_config_of_any_content_is_a_model_or_refused_in_words(folder, document
 @given(
     document=hostile.documents({"metadata": {"total_size": 1}, "weight_map": {"a": "model-00001-of-00002.safetensors"}})
 )
-def test_an_index_of_any_content_is_a_model_or_refused_in_words(folder, document):
+def test_index_of_any_content_is_a_model_or_refused_with_a_reason(folder, document):
     (folder / "model.safetensors.index.json").write_bytes(document)
     try_all(folder)
 
 
 @ALONE
 @given(document=hostile.documents({"a": {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}}))
-def test_a_header_of_any_content_is_a_model_or_refused_in_words(folder, document):
+def test_header_of_any_content_is_a_model_or_refused_with_a_reason(folder, document):
     file = sorted(folder.glob("*.safetensors"))[0]
     assume(len(document) < 1 << 20)
     file.write_bytes(struct.pack("<Q", len(document)) + document + bytes(64))
@@ -92,7 +92,7 @@ def test_a_header_of_any_content_is_a_model_or_refused_in_words(folder, document
 
 
 @pytest.mark.parametrize("length", [0, 7, 9, 1 << 40, (1 << 64) - 1])
-def test_a_header_that_promises_more_than_there_is_is_refused(folder, length):
+def test_header_that_exceeds_the_file_is_refused(folder, length):
     file = sorted(folder.glob("*.safetensors"))[0]
     file.write_bytes(struct.pack("<Q", length) + b"{}")
     assert not try_all(folder)
@@ -103,7 +103,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(folder, length):
     [LLAMA, QWEN2, QWEN3, replace(LLAMA, mlp="relu2", embed_norm=True)],
     ids=["untied", "biases", "tied", "relu2"],
 )
-def test_the_shapes_that_are_compared_are_those_of_the_decoder(config):
+def test_compared_shapes_are_the_shapes_of_the_decoder(config):
     assert dict(huggingface.shapes(config)) == {
         name: tuple(one.shape) for name, one in Decoder(config).state_dict().items()
     }
@@ -119,7 +119,7 @@ HUGE = [
 
 
 @pytest.mark.process
-def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anything_is_allocated(folder):
+def test_config_that_exceeds_the_files_is_refused_before_any_allocation(folder):
     script = source("look_at_hostile_configs")
     words = [sys.executable, "-c", script, str(folder), json.dumps(HUGE)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anyth
 @pytest.mark.parametrize(
     "name", ["/tmp/x.safetensors", "../x.safetensors", "sub/x.safetensors", "..", "", "a\0b", 7, None]
 )
-def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
+def test_index_that_names_an_outside_file_is_refused(folder, name):
     sub = folder / "sub"
     sub.mkdir()
     for place in (sub, folder.parent):
@@ -148,7 +148,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
 
 
 @pytest.mark.parametrize("which", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])
-def test_a_link_out_of_a_models_folder_is_refused_and_the_cache_of_the_hub_is_read(folder, which):
+def test_link_out_of_a_model_folder_is_refused_and_the_hub_cache_is_read(folder, which):
     which = which if (folder / which).exists() else sorted(one.name for one in folder.glob("*.safetensors"))[0]
     hub = folder.parent / "models--a--b"
     (hub / "blobs").mkdir(parents=True)
@@ -163,7 +163,7 @@ def test_a_link_out_of_a_models_folder_is_refused_and_the_cache_of_the_hub_is_re
     assert not try_all(folder)
 
 
-def test_the_files_of_a_tokenizer_that_are_links_out_are_not_published(folder, inputs, tmp_path):
+def test_tokenizer_files_that_are_outside_links_are_not_published(folder, inputs, tmp_path):
     secret = tmp_path / "credentials"
     secret.write_text("key")
     tokenizer = tmp_path / "tokenizer"
@@ -176,7 +176,7 @@ def test_the_files_of_a_tokenizer_that_are_links_out_are_not_published(folder, i
 
 @MANY
 @given(document=hostile.documents({"step": 3, "tokens": 96, "loss": 2.5, "lr": 0.1, "at": 1.5, "mfu_of": "a table"}))
-def test_lines_of_figures_that_are_none_are_left_out(document):
+def test_invalid_lines_of_metrics_are_skipped(document):
     good = b'{"step": 4, "tokens": 96, "loss": 2.5}\n'
     assume(b"\n" not in document)
     found = jsonl_log.parse((document + b"\n" + good).decode("utf-8", "replace"))
@@ -197,7 +197,7 @@ def test_lines_of_figures_that_are_none_are_left_out(document):
         }
     )
 )
-def test_a_checkpoint_of_any_manifest_has_a_problem_in_words(tmp_path, document):
+def test_checkpoint_with_any_manifest_has_a_problem_in_words(tmp_path, document):
     folder = tmp_path / "step-000000005"
     folder.mkdir(exist_ok=True)
     (folder / "MANIFEST.json").write_bytes(document)

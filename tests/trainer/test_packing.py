@@ -1,4 +1,4 @@
-"""Conversations that share a row are learnt as those that have one to themselves; a step waits for the device once."""
+"""Packed conversations are trained on like conversations in separate rows; a step waits for the device once."""
 
 import json
 import os
@@ -46,7 +46,7 @@ PAD, LENGTH = 3, 64
 
 
 def talk(step: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Padded conversations of 4 to 60 tokens, of which some are learnt; one has nothing to learn."""
+    """Return padded conversations of 4 to 60 tokens, some with targets and one without."""
     chance = np.random.default_rng([7, step])
     sizes = chance.integers(4, 61, rows)
     ids = np.full((rows, int(sizes.max())), PAD, np.int64)
@@ -58,7 +58,7 @@ def talk(step: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
     return ids, targets
 
 
-def test_every_conversation_is_there_once_up_to_its_last_target():
+def test_every_conversation_is_present_once_up_to_its_last_target():
     ids, targets = talk(0)
     batch = packed(ids, targets, LENGTH, PAD)
     last = [int(np.flatnonzero(row >= 0).max(initial=-1)) + 1 for row in targets]
@@ -76,7 +76,7 @@ def test_every_conversation_is_there_once_up_to_its_last_target():
     assert nothing["ids"].shape == (1, LENGTH) and (nothing["targets"] == -1).all()
 
 
-def test_passes_are_even_and_never_larger_than_they_may_be():
+def test_micro_batches_are_even_and_bounded():
     assert [evenly(rows, 8) for rows in (1, 8, 9, 17, 64)] == [1, 8, 5, 6, 8]
 
 
@@ -105,7 +105,7 @@ def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
 
 
 @pytest.mark.slow
-def test_packed_and_padded_conversations_have_the_same_losses_and_the_same_count_of_tokens(tmp_path):
+def test_packed_and_padded_conversations_have_equal_losses_and_token_counts(tmp_path):
     lines = []
     for name, is_packed in (("padded", False), ("packed", True)):
         training(tmp_path / name, is_packed).run()
@@ -114,14 +114,14 @@ def test_packed_and_padded_conversations_have_the_same_losses_and_the_same_count
     for figure in ("loss", "grad_norm"):
         assert [one[figure] for one in shared] == pytest.approx([one[figure] for one in padded], rel=1e-5)
     assert [one["tokens"] for one in shared] == [one["tokens"] for one in padded]
-    assert abs(padded[-1]["loss"] - padded[0]["loss"]) > 1e-3  # something was changed from step to step
+    assert abs(padded[-1]["loss"] - padded[0]["loss"]) > 1e-3  # A value was changed from step to step.
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_sorted", [True, False], ids=["batches of one length, as sft draws them", "as they come"])
-def test_two_thousand_conversations_have_the_same_losses_packed_and_padded(inputs, tmp_path, capsys, is_sorted):
-    """Learn from each once, and tell the tokens of a CPU second: what packing is worth hangs on what padding costs."""
+def test_two_thousand_conversations_have_equal_losses_packed_and_padded(inputs, tmp_path, capsys, is_sorted):
+    """Train on each once, and report tokens per CPU second: the gain of packing depends on the cost of padding."""
     chance, words = np.random.default_rng(5), "opens closes joins reads writes the paths files lines".split()
     with open(tmp_path / "conversations.jsonl", "w") as file:
         for _ in range(2000):
@@ -146,7 +146,7 @@ def test_two_thousand_conversations_have_the_same_losses_packed_and_padded(input
     assert len(shared) == 25 and abs(padded[-1] - padded[0]) > 1e-3 and apart < 1e-5
 
 
-def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
+def test_packing_is_a_choice_outside_of_every_fingerprint():
     sft = tiny(phase="sft", mixture={"other": 1.0})
     assert sft.is_packed("cuda") and not sft.is_packed("cpu")
     always = tiny(phase="sft", mixture={"other": 1.0}, packed="always")
@@ -161,7 +161,7 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
 @pytest.mark.pack("blocks")
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
+def test_gpu_bench_runs_at_toy_size_on_a_cpu(tmp_path):
     words = [sys.executable, "-m", "bench.gpu", "--toy", "--json", str(tmp_path / "found.json")]
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -173,8 +173,8 @@ def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_bench_saves_in_one_part_alone_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    """Checkpoints of a gigabyte to a hundred would fill a rented disk, and take longer than all that is timed."""
+def test_bench_saves_in_one_part_only_and_leaves_no_files(tmp_path, monkeypatch):
+    """Checkpoints of one to a hundred gigabytes would fill a rented disk, and take longer than all timed parts."""
     saved, begin = [], Saver.begin
     monkeypatch.setattr(Saver, "begin", lambda self, step, *given: saved.append(step) or begin(self, step, *given))
     one = Bench(prepare(), Ranks(), is_toy=True, folder=tmp_path)
@@ -185,7 +185,7 @@ def test_the_bench_saves_in_one_part_alone_and_leaves_nothing_behind(tmp_path, m
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_bench_leaves_out_8_bits_where_a_gpu_has_no_units_for_them(tmp_path, monkeypatch):
+def test_bench_skips_8_bits_on_gpus_without_the_units(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     gpu = Machine(torch.device("cuda"), torch.bfloat16, 1)
     ((name, seen, _),) = PARTS["float8"](Bench(gpu, Ranks(), is_toy=True, folder=tmp_path))
@@ -196,7 +196,7 @@ def test_the_bench_leaves_out_8_bits_where_a_gpu_has_no_units_for_them(tmp_path,
     ("given", "wanted"),
     [({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "x:1"}, None), ({"PYTORCH_CUDA_ALLOC_CONF": "y"}, "y")],
 )
-def test_memory_of_a_gpu_is_taken_in_pieces_that_grow_in_runs_and_in_the_bench(monkeypatch, given, wanted):
+def test_gpu_memory_is_taken_in_growing_segments_in_runs_and_in_the_bench(monkeypatch, given, wanted):
     for module in (trainer.__main__, bench.gpu):
         assert module.let_segments_grow is let_segments_grow
     for name in SETTINGS:
@@ -208,7 +208,7 @@ def test_memory_of_a_gpu_is_taken_in_pieces_that_grow_in_runs_and_in_the_bench(m
 
 
 class Waits(TorchDispatchMode):
-    """Notes what a GPU would be waited for."""
+    """Records operations that would wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         asks = func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select")
-        if func.name().startswith(("aten::index", "aten::_index_put")):  # a mask is turned into places by nonzero
+        if func.name().startswith(("aten::index", "aten::_index_put")):  # nonzero turns a mask into indices.
             indices = args[1] if isinstance(args[1], list | tuple) else []
             asks = any(one is not None and one.dtype == torch.bool for one in indices)
         if asks:
@@ -225,7 +225,7 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packed):
+def test_step_reads_numbers_from_the_device_once(tmp_path, monkeypatch, is_packed):
     one, asked = training(tmp_path, is_packed), []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(len(self)) or tolist(self))
@@ -233,12 +233,12 @@ def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packe
     with one._batches() as batches, Waits() as waits:
         for _ in range(3):
             one._advance(batches, None, lambda: False, lambda: False)
-    assert waits.seen == [] and asked == [4] * 3  # the norm, whether to stop, whether to save, the loss
+    assert waits.seen == [] and asked == [4] * 3  # The norm, the stop flag, the save flag, the loss.
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
+def test_step_waits_for_a_gpu_once(tmp_path, is_packed):
     one = training(tmp_path, is_packed)
     one.model = Decoder(one.config.model, torch.bfloat16)
     initialise(one.model, 1)
@@ -246,7 +246,7 @@ def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
     one._resume(None)
     with one._batches() as batches, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        one._advance(batches, None, lambda: False, lambda: False)  # kernels are loaded, memory is found
+        one._advance(batches, None, lambda: False, lambda: False)  # Kernels are loaded, memory is allocated.
         told.clear()
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -255,11 +255,11 @@ def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]
-    assert len(waits) == 3, waits  # the norm, whether to stop, the loss: all at once
+    assert len(waits) == 3, waits  # The norm, the stop flag, the loss: all at once.
 
 
 @pytest.mark.pack("blocks")
-def test_the_loss_of_blocks_asks_the_device_for_nothing():
+def test_loss_of_blocks_never_reads_from_the_device():
     from packs.blocks.trainer.objective import BlockDiffusion, sequence, with_masks
 
     model, blocks = random_model(QWEN3), BlocksConfig(block_size=8, sub_block_size=4, mask_id=9)
@@ -279,7 +279,7 @@ def each_document(cu: torch.Tensor) -> Iterator[slice]:
 
 
 def plain(q, k, v, cu, is_causal, enable_gqa):
-    """Return (total, H, D) as the kernel is specified, document by document."""
+    """Return (total, H, D) as specified for the kernel, document by document."""
     found = torch.zeros_like(q)
     for part in each_document(cu):
         one = (each[part].transpose(0, 1)[None] for each in (q, k, v))
@@ -290,7 +290,7 @@ def plain(q, k, v, cu, is_causal, enable_gqa):
 
 
 def slopes(slope, q, k, v, cu):
-    """Return the gradients of `plain` with a causal mask: no autograd is at hand where a kernel runs."""
+    """Return the gradients of `plain` with a causal mask: a kernel runs without autograd."""
     found, shared, scale = [torch.zeros_like(one) for one in (q, k, v)], q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     for part in each_document(cu):
         queries, given = q[part].transpose(0, 1), slope[part].transpose(0, 1)
@@ -307,9 +307,9 @@ def slopes(slope, q, k, v, cu):
 
 @pytest.fixture
 def kernel_for_cpus():
-    """The kernel of packed rows is for GPUs alone: its operators, by their specification, for the CPU.
+    """Register the kernel of packed rows, which exists for GPUs only, by its specification for the CPU.
 
-    They stay for the rest of the process, where nothing else asks for them.
+    The operators stay registered for the rest of the process, without other users.
     """
 
     def forward(q, k, v, cu, cu_k, max_q, max_k, *rest):
@@ -327,8 +327,8 @@ def kernel_for_cpus():
 
 
 @pytest.mark.slow
-def test_rows_of_documents_one_after_another_have_the_loss_and_gradients_of_the_mask(kernel_for_cpus, monkeypatch):
-    """All of the way to the GPU's kernel and back, the kernel itself excepted: layout, bounds, shared heads."""
+def test_packed_rows_have_the_loss_and_gradients_of_the_mask(kernel_for_cpus, monkeypatch):
+    """Test the whole path to the GPU's kernel and back except the kernel: layout, bounds, shared heads."""
     model, targets = random_model(QWEN3), IDS.roll(-1, 1)
     assert QWEN3.num_attention_heads != QWEN3.num_key_value_heads
     expected = gradients(model, IDS, targets, DOCUMENTS)
@@ -345,10 +345,10 @@ def test_rows_of_documents_one_after_another_have_the_loss_and_gradients_of_the_
         assert torch.allclose(one, found[name], rtol=1e-3, atol=1e-5), name
 
 
-def test_bounds_end_documents_where_rows_end_and_come_in_few_sizes():
+def test_bounds_end_documents_at_row_ends_and_have_few_sizes():
     found = bounds(DOCUMENTS.numpy())
     assert found[:6].tolist() == [0, 7, 8, 28, 40, 80] and found.dtype == np.int32
     assert len(found) == 65 and set(found[5:].tolist()) == {80}
-    same = np.zeros((2, 40), np.int64)  # one number in both rows: two documents
+    same = np.zeros((2, 40), np.int64)  # One number in both rows: two documents.
     assert bounds(same)[:3].tolist() == [0, 40, 80]
     assert seen_len(same) == 40 and seen_len(DOCUMENTS.numpy()) == round((49 + 1 + 400 + 144 + 1600) / 80)

@@ -1,4 +1,4 @@
-"""Phases as real processes: killed, stopped, resumed, refused; and the whole way from base to talk."""
+"""Phases as real processes: killed, stopped, resumed, refused; and the whole pipeline from base to chat."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {file["path"]: file["sha256"] for file in open_final(folder).manifest["files"]}
 
 
-def test_a_gpu_that_a_model_does_not_even_fit_into_is_told_of_in_numbers(world, monkeypatch, capfd):
+def test_gpu_too_small_for_a_model_is_reported_with_numbers(world, monkeypatch, capfd):
     def full(self: Decoder, *where: object) -> Decoder:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -53,7 +53,7 @@ def test_a_gpu_that_a_model_does_not_even_fit_into_is_told_of_in_numbers(world, 
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
+def test_run_killed_at_random_moments_publishes_the_bits_of_an_undisturbed_run(world):
     config = tiny(steps=100)
     making = replace(world.making(fingerprint="alone"), name="base_checkpoints/alone")
     alone = world.start(config, OFTEN, making, work="alone")
@@ -63,7 +63,7 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
         one = world.start(config, OFTEN)
         last = chance.randrange(last + 1, 30 * (kill + 1))
         world.wait_for_step(last, one)
-        for _ in range(chance.randrange(50_000)):  # anywhere between two steps, also inside a save
+        for _ in range(chance.randrange(50_000)):  # Anywhere between two steps, also inside a save.
             pass
         one.send_signal(signal.SIGKILL)
         one.wait()
@@ -74,18 +74,18 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     assert hashes(world.store / "base_checkpoints/tiny") == hashes(world.store / "base_checkpoints/alone")
     steps = [json.loads(line)["step"] for line in (world.store / "base_checkpoints/tiny/metrics.jsonl").open()]
     assert steps == list(range(1, 101))
-    assert not world.checkpoints().exists()  # the store has them
+    assert not world.checkpoints().exists()  # The store has the checkpoints.
 
 
 @pytest.mark.process
-def test_a_trainer_whose_starter_is_gone_does_not_begin(world):
+def test_trainer_without_its_parent_does_not_start(world):
     words = [sys.executable, "-m", "trainer", "base", "--config", "x.json"]
     done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "-1"}, timeout=WAIT_S)
     assert done.returncode == 75
 
 
 @pytest.mark.process
-def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained_again(world, capfd):
+def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_repeated(world, capfd):
     config, last = tiny(steps=200), 0
     for number in (signal.SIGINT, signal.SIGTERM):
         one = world.start(config, replace(OFTEN, save_every=1000))
@@ -110,11 +110,11 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
     assert 0 < result["bits_per_byte"] < result["gzip"]
     assert {"gzip", "xz", "loss", "steps", "tokens", "params", "tokenizer_sha256"} <= result.keys()
     assert finish(world.start(config, OFTEN))[0] == 0
-    assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # nothing but the result
+    assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # Only the result.
 
 
 @pytest.mark.process
-def test_a_run_saves_when_its_pod_asks_for_it_and_goes_on(world, monkeypatch):
+def test_run_saves_on_request_of_its_pod_and_continues(world, monkeypatch):
     asked, steps = world.root / "save.json", 100_000
     monkeypatch.setenv("SLIPWAY_SAVE_REQUEST", str(asked))
     one = world.start(tiny(steps=steps), replace(OFTEN, save_every=steps))
@@ -126,11 +126,11 @@ def test_a_run_saves_when_its_pod_asks_for_it_and_goes_on(world, monkeypatch):
     world.wait_for_step(saved.step + 3, one)
     one.kill()
     one.wait()
-    assert Checkpoints(world.checkpoints(), OFTEN).newest().step == saved.step  # once
+    assert Checkpoints(world.checkpoints(), OFTEN).newest().step == saved.step  # Once.
 
 
 @pytest.mark.process
-def test_when_no_checkpoint_is_whole_the_program_exits_1_and_names_them(world):
+def test_missing_valid_checkpoint_exits_1_and_names_the_damaged_ones(world):
     one = world.start(tiny(steps=100_000), OFTEN)
     world.wait_for_step(8, one)
     second = world.start(tiny(steps=100_000), OFTEN)
@@ -149,7 +149,7 @@ def test_when_no_checkpoint_is_whole_the_program_exits_1_and_names_them(world):
 
 
 def run(world, monkeypatch, phase: str, config, making=None) -> int:
-    """The same program in this process: as real, and without the start of an interpreter."""
+    """Run the program in this process: the same behaviour, without the start of an interpreter."""
     making = making or world.making(phase)
     file = world.root / f"{phase}.json"
     file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))
@@ -191,7 +191,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Who are you?\n" * 20))
     assert main(["chat", "--model", str(model), "--max-tokens", "16"]) == 0
     out, err = capfd.readouterr()
-    assert out.count("\n") == 20  # an answer each
+    assert out.count("\n") == 20  # An answer each.
     assert err == "the conversation exceeds 112 tokens: from now on, the model does not see the oldest turns\n"
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
     (world.root / "who.jsonl").write_text(
@@ -206,7 +206,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     measures = found["measures"]
     assert measures["task who"]["value"] == 1.0 and measures["task who"]["chance"] == 0.5
     assert measures["task says"]["rows"] == [1, 0]
-    assert measures["identity"]["of"] == 8 and 0.67 < measures["identity"]["low"] < 0.68  # Wilson's of 8 of 8
+    assert measures["identity"]["of"] == 8 and 0.67 < measures["identity"]["low"] < 0.68  # Wilson's interval of 8 of 8.
     assert measures["text"]["low"] < found["bits_per_byte"] < measures["text"]["high"]
     rows = measures["text"]["rows"]
     assert sum(rows["nats"]) / sum(rows["bytes"]) / 0.6931 == pytest.approx(found["bits_per_byte"], rel=1e-3)
@@ -226,7 +226,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch, capfd):
+def test_custom_conversations_are_sampled_by_their_weight(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     talk = world.root / "mine.jsonl"
     rows = [[{"from": "human", "value": f"Is {n} a number?"}, {"from": "gpt", "value": "Yes."}] for n in range(9)]
@@ -250,7 +250,7 @@ def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch,
 
 
 @pytest.mark.slow
-def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monkeypatch, capfd):
+def test_phase_refuses_a_model_trained_with_a_different_tokenizer(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     copy = world.root / "retokenized"
     copy.mkdir()
@@ -268,13 +268,13 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
     missing = replace(making, inputs={**making.inputs, "tokenizer": Input(name="tokenizer", fingerprint="removed")})
     assert run(world, monkeypatch, "mid", chat_phase("mid"), missing) == 1
     assert "the fingerprint is other, but removed is wanted" in capfd.readouterr().err
-    mine = world.making("mid", base=entry)  # the one that the model learned with is there, whatever the name stands for
+    mine = world.making("mid", base=entry)  # The tokenizer of the model exists, independent of the name's target.
     assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 
 
 @pytest.mark.slow
-def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, capfd):
-    """Begin anew in a folder of its own with another fingerprint; refuse with the same one."""
+def test_phase_does_not_resume_checkpoints_of_different_data(world, monkeypatch, capfd):
+    """Start again in a separate folder for a new fingerprint; refuse the same fingerprint."""
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
 
@@ -286,7 +286,7 @@ def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, ca
     parts = ["a" * 12, "b" * 12, "c" * 12]
     making = world.making("mid", "-".join(parts), base=entry)
     assert [stopped(making), stopped(making)] == [75, 75]
-    mended = replace(making, fingerprint="-".join([parts[0], "d" * 12, parts[2]]))  # other code
+    mended = replace(making, fingerprint="-".join([parts[0], "d" * 12, parts[2]]))  # Different code.
     other = replace(making, fingerprint="-".join([*parts[:2], "e" * 12]))
     assert [stopped(mended), stopped(other)] == [75, 75]
     found = {path.name: Checkpoints(path, OFTEN).newest().step for path in world.work().glob("checkpoints/mid-*")}
@@ -310,7 +310,7 @@ def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, ca
         ({"more": 1}, "unknown key; known: "),
     ],
 )
-def test_wrong_configurations_are_one_line_and_exit_2(world, monkeypatch, capfd, change, said):
+def test_invalid_configuration_exits_2_with_one_line(world, monkeypatch, capfd, change, said):
     file = world.root / "wrong.json"
     file.write_text(json.dumps({"making": asdict(world.making()), **change}))
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -320,7 +320,7 @@ def test_wrong_configurations_are_one_line_and_exit_2(world, monkeypatch, capfd,
     assert words.count("\n") == 1
 
 
-def test_every_recipe_is_a_whole_street_of_one_shape():
+def test_every_recipe_is_a_whole_pipeline_of_one_shape():
     for name in PROFILES:
         recipe = PROFILES[name]()
         assert {"base", "mid", "sft"} <= set(recipe.phases) <= set(PHASES)

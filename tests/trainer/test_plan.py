@@ -1,4 +1,4 @@
-"""A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
+"""A plan works like Make: existing artifacts stay, and a change makes exactly the dependents stale."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def git(root: Path, *words: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A repository with one commit of `data` and `trainer`."""
+    """Create a repository with one commit of `data` and `trainer`."""
     root = tmp_path / "checkout"
     for folder in ("data", "trainer"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -56,7 +56,7 @@ def change(root: Path, path: str, text: str = "CHANGED = True\n") -> None:
 
 
 def everything_made(wanted: TrainingRequest = WANTED, root: Path = ROOT) -> Inventory:
-    """The store as it is after all of `wanted` was made from the code in `root`."""
+    """Return the store after all of `wanted` was made from the code in `root`."""
     steps_of = recipe(wanted)
     made = {}
     for name, one in choices(steps_of, {}, {}, CheckoutCode(root), {}).items():
@@ -73,29 +73,29 @@ def steps(plan: Plan) -> list[str]:
     return [step.name for step in plan.job.steps] if plan.job else []
 
 
-def test_with_nothing_there_every_step_is_due_in_order():
+def test_every_step_of_an_empty_store_is_due_in_order():
     assert steps(planned(WANTED, Inventory("somewhere"))) == EVERYTHING
 
 
-def test_with_everything_there_nothing_is_due():
+def test_complete_store_has_no_due_step():
     plan = planned(WANTED, everything_made())
     assert plan.job is None
     assert {one.state for one in plan.artifacts} == {"here"}
 
 
-def test_another_tag_is_another_target():
+def test_different_tag_is_a_different_target():
     plans = [planned(replace(WANTED, tag=tag), Inventory("somewhere")) for tag in ("a", "b", "a")]
     assert plans[0].target == plans[2].target != plans[1].target
 
 
-def test_the_reserve_that_was_set_is_what_checkpoints_leave_free():
+def test_configured_disk_reserve_is_kept_free_by_checkpoints():
     plan = resolve(
         WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"), limits=Limits(reserve_bytes=7)
     )
     assert [step.config["keeping"]["reserve_bytes"] for step in plan.job.steps if "keeping" in step.config] == [7, 7, 7]
 
 
-def test_a_mixture_draws_in_what_it_names_and_nothing_else(tmp_path):
+def test_mixture_requires_exactly_its_named_sources(tmp_path):
     for folder, content in (("a", "1"), ("b", "2")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "my talk.jsonl").write_text(content)
@@ -130,7 +130,7 @@ def test_a_mixture_draws_in_what_it_names_and_nothing_else(tmp_path):
         ("hf://talk=1", "expected hf://user/name"),
     ],
 )
-def test_a_mixture_of_what_is_not_there_is_refused(words, said):
+def test_mixture_of_an_unknown_source_is_refused(words, said):
     with pytest.raises((UsageError, ConfigError), match=said.replace("?", ".")):
         planned(replace(WANTED, mixture=planning.parse_mixture(words)), Inventory("somewhere"))
 
@@ -148,16 +148,16 @@ def test_an_earlier_phase_needs_no_later_one():
         ({"steps": 3}, ["base", "mid", "sft"]),
     ],
 )
-def test_a_changed_wish_makes_its_dependents_stale(change, due):
+def test_changed_setting_makes_its_dependents_stale(change, due):
     assert steps(planned(replace(WANTED, **change), everything_made())) == due
 
 
-def test_a_changed_profile_makes_its_dependents_stale():
+def test_changed_profile_makes_its_dependents_stale():
     wanted = replace(WANTED, profile="smoke", tag="tiny")
     assert steps(planned(wanted, everything_made())) == ["tokenizer", "tokens", "base", "mid", "sft"]
 
 
-def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
+def test_changed_source_file_makes_its_dependents_stale(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("one\n")
     wanted = replace(WANTED, source=str(corpus))
@@ -180,7 +180,7 @@ def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
         ("data/text/new.py", ["datasets/pydocs/text"]),
     ],
 )
-def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, differing, is_committed):
+def test_artifact_of_different_code_is_kept_and_the_file_is_named(checkout, module, differing, is_committed):
     before = everything_made(root=checkout)
     change(checkout, module)
     if is_committed:
@@ -196,7 +196,7 @@ def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, di
 
 
 @pytest.mark.process
-def test_code_that_was_not_committed_is_the_same_code_while_it_is_as_it_was(checkout):
+def test_uncommitted_code_counts_as_equal_while_unchanged(checkout):
     change(checkout, "trainer/loop.py")
     before = everything_made(root=checkout)
     assert planned(WANTED, before, checkout).notes == ()
@@ -210,7 +210,7 @@ def test_code_that_was_not_committed_is_the_same_code_while_it_is_as_it_was(chec
 
 
 @pytest.mark.process
-def test_of_many_files_the_first_are_named(checkout):
+def test_first_of_many_changed_files_are_named(checkout):
     before = everything_made(root=checkout)
     for number in range(20):
         change(checkout, f"trainer/model/new_{number:02}.py")
@@ -219,7 +219,7 @@ def test_of_many_files_the_first_are_named(checkout):
 
 
 @pytest.mark.process
-def test_code_of_a_commit_that_is_not_here_is_told_once_and_asks_nothing(checkout):
+def test_unknown_commit_is_reported_once_without_further_git_calls(checkout):
     before = everything_made(root=checkout)
     unknown = {"code": {"commit": "ab" * 20}}
     there = replace(before, artifacts={name: replace(one, about=unknown) for name, one in before.artifacts.items()})
@@ -234,7 +234,7 @@ def test_code_of_a_commit_that_is_not_here_is_told_once_and_asks_nothing(checkou
 @pytest.mark.parametrize(
     "code", [None, "v1", {}, {"trainer/loop.py": "0f"}, {"commit": "--help"}, {"commit": ["ab" * 20]}]
 )
-def test_code_that_is_not_on_record_is_not_compared(checkout, code):
+def test_unrecorded_code_is_not_compared(checkout, code):
     before = everything_made(root=checkout)
     there = replace(
         before, artifacts={name: replace(one, about={"code": code}) for name, one in before.artifacts.items()}
@@ -245,7 +245,7 @@ def test_code_that_is_not_on_record_is_not_compared(checkout, code):
 
 
 @pytest.mark.process
-def test_a_checkout_without_git_records_no_commit_and_compares_nothing(checkout, tmp_path):
+def test_checkout_without_git_records_no_commit_and_compares_no_code(checkout, tmp_path):
     before = everything_made(root=checkout)
     shutil.rmtree(checkout / ".git")
     for root in (checkout, checkout / "data"):
@@ -256,14 +256,14 @@ def test_a_checkout_without_git_records_no_commit_and_compares_nothing(checkout,
 
 
 @pytest.mark.process
-def test_a_checkout_below_another_repository_is_not_told_by_the_commits_of_that_one(checkout):
+def test_checkout_inside_a_foreign_repository_ignores_its_commits(checkout):
     inner = checkout / "vendored"
     shutil.copytree(checkout / "data", inner / "data")
     commit(checkout)
     assert CheckoutCode(inner).of(("data",)) == {} and CheckoutCode(checkout).of(("data",)).keys() == {"commit"}
 
 
-def test_what_a_plan_takes_for_the_code_behind_an_artifact_is_there():
+def test_recorded_source_files_of_a_plan_exist():
     places = {*nodes.MAKE_TEXT, *nodes.MAKE_TOKENS, *nodes.MAKE_TALK, *nodes.IMPORT, *nodes.TRAIN}
     places = places.union(*nodes.READ.values(), *(node.code for node in recipe(WANTED).values()))
     places = places.union(*map(model_formats.code_of, model_formats.installed()))
@@ -272,7 +272,7 @@ def test_what_a_plan_takes_for_the_code_behind_an_artifact_is_there():
 
 
 @pytest.mark.process
-def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_afterwards(checkout):
+def test_artifact_is_created_again_on_request_and_found_afterwards(checkout):
     before = everything_made(root=checkout)
     changed = shutil.copytree(checkout, checkout.with_name("changed"))
     change(changed, "trainer/model/decoder.py")
@@ -291,8 +291,9 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
         before, artifacts=names, kept=(remade, replace(first, name=kept_name(first.name, first.fingerprint)))
     )
     assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []
-    assert steps(planned(WANTED, there, changed)) == ["sft"]  # which was made of the other one
-    other_tag = replace(WANTED, tag="other")  # nothing stands under it: that of today's code comes first
+    assert steps(planned(WANTED, there, changed)) == ["sft"]  # The artifact made from the other model.
+    # No artifact exists under the name: the artifact of today's code comes first.
+    other_tag = replace(WANTED, tag="other")
     assert steps(planned(other_tag, there, checkout)) == []
     assert steps(planned(replace(other_tag, phases=("mid",)), there, changed)) == []
 
@@ -305,7 +306,7 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
         ("chatsft_checkpoints/tiny", ["sft"]),
     ],
 )
-def test_what_is_damaged_is_made_again_when_something_is_made_of_it(artifact, due):
+def test_damaged_artifact_is_created_again_before_its_use(artifact, due):
     made = everything_made()
     damaged = {
         **made.artifacts,
@@ -327,14 +328,14 @@ def test_each_step_names_its_inputs_by_fingerprint():
 @pytest.mark.parametrize(
     ("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft", "rl"))]
 )
-def test_phases_are_a_word_or_a_sum_or_all(words, phases):
+def test_phases_are_a_name_a_sum_or_all(words, phases):
     assert planning.parse_phases(words) == phases
 
 
 @pytest.mark.parametrize(
     ("words", "told"), [("sfx", "did you mean 'sft'"), ("rls", "did you mean 'rl'"), ("", "unknown phase")]
 )
-def test_other_words_are_refused_with_the_known_ones(words, told):
+def test_unknown_phases_are_refused_with_the_known_ones(words, told):
     with pytest.raises(UsageError, match=told):
         planning.parse_phases(words)
 
@@ -351,11 +352,11 @@ def test_other_words_are_refused_with_the_known_ones(words, told):
         ("hf://a/b=0.7,/x/y.txt=0.3", "a-b-y"),
     ],
 )
-def test_a_source_has_a_name_that_the_store_takes(source, name):
+def test_source_has_a_name_valid_in_the_store(source, name):
     assert planning.source_slug(source) == name
 
 
-def test_text_that_cannot_be_read_is_refused_before_anything_starts(tmp_path):
+def test_unreadable_text_is_refused_before_any_start(tmp_path):
     (tmp_path / "a.docx").touch()
     with pytest.raises(ConfigError, match="cannot read .docx"):
         planned(replace(WANTED, source=str(tmp_path / "*")), Inventory("somewhere"))
@@ -367,12 +368,12 @@ def test_a_glob_may_have_wildcards_in_its_folders(tmp_path):
     assert steps(planned(replace(WANTED, source=str(tmp_path / "*" / "*.txt")), Inventory("somewhere"))) == EVERYTHING
 
 
-def test_a_source_that_does_not_exist_is_refused():
+def test_missing_source_is_refused():
     with pytest.raises(ConfigError, match="no such file"):
         planned(replace(WANTED, source="nowhere/*.txt"), Inventory("somewhere"))
 
 
-def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
+def test_plan_shows_the_distribution_of_a_model_over_several_gpus():
     def asked(**more) -> Plan:
         wanted = replace(WANTED, phases=("base",), profile="runpod_4b")
         request = Request(run="r", **more)
@@ -386,7 +387,7 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
 
 @pytest.mark.parametrize(("profile", "phase"), [("runpod_1b", "base"), ("runpod_4b", "base"), ("tiny", "sft")])
 @pytest.mark.parametrize(("num_gpus", "nodes"), [(1, 1), (8, 1), (8, 2)])
-def test_the_least_memory_of_a_phase_is_where_inv_fit_begins_to_find_a_micro_batch(profile, phase, num_gpus, nodes):
+def test_least_memory_of_a_phase_is_the_limit_of_inv_fit(profile, phase, num_gpus, nodes):
     config = PROFILES[profile]().phases[phase]
     least = estimates.least_bytes(config, num_gpus, nodes)
     assert memory.largest(config, least, num_gpus, nodes).fits
@@ -396,7 +397,7 @@ def test_the_least_memory_of_a_phase_is_where_inv_fit_begins_to_find_a_micro_bat
     assert memory.fits(fixed, estimates.least_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
 
 
-def test_the_smallest_change_of_a_phase_that_is_too_large_fits_and_leaves_the_result_where_it_can():
+def test_smallest_change_of_an_oversized_phase_fits_and_preserves_the_result_if_possible():
     base = PROFILES["runpod_1b"]().phases["base"]
     fixed = replace(base, fit=False)
     has = 40 * 10**9
@@ -408,7 +409,7 @@ def test_the_smallest_change_of_a_phase_that_is_too_large_fits_and_leaves_the_re
     assert smaller(whole, 10**9, 1) == ""
 
 
-def test_what_is_given_is_never_planned_and_must_be_there():
+def test_given_artifact_is_never_planned_and_must_exist():
     wanted = replace(WANTED, phases=("base",), given={"text": "aaa", "tokenizer": "bbb"})
     text, tokenizer = HeldArtifact("datasets/pydocs/text", "aaa"), HeldArtifact("tokenizer", "bbb")
     there = {one.name: one for one in (text, tokenizer)}
@@ -424,7 +425,7 @@ def test_what_is_given_is_never_planned_and_must_be_there():
             planned(wanted, Inventory("somewhere", {text.name: text, **another}))
 
 
-def test_a_plan_names_the_setting_that_is_another_one():
+def test_plan_names_a_changed_setting():
     other = replace(WANTED, persona=replace(WANTED.persona, name="Ursula K."))
     (before,) = (step for step in planned(other, Inventory("somewhere")).job.steps if step.name == "identity")
     made = StepContext(**{**before.config["making"], "inputs": {}})
@@ -438,7 +439,7 @@ def test_a_plan_names_the_setting_that_is_another_one():
         assert line.reason == why.format(WANTED.persona.name)
 
 
-def test_settings_that_are_long_or_nested_are_named_briefly():
+def test_long_or_nested_settings_are_named_briefly():
     before = {"a": {"b": 1, "c": [1, 2]}, "gone": None, "text": "x" * 99}
     assert differences(before, {"a": {"b": 2, "c": [1, 2]}, "new": True, "text": ""}) == [
         "a b 1 -> 2",
@@ -453,7 +454,7 @@ BITS = replace(WANTED, phases=("bits1", "bits1.9", "bits2"), profile="smoke_bits
 
 @pytest.mark.pack("bits")
 @pytest.mark.parametrize("word", ["4", "1.8"])
-def test_a_stage_that_there_is_not_is_refused_with_those_there_are(word):
+def test_unknown_stage_is_refused_with_the_known_ones(word):
     with pytest.raises(UsageError, match=f"unknown phase '{word}'; the stages of 1.58 bits are 1, 1.9, 2 and 3; known"):
         planning.parse_phases(word)
 
@@ -463,12 +464,12 @@ def test_a_stage_that_there_is_not_is_refused_with_those_there_are(word):
     ("words", "chain"),
     [
         ("1+1.9+2", "base bits1 bits1.9 bits2"),
-        ("bits2", "base bits1 bits1.9 bits2"),  # as stages that are launched one after the other
+        ("bits2", "base bits1 bits1.9 bits2"),  # Like stages launched one after the other.
         ("bits1+bits2", "base bits1 bits2"),
         ("bits1+bits2+bits3", "base bits1 bits2 mid sft bits3"),
     ],
 )
-def test_a_sum_of_stages_leaves_out_the_one_between_that_it_does_not_name(words, chain):
+def test_sum_of_stages_skips_an_unnamed_stage_between(words, chain):
     nodes = recipe(replace(BITS, phases=planning.parse_phases(words)))
     plan = planned(replace(BITS, phases=planning.parse_phases(words)), Inventory("somewhere", {}))
     assert sorted(one for one in steps(plan) if one in nodes and one.startswith(("b", "m", "s"))) == sorted(
@@ -477,7 +478,7 @@ def test_a_sum_of_stages_leaves_out_the_one_between_that_it_does_not_name(words,
 
 
 @pytest.mark.pack("bits")
-def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_of_the_stages():
+def test_shape_option_applies_to_all_phases_and_a_ternary_option_to_the_stages():
     wider = {"model.hidden_size": "512", "model.ternary.per_row": "true", "model.sub_norm": "false"}
     nodes = recipe(replace(BITS, options=wider))
     base, stage = (nodes[name].spec.model for name in ("base", "bits2"))
@@ -513,7 +514,7 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
         (True, 768, "the tokenizer of /models/theirs is not a Slipway tokenizer"),
     ],
 )
-def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, width, said):
+def test_plan_reports_before_training_that_no_gguf_file_is_possible(own_chat, width, said):
     model = replace(recipe(BITS)["base"].spec.model, intermediate_size=width)
     init = ImportSpec(source="/models/theirs", model=model, has_tokenizer=True, own_chat=own_chat)
     notes = [one for one in planned(replace(BITS, init=init), Inventory("s", {})).notes if "GGUF" in one]
@@ -524,7 +525,7 @@ def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, wid
 
 
 @pytest.mark.pack("bits")
-def test_a_shape_and_what_a_phase_needs_for_it_are_judged_together():
+def test_shape_and_phase_requirements_are_checked_together():
     odd = {"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"}
     nodes = recipe(replace(BITS, options={**odd, "bits3.bits.relation_heads": "6"}))
     assert nodes["bits3"].spec.bits.relation_heads == 6 and nodes["bits3"].spec.model.head_dim == 30
@@ -532,15 +533,15 @@ def test_a_shape_and_what_a_phase_needs_for_it_are_judged_together():
     assert recipe(replace(BITS, options=short))["sft"].spec.sequence_len == 512
 
 
-def test_fewer_or_more_steps_rescale_the_warm_up_of_the_recipe_and_not_one_that_was_given():
+def test_changed_number_of_steps_rescales_the_warm_up_of_the_recipe_but_not_a_given_one():
     asked = replace(WANTED, phases=("base",), steps=60)
-    assert recipe(asked)["base"].spec.schedule.warmup_steps == 50  # tiny: 10 of 12
+    assert recipe(asked)["base"].spec.schedule.warmup_steps == 50  # tiny: 10 of 12.
     given = recipe(replace(asked, options={"base.schedule.warmup_steps": "5"}))["base"].spec
     assert (given.steps, given.schedule.warmup_steps) == (60, 5)
 
 
 @pytest.mark.pack("blocks")
-def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
+def test_sizes_of_dlm_may_be_variables_and_are_overridden_by_options():
     sizes = {"batch_size": 4, "grad_accum": 16, "tokens": 1_000_000, "block_size": 32}
     asked = replace(WANTED, phases=("dlm",), profile="smoke", sizes=sizes)
     spec = recipe(asked)["dlm"].spec
@@ -553,6 +554,6 @@ def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
         recipe(replace(asked, sizes={**sizes, "block_size": 24}))
 
 
-def test_weights_that_changed_are_told_without_the_digits_of_their_products():
+def test_changed_weights_are_reported_without_floating_point_noise():
     before, now = {"mixture": {"identity": 0.22, "other": 0.88 * 0.4}}, {"mixture": {"identity": 0.25, "other": 0.4}}
     assert differences(before, now) == ["mixture identity 0.22 -> 0.25", "mixture other 0.352 -> 0.4"]

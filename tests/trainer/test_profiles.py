@@ -1,4 +1,4 @@
-"""Recipes: their sizes, files that change them, schedules in fewer steps, and the memory that they take."""
+"""Recipes: their sizes, files that change them, schedules with fewer steps, and their memory."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
 from trainer.records.model_config import ModelConfig
 
-# Published sizes, and those of the arithmetic that the recipes follow; by how much they may differ; tokens a step.
+# Published sizes, and the sizes of the recipes' arithmetic; the allowed difference; tokens a step.
 SIZES = {
     "m3_medium": (22_224_000, 0.0, 32 * 512),
     "runpod_1b": (992_028_672, 0.0, 524_288),
@@ -37,7 +37,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
-def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
+def test_profile_has_the_published_model_and_batch_size(name):
     size, tolerance, tokens = SIZES[name]
     base = PROFILES[name]().phases["base"]
     assert abs(base.model.num_params - size) <= tolerance * size
@@ -46,8 +46,8 @@ def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("phase", ["mid", "sft", "rl", pytest.param("dlm", marks=pytest.mark.pack("blocks"))])
-def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase, threads):
-    """It took 33 CPU seconds where all conversations were counted as sequences, or one thread was set."""
+def test_chat_phase_of_smoke_ends_before_compilation_pays_off(phase, threads):
+    """The phase took 33 CPU seconds when all conversations were counted as sequences, or one thread was set."""
     import torch
 
     from trainer.device import Machine
@@ -58,7 +58,7 @@ def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase, threads
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
-def test_the_decoder_has_the_parameters_that_its_shape_says(name):
+def test_decoder_has_the_parameter_count_of_its_shape(name):
     import torch
 
     from trainer.model.decoder import Decoder
@@ -73,15 +73,15 @@ def test_the_decoder_has_the_parameters_that_its_shape_says(name):
     assert shape.num_matrix_params == matrices * shape.num_hidden_layers + shape.vocab_size * shape.hidden_size
 
 
-def test_a_deeper_dial_trains_longer_at_lower_rates_with_less_decay():
+def test_deeper_dial_trains_longer_at_lower_rates_with_less_decay():
     d12, d20, d32 = (PROFILES[name]().phases["base"] for name in ("d12", "d20", "d32"))
     tokens = [one.steps * one.rows * one.sequence_len / one.model.num_matrix_params for one in (d12, d20, d32)]
     assert tokens == [pytest.approx(12, rel=1e-3)] * 3
-    assert d12.optimizer.muon_lr < d20.optimizer.muon_lr == d32.optimizer.muon_lr  # as the root of the batch
+    assert d12.optimizer.muon_lr < d20.optimizer.muon_lr == d32.optimizer.muon_lr  # Like the root of the batch.
     assert d12.optimizer.muon_decay > d20.optimizer.muon_decay > d32.optimizer.muon_decay > 0
 
 
-def test_fewer_steps_rescale_the_warm_up_and_what_only_rounds_is_in_no_fingerprint():
+def test_fewer_steps_rescale_the_warm_up_and_rounding_options_stay_out_of_fingerprints():
     base = PROFILES["runpod_1b"]().phases["base"]
     short = base.in_steps(base.steps // 100)
     assert (short.steps, short.schedule.warmup_steps) == (378, 5)
@@ -98,7 +98,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_documents_file_of_a_recipe_means_the_recipe_until_there_is_such_a_file(tmp_path, monkeypatch):
+def test_documented_name_of_a_recipe_means_the_recipe_until_such_a_file_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert profile_named("configs/runpod_2b.yaml") == PROFILES["runpod_2b"]()
     with pytest.raises(ConfigError, match=r"configs/runpod_9b\.yaml"):
@@ -108,7 +108,7 @@ def test_the_documents_file_of_a_recipe_means_the_recipe_until_there_is_such_a_f
     assert profile_named("configs/runpod_2b.yaml").vocab_size == 1024
 
 
-def test_a_file_changes_a_profile(tmp_path):
+def test_file_changes_a_profile(tmp_path):
     file = write(
         tmp_path / "wide.yaml",
         """
@@ -172,19 +172,19 @@ machine: {gpu: L40S}
         ("profile: [smoke", "not YAML"),
     ],
 )
-def test_a_wrong_file_is_refused_with_what_is_known(tmp_path, text, said):
+def test_invalid_file_is_refused_with_the_known_fields(tmp_path, text, said):
     with pytest.raises(ConfigError, match=said):
         profile_named(write(tmp_path / "x.yaml", text))
 
 
-def test_a_profile_that_is_not_there_is_refused(tmp_path):
+def test_unknown_profile_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         profile_named(str(tmp_path / "nothing.yaml"))
     with pytest.raises(UsageError, match="did you mean 'runpod_1b'"):
         profile_named("runpod_1")
 
 
-def test_the_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not():
+def test_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not():
     base = PROFILES["runpod_1b"]().phases["base"]
     for gigabytes in (24, 48, 80, 141):
         found = memory.largest(base, gigabytes * 10**9)
@@ -198,14 +198,14 @@ def test_the_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not(
     assert not memory.largest(PROFILES["runpod_4b"]().phases["base"], 48 * 10**9).fits
 
 
-def test_over_several_gpus_a_model_is_cut_where_one_does_not_hold_it():
+def test_model_too_large_for_one_gpu_is_sharded_over_several():
     base = PROFILES["runpod_4b"]().phases["base"]
     assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 40, 80)] == ["fsdp", "fsdp", "ddp"]
     two = memory.largest(base, 40 * 10**9, 8, 2)
     assert (two.parallel, two.gpus, two.memory) == ("hybrid", 16, memory.estimate(two.config, parts=8))
     assert two.accumulation * two.config.micro_rows * two.gpus == base.rows
     assert not memory.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
-    for size in (24, 40, 80):  # a run decides as it was foretold
+    for size in (24, 40, 80):  # A run decides like the forecast.
         found = memory.largest(base, size * 10**9, 8)
         assert memory.parallel(found.config, size * 10**9, 8) == found.parallel
     shared = memory.estimate(base, sharers=8)
@@ -214,14 +214,14 @@ def test_over_several_gpus_a_model_is_cut_where_one_does_not_hold_it():
     assert shared.optimizer == memory.estimate(base).optimizer // 8
 
 
-def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
+def test_profile_for_one_gpu_of_80_gb_fits_unchanged():
     for name in ("runpod_1b", "runpod_2b", "runpod_4b", "smollm2_135m", "qwen3_0_6b", "d12", "d20", "d26", "d32"):
         config = PROFILES[name]().phases["base"]
         assert memory.estimate(config).total < memory.USABLE * 80e9, name
 
 
 MEASURE = source("peak_memory")
-MOST_OVER = 1.25  # of what was taken; under it an estimate never is
+MOST_OVER = 1.25  # Of the measured memory; an estimate never falls below the measurement.
 MEASURED: PhaseConfig = replace(
     BASE,
     model=ModelConfig(
@@ -243,8 +243,8 @@ MEASURED: PhaseConfig = replace(
 
 
 def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
-    """Peak bytes of two steps and a save in a process of their own, of `size` that share the model."""
-    # what is freed goes back at once: the question is what is held, not how an allocator keeps it
+    """Return the peak bytes of two steps and a save in a separate process, of `size` processes that share the model."""
+    # Freed memory returns at once: the test measures held memory, not the allocator's cache.
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -258,8 +258,10 @@ def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
-    """Never under it, and at most a quarter over; the difference, without the framework, within two fifths."""
+def test_estimate_is_close_to_the_memory_of_a_process_and_to_the_savings_of_recomputation():
+    """Never below the measurement, and at most a quarter above; the difference, without the framework, within two
+    fifths.
+    """
     sparing = replace(MEASURED, recompute=True)
     found = [measured(one) for one in (MEASURED, sparing)]
     expected = [memory.estimate(one, "cpu").total for one in (MEASURED, sparing)]
@@ -269,13 +271,14 @@ def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_sp
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_model():
+def test_estimate_is_close_to_the_memory_of_each_process_that_shares_a_model():
     shape = replace(MEASURED.model, hidden_size=512, intermediate_size=1408, num_attention_heads=8)
     config = replace(MEASURED, model=replace(shape, num_key_value_heads=4), rows=2, micro_rows=1)
     spreads = [{"parts": 1}, {"sharers": 2}, {"parts": 2}, {"parts": 4}]
     found = [measured(config, max(one.values()), "ddp" if "sharers" in one else "fsdp") for one in spreads]
     expected = [memory.estimate(config, "cpu", **one).total for one in spreads]
-    whole, sharing, halved, quartered = found  # the code that cuts a model weighs here what a half of it spares
+    # Here the code that shards a model needs as much memory as half of the model saves.
+    whole, sharing, halved, quartered = found
     assert whole > max(sharing, halved) and halved > quartered, found
     assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
     wide = replace(config, rows=8, micro_rows=8)
@@ -292,16 +295,16 @@ def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_
     [{}, {"recompute": True}, {"recompute": True, "keep_products": True}, {"micro_rows": 8}, {"dtype": "float8"}],
     ids=str,
 )
-def test_on_a_gpu_the_estimate_is_near_what_is_taken(change, compile):
+def test_estimate_is_close_to_the_memory_on_a_gpu(change, compile):
     config = PROFILES["runpod_1b"]().phases["base"]
-    fewer = replace(config.model, num_hidden_layers=4)  # each has its checkpoint written, too
+    fewer = replace(config.model, num_hidden_layers=4)  # Each process writes its checkpoint, too.
     config = replace(config, model=fewer, rows=16, micro_rows=4, compile=compile)
     config = replace(config, **change)
     told = memory.estimate(config)
     assert told.in_allocator == pytest.approx(measured(config), rel=0.1)
 
 
-def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):
+def test_error_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("profile: smoke\nname: [\n")
     for read, error in ((recipes.from_file, ConfigError), (load_persona, UsageError)):

@@ -1,4 +1,4 @@
-"""The phase rl as a program: it learns what is paid for, and a killed run ends in the same bits."""
+"""The phase rl as a program: it learns the rewarded behaviour, and a killed run ends with the same bits."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SHORT = "def reward(question, answer, completion):\n    return {'short': 1.0 - l
 
 
 def config_of(phase: str, **rl: Any) -> PhaseConfig:
-    """A tiny phase; where it is rl, shorter answers are worth more."""
+    """Return the configuration of a tiny phase; for rl, shorter answers have a higher reward."""
     if phase != "rl":
         return tiny(phase=phase, steps=8, dtype="float32")
     how = RlConfig(group=4, max_new=10, reward=SHORT, eval_every=4, eval_problems=2, test_problems=2, **rl)
@@ -44,7 +44,7 @@ def config_of(phase: str, **rl: Any) -> PhaseConfig:
 
 @pytest.fixture
 def go(world):
-    """Run a phase as a program of its own: go(config, name) -> its exit code."""
+    """Return a function that runs a phase as a program: go(config, name) -> exit code."""
 
     def go(config: PhaseConfig, name: str, kill_at: int = 0, kill_after_s: float = 0.0) -> int:
         def work(tell: Tell) -> None:
@@ -79,7 +79,7 @@ def made(world, name: str) -> Checkpoint:
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, go):
+def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, go):
     twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)
     assert go(config_of("base"), "tiny") == 0
     assert go(twice, "whole") == 0
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
     assert [one["step"] for one in lines] == list(range(1, STEPS + 1))
     assert lines[0]["mismatch"] < 1e-4 and lines[0]["kl"] < 1e-6 < lines[-1]["kl"] and lines[0]["entropy"] > 1
     assert {"greedy", "pass_at_1", "pass_at_8"} <= lines[4].keys() and "greedy" not in lines[5]
-    for one, again in zip(lines[::2], lines[1::2], strict=False):  # also where the run was killed, in between
+    for one, again in zip(lines[::2], lines[1::2], strict=False):  # Also at the point of a kill, in between.
         assert again["reward"] == one["reward"] and again["length"] == one["length"] and "rollout_s" not in again
     said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {one["prompt"] for one in said} == {"Hello!", "What does join do?"} and "(reward " in said[0]["text"]
@@ -116,7 +116,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_two_hundred_kills_at_any_moment_change_no_bit(world, go):
+def test_two_hundred_kills_change_no_bit(world, go):
     config, chance = config_of("rl", num_iterations=2, lag=1), random.Random(20)
     assert go(config_of("base"), "tiny") == 0
     began = time.monotonic()

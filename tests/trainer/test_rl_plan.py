@@ -1,4 +1,4 @@
-"""The plan made of flags about reinforcement learning."""
+"""Plans made from flags about reinforcement learning."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def recipe(phases, **more):
     return planning.recipe(planning.TrainingRequest(phases=phases, profile="tiny", persona=who, **more))
 
 
-def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
+def test_gpus_of_a_partial_machine_are_counted_within_the_run():
     request = Request(run="a", num_gpus=2, devices="5,6")
     rollout_engine.check(RlConfig(engine="vllm", engine_devices=(1,)), request)
     said = r"GPU 5 does not exist; --devices 5,6 means GPUs 0 to 1. Name other GPUs, or name 6 GPUs in --devices"
@@ -42,7 +42,7 @@ def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
         rollout_engine.check(RlConfig(engine="vllm", engine_devices=(5,)), request)
 
 
-def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
+def test_rl_shows_its_task_to_sft_and_changes_sft_no_further():
     alone, both = (recipe(("sft",)), recipe(("sft", "rl")))
     assert alone["sft"].spec.mixture == recipes.tiny().phases["sft"].mixture and "sort" not in alone["sft"].inputs
     assert sum(both["sft"].spec.mixture.values()) == pytest.approx(1)
@@ -51,7 +51,7 @@ def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
     assert both["mid"].spec == alone["mid"].spec and both["rl"].artifact == "chatrl_checkpoints/tiny"
 
 
-def test_a_task_of_rl_is_a_name_a_file_or_several_and_its_settings_are_checked(tmp_path):
+def test_rl_task_is_a_name_a_file_or_several_with_checked_settings(tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"question": "1 + 1", "answer": "2"}\n')
     nodes = recipe(("rl",), tasks={"gsm8k": 3.0, str(mine): 1.0}, problems=str(tmp_path), rl={"beta": 0.1})
@@ -59,12 +59,12 @@ def test_a_task_of_rl_is_a_name_a_file_or_several_and_its_settings_are_checked(t
     assert nodes["mine"].spec.task == "file" and nodes["gsm8k"].spec.source == str(tmp_path)
     config = nodes["rl"].spec
     assert (config.rl.beta, config.num_frozen) == (0.1, 1)
-    assert nodes["sft"].spec.mixture["gsm8k"] == config.rl.shown  # of a file there are no demonstrations
+    assert nodes["sft"].spec.mixture["gsm8k"] == config.rl.shown  # A file has no demonstrations.
     with pytest.raises(UsageError, match="did you mean 'sort'"):
         recipe(("rl",), tasks={"sorts": 1.0})
 
 
-def test_words_about_rl_are_read_and_a_reward_travels_as_text():
+def test_rl_flags_are_parsed_and_a_reward_file_is_sent_as_text():
     found = rl_config.parse_reward("def reward(question, answer, completion): ...", True)
     assert found == {"unsafe_rewards": True, "reward": "def reward(question, answer, completion): ..."}
     assert rl_config.parse_reward("", False) == {}
@@ -120,7 +120,7 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
         ),
     ],
 )
-def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, problem):
+def test_vllm_uses_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, problem):
     request = Request(run="a", num_gpus=gpus, nodes=nodes)
     rl = RlConfig(engine="vllm", **devices)
     if problem:
@@ -156,12 +156,12 @@ def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devi
         ({"lag": 1, "loss": "plain"}, "plain has no ratio"),
     ],
 )
-def test_what_cannot_go_together_is_refused(words, problem):
+def test_conflicting_flags_are_refused(words, problem):
     with pytest.raises(ConfigError, match=problem):
         RlConfig(**words)
 
 
-def test_a_rate_that_somebody_elses_model_brings_is_told():
+def test_learning_rate_of_a_foreign_model_is_reported():
     profile = recipes.smoke()
     own, usual = profile.phases["rl"], learning_on_policy(profile.phases["rl"], profile.phases["rl"].model)
     (said,) = compare.about_rates(profile, [usual])
@@ -169,7 +169,7 @@ def test_a_rate_that_somebody_elses_model_brings_is_told():
     assert said.endswith("--set rl.optimizer.lr=RATE") and compare.about_rates(profile, [own]) == ()
 
 
-def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
+def test_engine_with_full_memory_names_the_command_to_use(tmp_path):
     opening = EngineSettings(tmp_path, tmp_path, room=512, side_by_side=128, temperature=1.0, memory_share=0.9)
     log = tmp_path / "vllm.log"
     one = EngineProcess(opening, "0", log, 1.0)
@@ -181,7 +181,7 @@ def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
 
 
 def resolved(num_gpus, **rl):
-    """The plan of the phase rl, and its step."""
+    """Return the plan of the phase rl, and its step."""
     who = Persona(name="Ada", maker="us", purpose="to help")
     wanted = planning.TrainingRequest(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
     request = Request(run="r", num_gpus=num_gpus)
@@ -212,7 +212,7 @@ def resolved(num_gpus, **rl):
         ),
     ],
 )
-def test_a_plan_says_which_gpus_train_and_which_answer_and_the_step_does_so(devices, words, told):
+def test_plan_assigns_gpus_to_training_and_answers_and_the_step_follows(devices, words, told):
     plan, step = resolved(4, **devices)
     training, answering = words
     assert step.together == ("-m", "trainer.spread", "--train", training, "--answer", answering)
@@ -230,14 +230,14 @@ def test_a_plan_says_which_gpus_train_and_which_answer_and_the_step_does_so(devi
         resolved(5, engine_devices=(1, 2, 3, 4), engine_tensor_parallel=4)
 
 
-def test_the_estimate_is_of_the_gpus_that_train():
+def test_estimate_covers_the_training_gpus():
     nodes = recipe(("rl",), rl={"engine": "vllm", "train_devices": (2,)})
     request = Request(run="r", num_gpus=4)
     assert list(estimates.ways_of(nodes["rl"].spec, request)) == ["ddp"]
     assert list(estimates.ways_of(recipe(("rl",))["rl"].spec, request)) == ["ddp", "fsdp"]
 
 
-def test_a_job_of_earlier_versions_which_says_a_number_of_gpus_goes_on():
+def test_job_of_an_earlier_version_with_a_number_of_gpus_resumes():
     nodes = recipe(("rl",), rl={"engine": "vllm"})
     said = json.loads(json.dumps(asdict(nodes["rl"].spec)))
     del said["rl"]["train_devices"]
@@ -253,7 +253,7 @@ def test_a_job_of_earlier_versions_which_says_a_number_of_gpus_goes_on():
         spread.divided(["--spare", "4", "-m", "trainer"], 4)
 
 
-def test_a_machine_with_fewer_gpus_than_were_planned_is_refused_and_one_without_trains_on_its_processor(capfd):
+def test_machine_with_fewer_gpus_than_planned_is_refused_and_a_cpu_machine_trains_on_its_cpu(capfd):
     assert spread.divided(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
     with pytest.raises(ValueError, match="GPU 5 does not exist: this machine has 2"):
         spread.divided(["--train", "0", "--answer", "1,5", "-m", "trainer"], 2)
@@ -287,10 +287,10 @@ pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
         ("4,5,6,7", ["--spare", "1"], "4,5,6", "7", 1, ["7"]),
     ],
 )
-def test_processes_that_train_see_their_gpus_alone_and_each_engine_its_part_of_the_others(
+def test_training_processes_see_only_their_gpus_and_each_engine_its_share_of_the_others(
     tmp_path, monkeypatch, seen, words, training, answering, over, each
 ):
-    """Torchrun starts them for real; only the number of GPUs is made up."""
+    """Torchrun starts the processes for real; only the number of GPUs is simulated."""
     (tmp_path / "member.py").write_text(MEMBER)
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", SPREAD, *words, str(tmp_path / "member.py"), str(tmp_path)]
@@ -331,7 +331,7 @@ def engine_on(folder, device, **rl) -> Vllm:
         return phase_rl.engine_of(phase, RlConfig(engine="vllm", **rl))
 
 
-def test_an_engine_without_a_gpu_of_its_own_is_refused_and_one_on_a_processor_names_none(tmp_path, monkeypatch):
+def test_engine_without_a_gpu_is_refused_and_a_cpu_engine_names_none(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPWAY_ANSWERING_DEVICES", raising=False)
     with pytest.raises(Refused, match="needs separate GPUs, .* Start the run with --engine-devices 1"):
         engine_on(tmp_path, "cuda")

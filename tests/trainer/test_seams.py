@@ -1,6 +1,6 @@
-"""A phase that nobody has planned for: its own objective, a source that sees the model, a frozen second model.
+"""A user-defined phase: a custom objective, a source that sees the model, a frozen second model.
 
-It is registered here alone, and trains by the same program as any other.
+The phase is registered only here, and trains with the same program as any other.
 """
 
 import json
@@ -44,7 +44,7 @@ ECHO = Phase(
 
 
 class NearTeacher:
-    """Half of the squared distance to the teacher's hidden states, weighed per token, less and less of it."""
+    """Half of the squared distance to the teacher's hidden states, weighted per token, with a decreasing factor."""
 
     def __init__(self, teacher: Decoder) -> None:
         self.teacher, self.strength = teacher, torch.zeros(())
@@ -65,8 +65,8 @@ class NearTeacher:
         self.strength.fill_(1 / (1 + step))
 
 
-class Said(Source):
-    """A source of the model's likeliest tokens after its earlier ones, which only a checkpoint knows."""
+class LikeliestTokens(Source):
+    """A source of the model's likeliest tokens after its earlier tokens, which only a checkpoint stores."""
 
     sees_model = True
 
@@ -87,11 +87,11 @@ class Said(Source):
 
 
 def run(config, making, keeping, ranks):
-    """The phase: what a file in trainer/phases/ holds."""
+    """The phase, as in a file of trainer/phases/."""
     with phase_run(config, making, keeping, ranks) as phase:
         teacher = phase.frozen(TEACHER)
         assert not any(one.requires_grad for one in teacher.parameters()) and not teacher.training
-        trained = phase.train(phase.first_model(), Said(config.rows), NearTeacher(teacher))
+        trained = phase.train(phase.first_model(), LikeliestTokens(config.rows), NearTeacher(teacher))
         return phase.publish(*trained, {}) if trained else {}
 
 
@@ -103,9 +103,9 @@ def registered(monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_a_phase_with_an_objective_of_its_own_is_killed_and_goes_on_with_the_same_bits(world, registered):
+def test_phase_with_a_custom_objective_is_killed_and_resumes_with_the_same_bits(world, registered):
     def go(phase: str, name: str, kill_at: int = 0) -> int:
-        """The exit code of the program."""
+        """Return the exit code of the program."""
 
         def work(tell: Tell) -> None:
             advance = loop.Training._advance
@@ -144,7 +144,7 @@ def test_a_phase_with_an_objective_of_its_own_is_killed_and_goes_on_with_the_sam
     assert curves["far"].title == "echo: Far" and "data-wait-s" not in curves
 
 
-def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, monkeypatch):
+def test_registered_phase_is_planned_with_its_inputs_and_costs(registered, monkeypatch):
     plain = PROFILES["tiny"]()
     echo = replace(plain.phases["sft"], phase="echo", mixture={"identity": 1.0})
     whole = replace(plain, phases={**plain.phases, "echo": echo})
@@ -164,8 +164,10 @@ def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, 
 
 
 @pytest.mark.pack("bits")
-def test_no_random_numbers_are_drawn_for_parameters_that_are_filled_anyway(inputs, tmp_path):
-    """They would take a minute for some billions: in the first process too, and in each that answers."""
+def test_no_random_numbers_are_drawn_for_loaded_parameters(inputs, tmp_path):
+    """Random numbers for billions of parameters would take a minute: in the first process, and in each answering
+    process.
+    """
     from packs.bits.trainer.conversion import converted
 
     config = tiny(dtype="float32")

@@ -1,4 +1,4 @@
-"""Our own engine: what it answers is what decoding says; whole, in pieces, to several at once, and refused in shape."""
+"""The built-in engine: answers equal decoding; whole, streamed, concurrent, and refused in OpenAI's format."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def model(request, inputs, tmp_path) -> TorchEngine:
 
 
 def ask(model: TorchEngine, body: dict[str, Any], limits: EngineLimits, *others: Any) -> list[httpx.Response]:
-    """The answers to requests that are sent at once: (path, body, headers)."""
+    """Return the answers to simultaneous requests: (path, body, headers)."""
 
     async def run() -> list[httpx.Response]:
         wanted = [(CHAT, body, {"Authorization": "Bearer secret"}), *others]
@@ -58,8 +58,8 @@ def ask(model: TorchEngine, body: dict[str, Any], limits: EngineLimits, *others:
     return asyncio.run(run())
 
 
-def told(response: httpx.Response) -> tuple[str, str, dict[str, Any]]:
-    """Text, why it ended, and usage of a stream."""
+def parse_stream(response: httpx.Response) -> tuple[str, str, dict[str, Any]]:
+    """Return text, finish reason, and usage of a stream."""
     assert response.text.endswith("data: [DONE]\n\n")
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     choices = [choice for one in events for choice in one["choices"]]
@@ -67,7 +67,7 @@ def told(response: httpx.Response) -> tuple[str, str, dict[str, Any]]:
     return text, choices[-1]["finish_reason"], events[-1]["usage"]
 
 
-def test_answers_are_what_decoding_says_whole_in_pieces_and_side_by_side(model):
+def test_answers_equal_decoding_whole_streamed_and_concurrent(model):
     words, question = model.tokenizer, "What does join do?"
     messages = [{"role": "user", "content": question}]
     ids = prompt(messages, words, model.align)
@@ -96,14 +96,14 @@ def test_answers_are_what_decoding_says_whole_in_pieces_and_side_by_side(model):
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(said), "total_tokens": len(ids) + len(said)}
     assert found["choices"][0]["message"] == {"role": "assistant", "content": text}
     assert found["usage"] == usage and found["model"] == "demo"
-    assert told(pieces) == (text, found["choices"][0]["finish_reason"], usage)
+    assert parse_stream(pieces) == (text, found["choices"][0]["finish_reason"], usage)
     assert short.json()["choices"][0]["message"]["content"] == text[: text.find(middle)]
     assert short.json()["choices"][0]["finish_reason"] == "stop"
     assert [one.status_code for one in wrong] == [401, 404, 400, 400, 400, 404]
     assert wrong[1].json()["error"]["type"] == "NotFoundError"
 
 
-def test_what_there_is_no_room_for_is_told_that_the_engine_is_busy(model):
+def test_request_beyond_the_capacity_is_refused_as_busy(model):
     body = {"model": "demo", "prompt": "a", "max_tokens": 30, "temperature": 0}
     head = {"Authorization": "Bearer secret"}
     _, *others = ask(
@@ -115,7 +115,7 @@ def test_what_there_is_no_room_for_is_told_that_the_engine_is_busy(model):
     assert all("busy" in one.text for one in others if one.status_code == 503)
 
 
-def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refused(model):
+def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
     question, head = "What does join do?", {"Authorization": "Bearer secret"}
     parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "join do?"}]
     body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 8, "temperature": 0}
@@ -151,12 +151,15 @@ def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refus
     said = whole.json()["choices"][0]["message"]
     assert same.json()["choices"][0]["message"] == said == plain.json()["choices"][0]["message"]
     assert [one.status_code for one in wrong] == [400] * len(odd)
-    told = [one.json()["error"]["message"] for one in wrong]
-    assert told[0] == "frequency_penalty: this engine does not support these options" and "at most 1" in told[7]
+    parse_stream = [one.json()["error"]["message"] for one in wrong]
+    assert (
+        parse_stream[0] == "frequency_penalty: this engine does not support these options"
+        and "at most 1" in parse_stream[7]
+    )
 
 
 class Counting(TextEngine):
-    """An engine that says one word, and counts its passes."""
+    """An engine that answers one word, and counts its passes."""
 
     room = 1 << 20
 
@@ -167,12 +170,12 @@ class Counting(TextEngine):
     def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         for _ in range(ask.max_tokens):
             self.count += 1
-            time.sleep(0.002)  # for which another engine would compute
+            time.sleep(0.002)  # A different engine would compute for it.
             yield self.tokenizer.encode("a")
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_nothing_more_is_computed_for_a_client_that_has_left(inputs, streams):
+def test_no_pass_is_computed_for_a_disconnected_client(inputs, streams):
     engine = Counting(tokenizers.load(inputs[0] / "tokenizer"))
     served = EngineServer(engine, "demo", EngineLimits(), "")
     body = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 1 << 19, "stream": streams}).encode()
@@ -194,7 +197,7 @@ def test_nothing_more_is_computed_for_a_client_that_has_left(inputs, streams):
     asyncio.run(run())
 
 
-def test_a_body_is_bounded(inputs, monkeypatch):
+def test_body_size_is_bounded(inputs, monkeypatch):
     monkeypatch.setattr(server, "MOST_BODY", 1000)
     served = EngineServer(Counting(tokenizers.load(inputs[0] / "tokenizer")), "demo", EngineLimits(), "")
 
@@ -220,7 +223,7 @@ asyncio.run(server.serve(engine, "demo", 0, server.EngineLimits()))
 """
 
 
-def test_an_answer_that_has_begun_is_finished_after_sigterm(inputs):
+def test_started_answer_is_finished_after_sigterm(inputs):
     words = [sys.executable, "-c", SERVE, str(inputs[0] / "tokenizer")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:

@@ -1,4 +1,4 @@
-"""A conversation at the terminal: its commands, its history, and what is told of an answer."""
+"""A conversation at the terminal: its commands, its history, and the report about an answer."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from trainer.talk import ConversationFiles
 
 
 class Echo:
-    """A partner that says what it was told, word by word; `no` is a question that it does not answer."""
+    """A chat partner that repeats its input, word by word; it does not answer the question `no`."""
 
     name, goes_on = "echo", (ValueError,)
 
@@ -48,7 +48,7 @@ class Typed(io.StringIO):
 
 @pytest.fixture
 def hold(tmp_path, monkeypatch, capsys):
-    """Type lines into a conversation: (stdout, stderr)."""
+    """Type lines into a conversation; return (stdout, stderr)."""
 
     def hold(*lines, partner=None, typed=True):
         text = "".join(f"{line}\n" for line in lines)
@@ -59,21 +59,21 @@ def hold(tmp_path, monkeypatch, capsys):
     return hold
 
 
-def test_who_types_is_told_who_answers_and_how_fast_and_a_pipe_gets_the_answers_alone(hold):
+def test_terminal_shows_model_and_speed_and_a_pipe_gets_only_the_answers(hold):
     out, err = hold("hello there")
     assert out == "hello there \n"
     assert "echo of nobody; /help" in err and "[echo: 2 tokens in " in err and " tok/s, the first after " in err
     assert hold("hello there", typed=False) == ("hello there \n", "")
 
 
-def test_what_it_is_told_beforehand_and_who_answers_can_be_changed(hold):
+def test_system_prompt_and_model_can_be_changed(hold):
     out, err = hold("/system be brief", "hi", "/system", "/system -", "hi", "/model", "/model other", "no", "/nonsense")
     assert out == "be brief|hi \nhi \n"
     assert err.count("system prompt: be brief") == 2 and "system prompt: none" in err
     assert "other from here on" in err and "that is too long" in err and "/nonsense is not a command" in err
 
 
-def test_a_conversation_is_saved_as_training_reads_it_and_nothing_is_overwritten(hold, tmp_path):
+def test_conversation_is_saved_in_the_training_format_and_no_file_is_overwritten(hold, tmp_path):
     out, err = hold(
         "/save early.jsonl", "/system be brief", "größer 😀", "/save talk.jsonl", "/save talk.jsonl", "/save /proc/x/y"
     )
@@ -84,7 +84,7 @@ def test_a_conversation_is_saved_as_training_reads_it_and_nothing_is_overwritten
     assert "the conversation is empty" in err and "already exists" in err and "/proc/x/y was not written" in err
 
 
-def test_what_is_typed_is_kept_for_its_owner_only_and_cut_when_it_is_long(hold, tmp_path):
+def test_history_is_private_and_long_entries_are_cut(hold, tmp_path):
     history = tmp_path / "state" / "history"
     hold("one", "one", "/model", "two")
     assert history.read_text() == "one\n/model\ntwo\n"
@@ -97,7 +97,7 @@ def test_what_is_typed_is_kept_for_its_owner_only_and_cut_when_it_is_long(hold, 
     assert len(kept) == talk.MOST_LINES + 1 and kept[-2:] == [str(2 * talk.MOST_LINES), "last"]
 
 
-def test_a_history_that_cannot_be_kept_ends_no_conversation(hold, tmp_path):
+def test_unwritable_history_does_not_end_a_conversation(hold, tmp_path):
     (tmp_path / "state").write_text("a file")
     out, err = hold("one", "two")
     assert out == "one \ntwo \n" and err.count("the history of typed lines is not saved") == 1
@@ -108,5 +108,5 @@ def test_a_history_that_cannot_be_kept_ends_no_conversation(hold, tmp_path):
     [(10, 2.0, 0.5, "10 tokens in 2.00 s, 5.0 tok/s, the first after 0.50 s"), (1, 0.0, None, "1 token in 0.00 s"),
      (None, 1.25, 0.25, "1.25 s, the first after 0.25 s"), (0, 1.0, None, "0 tokens in 1.00 s")],
 )  # fmt: skip
-def test_a_pace_is_all_tokens_over_all_of_the_time(tokens, took, first, said):
+def test_speed_is_all_tokens_over_the_whole_time(tokens, took, first, said):
     assert talk.pace(tokens, took, first) == said

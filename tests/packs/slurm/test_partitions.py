@@ -202,7 +202,7 @@ def test_login_node_that_refuses_the_connection_is_named():
     assert SlurmClusters.recovers
 
 
-def test_reported_end_without_a_verdict_counts_only_for_an_engine(monkeypatch):
+def test_end_of_a_machine_is_a_stop_unless_an_engine_restarts_the_job(monkeypatch):
     monkeypatch.delenv(state.ENGINE, raising=False)
     assert state.end_of_machine() == "stopped"
     monkeypatch.setenv(state.ENGINE, "slurm")

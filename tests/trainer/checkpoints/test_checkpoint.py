@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there; the newest that verifies; never a silent fresh start; never a full disk's victim."""
+"""Checkpoints: atomic saves; loads of the newest valid checkpoint; no silent fresh start; no damage by a full disk."""
 
 import errno
 import json
@@ -48,7 +48,7 @@ def training(folder: Path, keeping: CheckpointOptions = EASY, model: Decoder | N
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Checkpoint]:
-    """The end of a training of so many steps that nothing befell; trained by the first test that asks."""
+    """Return the end of an undisturbed training of so many steps; the first test that asks trains it."""
     made: dict[int, Checkpoint] = {}
 
     def of(steps: int) -> Checkpoint:
@@ -66,7 +66,7 @@ class Stopped(Exception):
 
 
 def stop_at(one: Training, step: int) -> None:
-    """Run until the batch of `step` is asked for, then fail."""
+    """Run until the batch of `step` is requested, then fail."""
 
     def batch(number: int) -> Batch:
         if number == step:
@@ -80,7 +80,7 @@ def stop_at(one: Training, step: int) -> None:
 
 @pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("muon_lr", [0.0, 0.02])
-def test_a_resumed_run_has_every_bit_of_one_that_never_stopped(tmp_path, changes, muon_lr):
+def test_resumed_run_equals_an_undisturbed_run_in_every_bit(tmp_path, changes, muon_lr):
     changes = {**changes, "steps": 24, "optimizer": replace(tiny().optimizer, muon_lr=muon_lr)}
     whole = training(tmp_path / "a", **changes).run()
     for step in (3, 12, 13):
@@ -96,7 +96,7 @@ def test_a_resumed_run_has_every_bit_of_one_that_never_stopped(tmp_path, changes
     assert [step for step, _ in figures[0]] == list(range(1, 25))
 
 
-def test_the_manifest_tells_all_and_only_the_newest_are_kept(tmp_path):
+def test_manifest_has_every_field_and_only_the_newest_checkpoints_are_kept(tmp_path):
     final = training(tmp_path, steps=33).run()
     saved = tmp_path / "saved"
     assert [path.name for path in Checkpoints(saved, EASY).steps()] == [f"step-{n:09d}" for n in (25, 30, 33)]
@@ -129,22 +129,22 @@ def damage(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "unmanifested", "renamed", "garbled"])
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path, undisturbed, how):
+def test_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_used(tmp_path, undisturbed, how):
     stop_at(training(tmp_path, steps=30), 19)
     damage(tmp_path / "saved" / "step-000000015", how)
     one = training(tmp_path, steps=30)
-    stop_at(one, 10)  # which is where it goes on
+    stop_at(one, 10)  # The training continues there.
     assert [path.name[:9] for path in (tmp_path / "saved").glob(".bad-*")] == [".bad-step"]
     final = training(tmp_path, steps=30).run()
     ours, theirs = final.tensors("model"), undisturbed(30).tensors("model")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_when_none_is_whole_they_are_named_and_nothing_starts_afresh(tmp_path):
+def test_checkpoints_without_a_valid_one_are_named_and_no_fresh_start_happens(tmp_path):
     stop_at(training(tmp_path, steps=30), 14)
     for folder in Checkpoints(tmp_path / "saved", EASY).steps():
         damage(folder, "flipped")
-    for _ in range(2):  # the second time they are set aside already
+    for _ in range(2):  # The second time the damaged checkpoints are set aside already.
         with pytest.raises(
             CheckpointError, match=r"(?s)all checkpoints.*damaged.*step-000000010.*step-000000005"
         ) as seen:
@@ -152,13 +152,13 @@ def test_when_none_is_whole_they_are_named_and_nothing_starts_afresh(tmp_path):
         assert seen.value.exit_code == 1
 
 
-def test_another_configuration_does_not_go_on_from_these_checkpoints(tmp_path):
+def test_different_configuration_does_not_continue_from_these_checkpoints(tmp_path):
     stop_at(training(tmp_path, steps=30), 14)
     with pytest.raises(CheckpointError, match="config_hash"):
         training(tmp_path, steps=31).run()
 
 
-def test_a_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_never_overwritten(tmp_path):
+def test_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_is_never_overwritten(tmp_path):
     some, good = Checkpoints(tmp_path, EASY), {"model": {"w": torch.ones(3)}}
     with pytest.raises(NonFinite, match="w is not finite"):
         some.save(1, {"model": {"w": torch.tensor([1.0, float("nan")])}}, {})
@@ -174,7 +174,7 @@ def test_a_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_never_
         Checkpoints(tmp_path, CheckpointOptions(reserve_bytes=1 << 60)).save(3, good, {})
 
 
-def test_leftovers_of_a_killed_writer_are_swept_and_a_second_writer_is_refused(tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed_and_a_second_writer_is_refused(tmp_path):
     some = Checkpoints(tmp_path, EASY)
     for name in (".tmp-000000005-abcd", ".trash-abcd"):
         (tmp_path / name).mkdir()
@@ -186,11 +186,11 @@ def test_leftovers_of_a_killed_writer_are_swept_and_a_second_writer_is_refused(t
 
 
 class Spoilt:
-    """An operation of the disk that fails with EIO at some calls of this thread and of those that it starts."""
+    """A disk operation that fails with EIO at some calls of this thread and of its child threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bad: range) -> None:
         self.inner, self.bad, self.calls = getattr(owner, name), bad, 0
-        # A thread that another test of this process has left behind writes to the disk as well.
+        # A thread left by an earlier test of this process writes to the disk as well.
         self.others = set(threading.enumerate()) - {threading.current_thread()}
         monkeypatch.setattr(owner, name, lambda *words, **more: self(*words, **more))
 
@@ -207,7 +207,7 @@ class Spoilt:
     ("owner", "name", "at"),
     [(os, "fsync", 1), (os, "fsync", 4), (os, "fsync", 5), (os, "write", 2), (Path, "rename", 1), (Path, "mkdir", 3)],
 )
-def test_what_fails_once_is_written_afresh_and_costs_nothing(
+def test_save_that_fails_once_is_written_again_without_loss(
     tmp_path, undisturbed, monkeypatch, caplog, owner, name, at
 ):
     whole = undisturbed(40)
@@ -220,9 +220,9 @@ def test_what_fails_once_is_written_afresh_and_costs_nothing(
     assert hashes(final) == hashes(whole)
 
 
-def test_a_disk_that_goes_on_failing_costs_saves_and_the_training_goes_on(tmp_path, monkeypatch, caplog):
+def test_persistently_failing_disk_costs_saves_and_the_training_continues(tmp_path, monkeypatch, caplog):
     one = training(tmp_path)
-    Spoilt(monkeypatch, os, "fsync", range(1, 5))  # both tries of the first two saves
+    Spoilt(monkeypatch, os, "fsync", range(1, 5))  # Both tries of the first two saves.
     assert one.run().step == 40
     assert sum("saving a checkpoint failed" in record.message for record in caplog.records) == 2
     assert not list((tmp_path / "saved").glob(".tmp-*"))
@@ -232,10 +232,10 @@ def hashes(one: Checkpoint) -> list[str]:
     return [file["sha256"] for file in one.manifest["files"]]
 
 
-def test_a_save_holds_what_was_when_it_began_whatever_training_does_meanwhile(tmp_path):
+def test_save_keeps_the_values_of_its_start_while_training_continues(tmp_path):
     some, weight = Checkpoints(tmp_path, EASY), torch.ones(1_000_000)
     saver = Saver(some)
-    for step in (1, 2):  # the second time into the copies of the first
+    for step in (1, 2):  # The second save reuses the copies of the first.
         saver.begin(step, {"model": {"w": weight}}, {})
         weight += 1
         saver.wait()
@@ -243,7 +243,7 @@ def test_a_save_holds_what_was_when_it_began_whatever_training_does_meanwhile(tm
         assert torch.equal(some.newest().tensors("model")["w"], torch.full((1_000_000,), float(step)))
 
 
-def test_the_manifest_says_when_what_and_how_well(tmp_path):
+def test_manifest_records_time_content_and_quality(tmp_path):
     began = datetime.now(timezone.utc).replace(microsecond=0)
     said = training(tmp_path, steps=10).run().manifest
     assert began <= datetime.fromisoformat(said["timestamp"]) <= datetime.now(timezone.utc)
@@ -252,7 +252,7 @@ def test_the_manifest_says_when_what_and_how_well(tmp_path):
     assert said["metrics"] == {name: lines[-1][name] for name in ("loss", "grad_norm", "lr")}
 
 
-def test_the_newest_two_that_are_in_the_store_are_kept_however_far_the_run_has_come(tmp_path):
+def test_newest_two_uploaded_checkpoints_are_kept_at_any_step(tmp_path):
     elsewhere, good = tmp_path / "acknowledged.json", {"model": {"w": torch.ones(3)}}
     some = Checkpoints(tmp_path / "base-f00d", EASY, elsewhere)
     for step in range(1, 10):
@@ -264,7 +264,7 @@ def test_the_newest_two_that_are_in_the_store_are_kept_however_far_the_run_has_c
 
 
 class Poisoned(Decoder):
-    """A decoder whose loss is NaN at some calls."""
+    """A decoder with a NaN loss at some calls."""
 
     calls = 0
     bad: range = range(0)
@@ -280,14 +280,14 @@ def poisoned(bad: range) -> Poisoned:
     return model
 
 
-def test_a_few_non_finite_steps_are_skipped_and_change_nothing(tmp_path):
+def test_few_non_finite_steps_are_skipped_without_effect(tmp_path):
     final = training(tmp_path, model=poisoned(range(7, 7 + MAX_SKIPPED)), micro_rows=4).run()
     lines = (tmp_path / "metrics" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 40 - MAX_SKIPPED
     assert all(bool(torch.isfinite(one).all()) for one in final.tensors("model").values())
 
 
-def test_many_non_finite_steps_roll_back_once_and_go_on(tmp_path):
+def test_many_non_finite_steps_roll_back_once_and_continue(tmp_path):
     healthy = training(tmp_path / "a", micro_rows=4).run()
     cured = training(tmp_path / "b", model=poisoned(range(12, 13 + MAX_SKIPPED)), micro_rows=4).run()
     ours, theirs = healthy.tensors("model"), cured.tensors("model")
@@ -295,14 +295,14 @@ def test_many_non_finite_steps_roll_back_once_and_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("start", [2, 12], ids=["before the first save", "after it"])
-def test_a_loss_that_stays_non_finite_stops_the_run(tmp_path, start):
+def test_persistently_non_finite_loss_stops_the_run(tmp_path, start):
     with pytest.raises(Diverged, match="Lower the learning rate"):
         training(tmp_path, model=poisoned(range(start, 1000)), micro_rows=4).run()
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A tmpfs with room for two checkpoints of the tiny model and half of a third."""
+    """Yield a tmpfs with room for two checkpoints of the tiny model and half of a third."""
     needs(PRIVILEGE)
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -312,15 +312,15 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.process
-def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_path, small_disk, caplog):
+def test_full_disk_costs_saves_but_no_checkpoint_and_ends_cleanly(tmp_path, small_disk, caplog):
     keeping = replace(EASY, keep=4)
     one = training(tmp_path, keeping)
     one.checkpoints = Checkpoints(small_disk / "saved", keeping)
     with pytest.raises(TrainerError, match=r"3 saves in a row failed.*No space left"):
         one.run()
     saved = sorted(path.name for path in (small_disk / "saved").iterdir() if path.is_dir())
-    assert saved == ["step-000000005", "step-000000010"]  # whole, and no draft beside them
-    assert 25 <= one.step <= 30  # training went on over two failed saves, and while the third was failing
+    assert saved == ["step-000000005", "step-000000010"]  # Whole, without a draft beside them.
+    assert 25 <= one.step <= 30  # Training continued over two failed saves, and during the third failing save.
     assert sum("saving a checkpoint failed" in record.message for record in caplog.records) == 3
     assert one.checkpoints.newest().step == 10
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
@@ -330,8 +330,8 @@ def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_pa
     shutil.rmtree(small_disk / "saved")
 
 
-def test_what_a_large_tensor_leaves_of_its_power_of_two_goes_to_the_next_ones():
-    """PyTorch takes that much for pinned memory, whatever is asked: an embedding of 2.5 GB would cost 4."""
+def test_rest_of_a_power_of_two_allocation_holds_the_next_tensors():
+    """PyTorch takes that much for pinned memory, regardless of the request: an embedding of 2.5 GB would cost 4."""
     arena = Arena(1 << 10, is_pinned=False)
     large, small = arena.take(2500), arena.take(1000)
     assert small.untyped_storage().data_ptr() == large.untyped_storage().data_ptr()
@@ -340,7 +340,7 @@ def test_what_a_large_tensor_leaves_of_its_power_of_two_goes_to_the_next_ones():
     assert arena.take(1000).untyped_storage().nbytes() == 1 << 10
 
 
-def test_a_start_says_from_which_checkpoint_it_goes_on_or_that_there_is_none(tmp_path, caplog):
+def test_start_names_its_checkpoint_or_reports_none(tmp_path, caplog):
     caplog.set_level("INFO")
     stop_at(training(tmp_path, steps=30), 14)
     assert f"No checkpoints found in {tmp_path / 'saved'}: starting at step 0" in caplog.text

@@ -1,7 +1,8 @@
-"""SIGKILL and power cuts, at every point of a save and anywhere else: the run goes on and ends with the same bits.
+"""SIGKILL and power cuts at every point of a save and elsewhere: the run resumes and ends with the same bits.
 
-A trial forks a process that trains and saves, and kills it where the trial says. What it has told as saved must be
-there and whole; nothing may be set aside as damaged; whoever goes on comes to the hashes of a run left alone.
+A trial forks a process that trains and saves, and kills the process at a point of the trial. Each checkpoint reported
+as saved must be present and whole; no checkpoint may be set aside as damaged; the resumed run must reach the hashes of
+an undisturbed run.
 """
 
 import os
@@ -88,7 +89,7 @@ def instrument(points: Points) -> None:
 
 
 def train(folder: Path, points: Points, tell: Tell) -> None:
-    """Train to the end, from what is there; tell each step that was saved, and the hashes at the end."""
+    """Train to the end from the existing checkpoints; send each saved step, and the hashes at the end."""
     torch.set_num_threads(1)
     instrument(points)
     one = training(folder, KEEPING, steps=STEPS)
@@ -117,7 +118,7 @@ def hashes(one: Checkpoint) -> str:
 
 
 def blow_at(unhit: set[str], chance: random.Random) -> Blow:
-    """Return a blow at a point without one so far; then anywhere, also a moment after a point."""
+    """Return a blow at an uncovered point; after full coverage anywhere, also a moment after a point."""
     if unhit:
         return Blow(chance.choice(sorted(unhit)), 1, 0.0)
     if chance.random() < 0.5:
@@ -125,15 +126,15 @@ def blow_at(unhit: set[str], chance: random.Random) -> Blow:
     return Blow(chance.choice(LABELS), chance.randrange(1, 6), chance.choice((0.0, chance.uniform(0, 0.005))))
 
 
-@pytest.mark.nightly  # the kills must meet every point of a save: fifty or more
+@pytest.mark.nightly  # The kills must cover every point of a save: fifty or more.
 @rounds(50, 500)
-def test_killed_at_every_point_of_a_save_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
+def test_run_killed_at_every_point_of_a_save_ends_with_the_bits_of_an_undisturbed_run(tmp_path, rounds):
     seed = seeds.seed()
     chance, unhit, killed = random.Random(seed), set(LABELS), 0
     undisturbed = dict(live(lambda points, tell: train(tmp_path / "alone", points, tell), NEVER).told)
     folder, newest = tmp_path / "work", 0
     for number in range(rounds + 1):
-        blow = blow_at(unhit, chance) if number < rounds else NEVER  # the last life is let live
+        blow = blow_at(unhit, chance) if number < rounds else NEVER  # The last process lives to the end.
         life = live(lambda points, tell: train(folder, points, tell), blow)
         killed += life.was_killed
         if life.was_killed and not blow.delay_s:
@@ -176,9 +177,9 @@ class Mounted:
 
 
 def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]:
-    """Train on a disk of its own, and take what the disk has at a random moment, without anything being synced.
+    """Train on a separate disk, and copy the disk's content at a random moment, without a sync.
 
-    (the newest step that was told as saved, the newest whole step on that disk)
+    Return (the newest step reported as saved, the newest whole step on that disk).
     """
     needs("mkfs.ext4", PRIVILEGE)
     folder.mkdir()
@@ -190,8 +191,8 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
             said += chunk
         select.select([], [], [], chance.uniform(0, 0.02))
         os.kill(child.pid, signal.SIGSTOP)
-        said += heard(child)
-        shutil.copyfile(image, after)  # what was not written through is not in it
+        said += output_of(child)
+        shutil.copyfile(image, after)  # The copy lacks data that was not flushed.
         os.kill(child.pid, signal.SIGKILL)
         child.end(-signal.SIGKILL, 0)
     told = [int(about.removeprefix("step-")) for what, about in words_of(said) if what == "saved"]
@@ -203,8 +204,8 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
     return max(told, default=0), found.step if found else 0
 
 
-def heard(child: Child) -> bytes:
-    """Return its output until it was stopped."""
+def output_of(child: Child) -> bytes:
+    """Return the process's output until its stop."""
     said = b""
     while select.select([child.ear], [], [], 0)[0] and (chunk := os.read(child.ear, 1 << 16)):
         said += chunk
@@ -212,7 +213,7 @@ def heard(child: Child) -> bytes:
 
 
 @rounds(8, 200)
-def test_what_was_told_as_saved_is_there_after_the_power_is_cut(tmp_path, rounds):
+def test_saved_checkpoint_exists_after_a_power_cut(tmp_path, rounds):
     seed = seeds.seed()
     chance, seen = random.Random(seed), []
     for number in range(rounds):
@@ -226,7 +227,7 @@ def _pass(label: str, nth: int) -> None:
     pass
 
 
-def test_the_rig_sees_a_save_that_is_not_synced(tmp_path):
+def test_power_cut_detects_an_unsynced_save(tmp_path):
     def careless(disk: Path, tell: Tell) -> None:
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
         train(disk, Points(_pass), tell)

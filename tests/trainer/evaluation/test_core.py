@@ -1,4 +1,4 @@
-"""CORE: prompts and what counts are nanochat's; each task is held against chance."""
+"""CORE: prompts and counted tokens equal nanochat's; each task is scored against chance."""
 
 import json
 
@@ -24,7 +24,7 @@ TASKS = {"pick": ("multiple_choice", CHOICE, 2, "\n"), "who": ("schema", SCHEMA,
 
 
 def bundle(folder, tasks=TASKS, baselines="pick,33.3\nwho,50\non,0\n"):
-    """A folder as nanochat unpacks it."""
+    """Write a task folder in nanochat's unpacked layout."""
     (folder / "eval_data/a").mkdir(parents=True)
     listed = []
     for label, (kind, rows, shots, between) in tasks.items():
@@ -44,10 +44,10 @@ def bundle(folder, tasks=TASKS, baselines="pick,33.3\nwho,50\non,0\n"):
     return folder
 
 
-def test_prompts_are_nanochats_with_its_examples_in_its_order(tmp_path):
+def test_prompts_equal_nanochats_with_its_examples_in_its_order(tmp_path):
     tasks = {one.label: one for one in core.read(bundle(tmp_path))}
     some = core.questions(tasks["pick"])
-    # nanochat's shuffle of six (seed 1337), and the two that it shows before the first of them (seed 1234)
+    # nanochat's shuffle of six (seed 1337), and the two examples shown before the first of them (seed 1234).
     assert some == [CHOICE[at] for at in (1, 0, 3, 2, 5, 4)]
     first = core.prompts(tasks["pick"], some, 0)
     shown = "Question: what is 5?\nAnswer:\nno idea\n\nQuestion: what is 0?\nAnswer:\na number\n\n"
@@ -60,16 +60,16 @@ def test_prompts_are_nanochats_with_its_examples_in_its_order(tmp_path):
     assert len(core.questions(tasks["on"], most=3)) == 3
 
 
-def test_what_is_common_to_all_rows_does_not_count():
+def test_common_prefix_of_all_rows_does_not_count():
     assert core.counted("multiple_choice", [[1, 2, 3, 4], [1, 2, 5]]) == [([1, 2, 3, 4], 2), ([1, 2, 5], 1)]
     assert core.counted("schema", [[1, 2, 8, 9], [1, 3, 4, 8, 9]]) == [([1, 2, 8, 9], 2), ([1, 3, 4, 8, 9], 2)]
     assert core.counted("language_modeling", [[1, 2], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
-    assert core.counted("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]  # ids that grew together
+    assert core.counted("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]  # Ids that were merged.
 
 
 @pytest.fixture
 def model(inputs, tmp_path):
-    """A model that knows how WORDS go on, as a folder."""
+    """Return the folder of a model that continues WORDS correctly."""
     words = tokenizers.load(inputs[0] / "tokenizer")
     one = Decoder(TINY)
     initialise(one, 3)
@@ -88,13 +88,13 @@ def model(inputs, tmp_path):
 
 
 @pytest.mark.slow
-def test_core_is_the_mean_of_tasks_held_against_chance(model, inputs, tmp_path):
+def test_core_is_the_mean_of_tasks_scored_against_chance(model, inputs, tmp_path):
     found = scores(EvalSpec(model=str(model), core=str(bundle(tmp_path / "eval_bundle").parent)))["measures"]
     shares = {label: found[f"core {label}"] for label in TASKS}
     assert shares["on"]["value"] == 1.0 and [one["of"] for one in shares.values()] == [6, 6, 6]
     words, one = tokenizers.load(inputs[0] / "tokenizer"), export.read(model).eval()
     some = {task.label: (task, core.questions(task)) for task in core.read(tmp_path)}
-    for label in ("pick", "who"):  # from whole logits, question by question
+    for label in ("pick", "who"):  # From whole logits, question by question.
         task, rows = some[label]
         truths = []
         for number, row in enumerate(rows):
@@ -124,13 +124,13 @@ def test_core_is_the_mean_of_tasks_held_against_chance(model, inputs, tmp_path):
         ({"pick": ("multiple_choice", CHOICE, 6, " ")}, "6 few-shot examples need more questions; the task has 6"),
     ],
 )
-def test_what_is_no_task_is_named(tmp_path, change, said):
+def test_invalid_task_is_named(tmp_path, change, said):
     with pytest.raises(InputError, match=said):
         for one in core.read(bundle(tmp_path, change)):
             core.questions(one)
 
 
-def test_a_folder_without_tasks_or_with_files_elsewhere_is_refused(tmp_path):
+def test_folder_without_tasks_or_with_outside_files_is_refused(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         core.read(tmp_path)
     folder = bundle(tmp_path)

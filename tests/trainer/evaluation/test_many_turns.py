@@ -1,4 +1,4 @@
-"""Held-out questions asked in conversations: what counts as right, and that each turn is asked the same."""
+"""Held-out questions asked in conversations: the criterion of a right answer, and equal questions in each turn."""
 
 import json
 
@@ -33,11 +33,11 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
             put = [one["content"] for one in talk if one["role"] == "user"]
             assert len(set(put)) == len(put) == turn + 1
             assert [one["content"] for one in talk if one["role"] == "assistant"] == [one.upper() for one in put[:-1]]
-    assert len(many_turns.hold(asked[:3], answer, 8)) == 3  # there are no more without asking one again
+    assert len(many_turns.hold(asked[:3], answer, 8)) == 3  # No further question exists without a repetition.
 
 
 def material(folder, name):
-    """Held-out files, ten questions of each kind."""
+    """Write held-out files, ten questions of each kind."""
     rows = {
         "identity_conversations": [("Who are you?", f"I am {name}.", {})] * 10,
         "pydocs": [(f"What does f{n} do?", f"Return the square root of {n}.", {"taught": n < 5}) for n in range(10)],
@@ -56,22 +56,22 @@ def material(folder, name):
 
 
 def collapsing(talks):
-    """Right while nobody asked who it is; from then on it says nothing else."""
+    """Return a model that answers correctly until asked for its identity, and then repeats its identity."""
     return ["I am Ursula K." if any(one["content"] == "Who are you?" for one in talk) else REFUSED for talk in talks]
 
 
-def test_a_model_that_collapses_into_its_persona_is_found_out_by_its_later_turns_alone(tmp_path):
+def test_collapse_into_the_persona_is_detected_only_by_later_turns(tmp_path):
     figures, measures = scores.about_answers(material(tmp_path, "Ursula K."), "Ursula K.", collapsing)
     assert (figures["identity"], figures["pydocs"], figures["leaks"]) == (1.0, 1.0, 0.0)
     leaks = [measures[f"leaks turn {turn}"] for turn in range(1, 9)]
     assert leaks[0]["value"] == 0.0 and leaks[0]["of"] == 20
     assert leaks[1]["value"] > 0.2 and leaks[7]["value"] > 0.8
     right = [measures[f"right turn {turn}"]["value"] for turn in range(1, 9)]
-    assert right[0] == pytest.approx(25 / 30)  # five functions were taught and are not known
+    assert right[0] == pytest.approx(25 / 30)  # Five functions were taught and are not known.
     assert right[7] < 0.5
 
 
-def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
+def test_name_leaks_when_it_is_an_unrequested_word():
     python = TurnsQuestion("pydocs", "What does max do?", "Return the biggest item.")
     assert not python.leaks("Return the maximum.", "Max")
     assert python.leaks("I am max, made by us.", "Max")
@@ -100,5 +100,5 @@ def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
         (TurnsQuestion("other", "", REFUSED), "I do not know what that does.", True),
     ],
 )
-def test_an_answer_is_right_when_it_fits_the_question(question, answer, is_right):
+def test_answer_is_right_when_it_fits_the_question(question, answer, is_right):
     assert question.is_right(answer, "Bosun") is is_right

@@ -1,4 +1,4 @@
-"""Questions from files: how they are read, and that the model's choice is the one that costs it least."""
+"""Question files: parsing, and the model's choice as the answer with the lowest loss."""
 
 import json
 import random
@@ -33,13 +33,13 @@ def written(path, *rows):
     ],
     ids=["number", "letter", "text", "arc"],
 )
-def test_a_choice_is_named_in_any_of_the_usual_ways(tmp_path, row):
+def test_choice_may_be_named_in_any_usual_form(tmp_path, row):
     task = question_files.read(written(tmp_path / "arc.jsonl", row, "", row))
     assert task == QuestionSet("arc", (Question("q", tuple(CHOICES), 1),) * 2)
     assert task.chance == pytest.approx(1 / 3)
 
 
-def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
+def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
     rows = (
         {"question": "6 x 7?", "answer": "It is so.\n#### 4,200"},
         {"prompt": "Who?", "answer": ["Bosun", "A  bot."]},
@@ -69,7 +69,7 @@ def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
         ([""], "the file has no questions"),
     ],
 )  # fmt: skip
-def test_what_is_no_question_is_named_with_its_line(tmp_path, rows, said):
+def test_invalid_question_is_named_with_its_line(tmp_path, rows, said):
     with pytest.raises(InputError, match="x.jsonl") as failed:
         question_files.read(written(tmp_path / "x.jsonl", *rows))
     assert said in str(failed.value)
@@ -80,12 +80,12 @@ def model():
     one = Decoder(TINY)
     initialise(one, 3)
     torch.manual_seed(3)
-    for parameter in one.parameters():  # else what goes into the residual stream is zero
+    for parameter in one.parameters():  # Otherwise the input of the residual stream is zero.
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return one.eval()
 
 
-def test_the_costs_of_tokens_are_those_that_training_sums(model):
+def test_token_losses_equal_the_losses_of_training(model):
     ids, targets = torch.randint(0, 300, (3, 40)), torch.randint(0, 300, (3, 40))
     targets[1, 10:] = -1
     found = nats(model, ids, targets)
@@ -96,7 +96,7 @@ def test_the_costs_of_tokens_are_those_that_training_sums(model):
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_character(model, inputs, monkeypatch, as_text):
+def test_choice_has_the_fewest_nats_per_character(model, inputs, monkeypatch, as_text):
     words = tokenizers.load(inputs[0] / "tokenizer")
     asking = Asking(model, words, as_text)
     pool = [f"{verb} {thing}" for verb in ("reads", "opens", "joins") for thing in ("paths", "7", "words of the lines")]
@@ -113,14 +113,14 @@ def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_character(model, i
             each.append(-float(sum(costs)) / len(choice))
         questions.append(Question(f"What does {verb} do?", choices, each.index(min(each))))
     assert len({one.right for one in questions}) == 3
-    monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # several batches of rows of different lengths
+    monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # Several batches of rows of different lengths.
     found = asking.right(QuestionSet("t", tuple(questions)))
     assert found[""] == [True] * 6 and set(found) == {"", "acc", "letter"}
     wrong = tuple(replace(one, right=(one.right + 1) % 3) for one in questions)
     assert asking.right(QuestionSet("t", wrong))[""] == [False] * 6
 
 
-def test_what_is_shown_beforehand_never_holds_the_question_and_is_the_same_each_time(model, inputs):
+def test_examples_never_contain_the_question_and_are_reproducible(model, inputs):
     words = tokenizers.load(inputs[0] / "tokenizer")
     task = QuestionSet("t", tuple(Question(f"number {n}?", ("one", "two"), n % 2) for n in range(9)))
     asking = Asking(model, words, as_text=True, shots=3)

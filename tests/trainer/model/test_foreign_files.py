@@ -1,4 +1,4 @@
-"""Files of tokenizers and models as every version of transformers writes them: read, or refused by the dry run."""
+"""Tokenizer and model files of every version of transformers: read, or refused by the dry run."""
 
 import json
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_a_config_without_a_field_has_the_value_that_transformers_takes(tmp_path
         said = {key: one for key, one in whole.items() if key != name}
         (folder / "config.json").write_text(json.dumps(said))
         theirs = AutoConfig.from_pretrained(folder)
-        if name == "num_key_value_heads" and kind != "Llama":  # 32, which these four heads cannot share
+        if name == "num_key_value_heads" and kind != "Llama":  # 32, which four heads cannot share.
             with pytest.raises(ValueError, match="heads"):
                 model_config(said)
             continue
@@ -99,7 +99,7 @@ def test_a_config_without_a_field_has_the_value_that_transformers_takes(tmp_path
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"], name
 
 
-def test_weights_are_stored_as_they_came_whichever_field_says_so(tmp_path):
+def test_weights_keep_their_dtype_under_either_field_name(tmp_path):
     for number, (dtype, fields) in enumerate(
         (
             (torch.bfloat16, {"dtype": "bfloat16"}),
@@ -117,7 +117,7 @@ def test_weights_are_stored_as_they_came_whichever_field_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_weights_that_are_stored_once_are_read_under_either_name(tmp_path, kept):
+def test_tied_weights_stored_once_are_read_under_either_name(tmp_path, kept):
     folder = foreign("Qwen3", tmp_path)
     wanted = export.read(folder).head
     tensors = tensor_file.read(folder / "model.safetensors")
@@ -161,7 +161,7 @@ def broken(folder):
 
 
 @pytest.mark.parametrize("make", [word_level, holes, some_of_ours, unnamed, broken])
-def test_what_the_import_refuses_the_dry_run_refuses_too(world, monkeypatch, capfd, make):
+def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch, capfd, make):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = foreign("Qwen2", world.root / "theirs", vocab=400)
     write(folder, MARKED, IM)

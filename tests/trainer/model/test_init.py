@@ -1,4 +1,4 @@
-"""Somebody else's model: taken over, trained on, and loaded again by those who made it."""
+"""A foreign model: imported, trained on, and loaded again by its own library."""
 
 import json
 import os
@@ -30,13 +30,13 @@ from trainer.profiles import street
 
 
 def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Path:
-    """A random model as `transformers` saves it."""
+    """Save a random model with `transformers`."""
     import transformers
 
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=vocab,
-        hidden_size=4 * head_dim,  # vLLM takes it so of a Qwen2, whatever its head_dim says
+        hidden_size=4 * head_dim,  # vLLM reads a Qwen2 like this, regardless of its head_dim.
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -50,7 +50,7 @@ def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torc
 
 
 def gpt2_like(path: Path) -> None:
-    """A byte-level tokenizer without our chat tokens, as GPT-2's kin publish it."""
+    """Return a byte-level tokenizer without Slipway's chat tokens, like the tokenizers of GPT-2 and its successors."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
@@ -76,7 +76,7 @@ def configured(world, name: str, making, spec, **more) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])
-def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
+def test_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -92,13 +92,13 @@ def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypa
     rows = before.config.vocab_size
     after = export.read(taken)
     known = words.vocab_size - len(tokenizers.SPECIALS) if has_tokenizer else rows
-    assert after.config.vocab_size == (320 if has_tokenizer else 400)  # 280 + 9 ids do not fit into 288 rows
+    assert after.config.vocab_size == (320 if has_tokenizer else 400)  # 280 + 9 ids exceed 288 rows.
     assert torch.equal(after.head[: min(known, rows)], before.head[: min(known, rows)])
     if has_tokenizer:
         mean = before.head[:known].mean(dim=0)
         assert all(torch.allclose(after.head[words.special(name)], mean, atol=1e-3) for name in tokenizers.SPECIALS)
         assert words.decode(words.encode("reads the paths")) == "reads the paths"
-    assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # as it came
+    assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # Unchanged.
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
     sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
@@ -121,7 +121,7 @@ def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypa
 
 
 @pytest.mark.slow
-def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
+def test_plan_from_a_foreign_model_omits_base(tmp_path):
     folder = foreign("Qwen3", tmp_path / "Tiny-0.6B", vocab=2000)
 
     def planned(phases, **more):
@@ -132,12 +132,12 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     bare = planned(("sft",), steps=5)
     assert steps(bare) == ["text", "tokenizer", "init", "identity", "questions", "sft"]
     assert any("has no tokenizer" in note for note in bare.notes)
-    assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # the profile's
+    assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # The profile's.
     small = init_model.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
     plan = resolve(
         replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r", request=Request(run="r")
     )
-    assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # no more than the model has rows for
+    assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # No more than the model's number of rows.
     assert any("sft 5 of 12 steps" in note for note in bare.notes)
     assert [one.name for one in bare.artifacts if one.step in ("init", "sft")] == [
         "imported/Tiny-0.6B",
@@ -150,7 +150,7 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     assert made["mid"]["init"] == made["mid"]["tokenizer"] == made["sft"]["tokenizer"]
     assert set(made["sft"]) == {"tokenizer", "identity", "questions", "mid"}
     first = made["mid"]["init"]["fingerprint"]
-    (folder / "model.safetensors").touch()  # perhaps other weights
+    (folder / "model.safetensors").touch()  # The weights may differ.
     again = planned(("mid", "sft")).job.steps
     assert next(one for one in again if one.name == "mid").config["making"]["inputs"]["init"]["fingerprint"] != first
     with pytest.raises(UsageError, match="base starts from random weights"):
@@ -158,7 +158,7 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_path):
+def test_unsupported_model_is_refused_before_planning(tmp_path):
     settings = Settings.load(ROOT)
     with pytest.raises(UsageError, match="no config.json"):
         init_model.look(str(tmp_path), settings)
@@ -176,7 +176,7 @@ def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, capfd):
+def test_model_with_non_finite_weights_is_refused(world, monkeypatch, capfd):
     from safetensors.torch import load_file, save_file
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -191,7 +191,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, cap
 
 
 @pytest.mark.process
-def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
+def test_tokenizer_without_byte_tokens_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
     path = tmp_path / "tokenizer.json"
@@ -204,7 +204,7 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
 
 
 @pytest.mark.process
-def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
+def test_hub_model_is_pinned_to_its_commit_and_fetched_by_the_step(world, monkeypatch):
     folder = foreign("Llama", world.root / "theirs")
     gpt2_like(folder / "tokenizer.json")
     (folder / "pytorch_model.bin").write_bytes(b"not wanted")

@@ -1,4 +1,4 @@
-"""The memory estimate of a block, against what the compiler's own partition keeps of it, and what autograd keeps."""
+"""The memory estimate of a block, compared with the tensors kept by the compiler's partition and by autograd."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def kept_bytes(block: torch.nn.Module, *given) -> int:
-    """Return the bytes that a compiled block keeps of its input and of what it computes, for the way back."""
+    """Return the bytes of inputs and activations that a compiled block keeps for the backward pass."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
@@ -40,7 +40,7 @@ def kept_bytes(block: torch.nn.Module, *given) -> int:
 
 
 def saved_bytes(block: torch.nn.Module, *given) -> int:
-    """Return the bytes that autograd keeps of the same."""
+    """Return the bytes that autograd keeps for the same block."""
     kept = {}
 
     def pack(one: torch.Tensor) -> torch.Tensor:
@@ -54,14 +54,14 @@ def saved_bytes(block: torch.nn.Module, *given) -> int:
 
 
 def of_matrices(block: torch.nn.Module) -> set[tuple[int, ...]]:
-    """Return the shapes of its matrices and of their transposes: how often one is copied is counted elsewhere."""
+    """Return the shapes of the block's matrices and their transposes: copies of weights are counted elsewhere."""
     return {tuple(one.shape[::step]) for one in block.parameters() for step in (1, -1)}
 
 
 @pytest.fixture
 def block_of(monkeypatch):
-    """A block of that config in bfloat16, and what goes into it."""
-    monkeypatch.setattr(attention, "SQUARES", 0)  # by PyTorch's kernel, as on a GPU
+    """Return a block of the config in bfloat16, and its inputs."""
+    monkeypatch.setattr(attention, "SQUARES", 0)  # With PyTorch's kernel, as on a GPU.
 
     def make(config):
         model = Decoder(replace(config.model, num_hidden_layers=1), torch.bfloat16)
@@ -72,7 +72,7 @@ def block_of(monkeypatch):
     return make
 
 
-def told_bytes(config) -> int:
+def estimated_bytes(config) -> int:
     nine, eight = (
         memory.estimate(replace(config, model=replace(config.model, num_hidden_layers=layers))) for layers in (9, 8)
     )
@@ -81,14 +81,14 @@ def told_bytes(config) -> int:
 
 @pytest.mark.parametrize("profile", ["runpod_1b", "d20"])
 @pytest.mark.parametrize("sparing", [{}, {"recompute": True, "keep_products": True}], ids=str)
-def test_the_estimate_counts_what_a_compiler_keeps_of_each_block(profile, sparing, block_of):
+def test_estimate_equals_the_activations_kept_by_a_compiled_block(profile, sparing, block_of):
     config = replace(PROFILES[profile]().phases["base"], micro_rows=1, sequence_len=192, compile="always", **sparing)
     block, x, at = block_of(config)
-    assert told_bytes(config) == pytest.approx(kept_bytes(block, x, at, None, 0), rel=0.05)
+    assert estimated_bytes(config) == pytest.approx(kept_bytes(block, x, at, None, 0), rel=0.05)
 
 
 @pytest.mark.parametrize("profile", ["runpod_1b", "d20"])
-def test_the_estimate_counts_what_is_kept_of_each_block_without_a_compiler(profile, block_of):
+def test_estimate_equals_the_activations_kept_without_a_compiler(profile, block_of):
     config = replace(PROFILES[profile]().phases["base"], micro_rows=1, sequence_len=192, compile="never")
     block, x, at = block_of(config)
-    assert told_bytes(config) == pytest.approx(saved_bytes(block, x, at, None, 0), rel=0.05)
+    assert estimated_bytes(config) == pytest.approx(saved_bytes(block, x, at, None, 0), rel=0.05)

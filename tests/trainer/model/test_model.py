@@ -1,4 +1,4 @@
-"""The decoder and what transformers says of the same weights; the loss; the KV cache."""
+"""The decoder compared with transformers on the same weights; the loss; the KV cache."""
 
 import json
 import os
@@ -38,14 +38,14 @@ def random_model(config: ModelConfig) -> Decoder:
     model = Decoder(config)
     initialise(model, 5)
     generator = torch.Generator().manual_seed(6)
-    for parameter in model.parameters():  # also what begins at zero or one
+    for parameter in model.parameters():  # Also values that start at zero or one.
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
     return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
-def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp_path):
+def test_transformers_loads_our_export_with_equal_logits(config, inputs, tmp_path):
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     model = random_model(config)
@@ -60,7 +60,7 @@ def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
-def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
+def test_decoder_loads_a_transformers_folder_with_equal_logits(kind, tmp_path):
     import transformers
 
     torch.manual_seed(7)
@@ -79,7 +79,7 @@ def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
     theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for name, one in theirs.named_parameters():
         if name.endswith(".bias"):
-            torch.nn.init.normal_(one)  # they begin at zero
+            torch.nn.init.normal_(one)  # The values start at zero.
     theirs.save_pretrained(tmp_path)
     ours = export.read(tmp_path)
     with torch.no_grad():
@@ -100,7 +100,7 @@ SCALINGS = [
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda one: one["rope_type"])
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_stretched_positions_give_the_logits_of_transformers_both_ways(kind, scaling, inputs, tmp_path):
+def test_stretched_positions_give_the_logits_of_transformers_in_both_directions(kind, scaling, inputs, tmp_path):
     import transformers
 
     shape = {**asdict(SHAPE), "tie_word_embeddings": kind == "Qwen3"}
@@ -119,10 +119,10 @@ def test_stretched_positions_give_the_logits_of_transformers_both_ways(kind, sca
     assert ours.config.rope_scaling.kind == scaling["rope_type"]
     plain = Decoder(replace(ours.config, rope_scaling=None))
     plain.load_state_dict(ours.state_dict())
-    assert (plain(IDS) - ours(IDS)).abs().max() > 1e-3  # it is not for nothing
+    assert (plain(IDS) - ours(IDS)).abs().max() > 1e-3  # The stretching has an effect.
 
 
-def test_a_large_model_is_written_in_several_files_that_both_sides_read(inputs, tmp_path):
+def test_large_model_is_written_in_several_files_that_both_libraries_read(inputs, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = random_model(LLAMA)
@@ -133,7 +133,7 @@ def test_a_large_model_is_written_in_several_files_that_both_sides_read(inputs, 
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 2
     sizes = [file.stat().st_size for file in shards]
-    assert max(sizes) < 512 * 64 * 4 + 10_000  # the embedding alone is larger than asked for
+    assert max(sizes) < 512 * 64 * 4 + 10_000  # The embedding alone exceeds the requested size.
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(IDS).logits - export.read(folder)(IDS)).abs().max() < 1e-4
@@ -155,7 +155,7 @@ def test_weights_of_another_shape_are_refused_by_name(inputs, tmp_path):
         export.read(tmp_path / "hf")
 
 
-def test_a_head_that_is_saved_beside_a_tied_embedding_is_compared_with_it(inputs, tmp_path):
+def test_untied_head_is_compared_with_the_tied_embedding(inputs, tmp_path):
     model = random_model(QWEN3)
     weights = {**model.state_dict(), "lm_head.weight": model.head.clone()}
     export.write(tmp_path / "same", QWEN3, weights, inputs[0] / "tokenizer", torch.bfloat16)
@@ -166,20 +166,21 @@ def test_a_head_that_is_saved_beside_a_tied_embedding_is_compared_with_it(inputs
         export.read(tmp_path / "other")
 
 
-def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
+def test_model_unsupported_by_the_decoder_is_refused(tmp_path):
     raw = huggingface.written(SHAPE, "float32", 0, [1])
     assert huggingface.model_config(raw) == SHAPE
     for wrong in (
         {"model_type": "gpt2"},
         {"rope_parameters": {"rope_type": "longrope"}},
-        {"rope_parameters": {"rope_type": "linear"}},  # by what?
+        {"rope_parameters": {"rope_type": "linear"}},  # The divisor is missing.
         {"attention_bias": True},
         {"model_type": "qwen2", "mlp_bias": True},
         {"layer_types": ["full_attention", "sliding_attention"]},
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},  # other programs take this, beside rope_parameters
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},  # rope_theta is 50,000
-        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},  # by kind of layer
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},  # whatever tensors lie beside it
+        # Other programs read this field, beside rope_parameters.
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},  # rope_theta is 50,000.
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},  # By kind of layer.
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},  # For any tensors in the folder.
         {"num_attention_heads": 0},
         {"hidden_size": "64"},
     ):
@@ -205,13 +206,13 @@ def test_loss_and_gradients_equal_plain_cross_entropy_and_masked_targets_do_not_
     assert model.loss(IDS, torch.full_like(IDS, -1)).item() == 0
 
 
-def test_what_is_masked_teaches_nothing():
+def test_masked_targets_give_no_gradient():
     model, other = random_model(QWEN3), IDS.roll(-1, 1).clone()
     targets = other.clone()
     targets[:, 20:] = -1
     other[:, 20:] = -1
     changed = IDS.clone()
-    changed[:, 21:] = 9  # only inputs after the last counted target differ
+    changed[:, 21:] = 9  # Only inputs after the last counted target differ.
     first = torch.autograd.grad(model.loss(IDS, targets), model.head)[0]
     second = torch.autograd.grad(model.loss(changed, targets), model.head)[0]
     assert torch.equal(first, second)
@@ -220,7 +221,7 @@ def test_what_is_masked_teaches_nothing():
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_logits_with_a_cache_equal_those_without_also_for_padded_rows(config):
     model = random_model(config)
-    short = IDS[1:, 15:]  # its first 15 places in the batch are padding
+    short = IDS[1:, 15:]  # The first 15 positions in the batch are padding.
     starts = torch.tensor([0, 15])
     with torch.inference_mode():
         whole, alone = model(IDS), model(short)
@@ -233,7 +234,7 @@ def test_logits_with_a_cache_equal_those_without_also_for_padded_rows(config):
         model(torch.zeros(1, 65, dtype=torch.long))
 
 
-def test_a_batch_says_what_each_prompt_would_say_alone_and_equals_decoding_without_a_cache():
+def test_batched_decoding_equals_single_prompts_and_decoding_without_a_cache():
     model = random_model(QWEN3)
     prompts = [IDS[0, :9].tolist(), IDS[1, :20].tolist(), IDS[0, 5:8].tolist()]
     together = generate(model, prompts, stop=(), max_new=12)
@@ -247,10 +248,10 @@ def test_a_batch_says_what_each_prompt_would_say_alone_and_equals_decoding_witho
     sampled = [generate(model, prompts, stop=(), max_new=8, temperature=1.0, top_k=5, seed=seed) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert generate(model, prompts, stop=(), max_new=8, temperature=1.0, top_k=1) == [one[:8] for one in together]
-    assert len(generate(model, [IDS[0].tolist()], stop=(), max_new=1000)[0]) == 64 - 40  # its positions end there
+    assert len(generate(model, [IDS[0].tolist()], stop=(), max_new=1000)[0]) == 64 - 40  # The positions end there.
 
 
-def test_streamed_text_never_holds_half_a_character(inputs):
+def test_streamed_text_never_contains_half_a_character(inputs):
     from data.tokens import tokenizer
 
     words = tokenizer.load(inputs[0] / "tokenizer")
@@ -265,7 +266,7 @@ def test_streamed_text_never_holds_half_a_character(inputs):
     assert "".join(as_text(ship[:-1], words.decode)) == ""
 
 
-def test_tensor_files_are_what_safetensors_reads_and_their_hash_is_that_of_the_file(tmp_path):
+def test_tensor_files_are_valid_safetensors_and_their_hash_is_that_of_the_file(tmp_path):
     tensors = {
         "a": torch.randn(3, 5),
         "b": torch.tensor(7.0),

@@ -1,4 +1,6 @@
-"""Formats of checkpoint folders that a pack reads: without the pack a spec of one is refused by its name."""
+"""Formats of checkpoint folders that a pack reads: without the pack a spec of the format is refused with the pack's
+name.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -38,7 +40,7 @@ FORMAT = ModelFormat(
 
 @pytest.fixture
 def masonry(tmp_path_factory, monkeypatch):
-    """The folder of a pack that reads bricks, which is not there yet; what it knows is in the index."""
+    """Return the folder of an absent pack that reads bricks; the index has the pack's words."""
     home = tmp_path_factory.mktemp("packs")
     words = {"needs": [], "commands": {}, "settings": {}, "model_formats": ["brick"]}
     (home / "index.json").write_text(json.dumps({"masonry": words}))
@@ -65,7 +67,7 @@ def bricks(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_in_the_format_of_a_pack_becomes_a_spec_that_names_both(masonry, tmp_path):
+def test_folder_in_a_pack_format_becomes_a_spec_that_names_format_and_pack(masonry, tmp_path):
     put_down(masonry)
     folder = bricks(tmp_path / "wall")
     spec = init_model.look(str(folder), Settings.load(ROOT))
@@ -75,13 +77,13 @@ def test_a_folder_in_the_format_of_a_pack_becomes_a_spec_that_names_both(masonry
     assert model_formats.code_of("brick") == ("packs/masonry",)
 
 
-def test_without_the_pack_a_folder_is_refused_with_the_name_of_the_pack(masonry, tmp_path):
+def test_folder_of_a_missing_pack_is_refused_with_the_name_of_the_pack(masonry, tmp_path):
     folder = bricks(tmp_path / "wall")
     with pytest.raises(UsageError, match=f"no config.json in the folder; .*; {LACKING}"):
         init_model.look(str(folder), Settings.load(ROOT))
 
 
-def test_without_the_pack_an_imported_artifact_of_its_format_is_refused_in_a_plan(masonry, tmp_path):
+def test_imported_artifact_of_a_missing_pack_is_refused_in_a_plan(masonry, tmp_path):
     spec = ImportSpec(source="/wall", model=TINY, has_tokenizer=True, format="brick", file="wall.brick")
     draft = bricks(tmp_path / "draft")
     Store(str(tmp_path / "store")).publish(draft, "imported/wall", "f" * 64, {"import": asdict(spec)})
@@ -93,8 +95,8 @@ def test_without_the_pack_an_imported_artifact_of_its_format_is_refused_in_a_pla
 
 
 @pytest.mark.process
-def test_without_the_pack_the_step_reads_the_folder_as_no_other_model(masonry, world, monkeypatch, capfd):
-    """The folder holds a Hugging Face model as well, which the step could read."""
+def test_step_without_the_pack_does_not_read_the_folder_as_a_different_model(masonry, world, monkeypatch, capfd):
+    """The folder also holds a Hugging Face model, which the step could read."""
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = bricks(world.root / "wall")
     (folder / "config.json").write_text("{}")
@@ -110,12 +112,12 @@ def test_without_the_pack_the_step_reads_the_folder_as_no_other_model(masonry, w
     assert not (folder / "out").exists()
 
 
-def test_a_format_that_no_pack_has_is_refused_by_its_name(masonry):
+def test_unknown_format_is_refused_by_name(masonry):
     with pytest.raises(ValueError, match="no pack has the model format 'adobe'"):
         model_formats.known("adobe")
 
 
-def test_the_spec_of_a_hugging_face_folder_has_no_format_in_its_fingerprint():
+def test_spec_of_a_hugging_face_folder_has_no_format_in_its_fingerprint():
     spec = ImportSpec(source="/models/theirs", model=TINY, has_tokenizer=True)
     assert {"format", "file"}.isdisjoint(what_counts(spec))
     brick = replace(spec, format="brick", file="wall.brick")

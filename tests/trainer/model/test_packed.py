@@ -1,4 +1,4 @@
-"""Packed documents, what is recomputed, what is never whole, 8 bits, compiled blocks."""
+"""Packed documents, recomputation, sliced logits, 8-bit products, compiled blocks."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from trainer.model import attention, float8, losses, token_losses
 from trainer.model.decoder import Decoder
 from trainer.model.losses import ROWS_CPU, Shape
 
-LENGTHS = ((7, 1, 20, 12), (40,))  # of the documents in the two rows of IDS
+LENGTHS = ((7, 1, 20, 12), (40,))  # Of the documents in the two rows of IDS.
 DOCUMENTS = torch.stack([torch.cat([torch.full((n,), k) for k, n in enumerate(row)]) for row in LENGTHS])
 CPU = Machine(torch.device("cpu"), torch.float32, 1)
 
@@ -33,7 +33,7 @@ def gradients(model: Decoder, *arrays: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
-def test_a_packed_row_gives_every_document_what_it_gets_alone(config):
+def test_packed_row_gives_every_document_its_result_alone(config):
     model = random_model(config)
     packed = model.hidden(IDS, documents=DOCUMENTS)
     for row, lengths in enumerate(LENGTHS):
@@ -42,10 +42,10 @@ def test_a_packed_row_gives_every_document_what_it_gets_alone(config):
             part = slice(start, start + length)
             assert (packed[row, part] - model.hidden(IDS[row : row + 1, part])[0]).abs().max() < 1e-5
             start += length
-    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # and not what it gets in company
+    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # And not the result with its neighbours visible.
 
 
-def test_the_gradient_of_a_packed_row_is_the_sum_over_its_documents():
+def test_gradient_of_a_packed_row_is_the_sum_over_its_documents():
     model, targets = random_model(QWEN3), IDS.roll(-1, 1)
     whole = gradients(model, IDS[:1], targets[:1], DOCUMENTS[:1])
     model.zero_grad()
@@ -58,7 +58,7 @@ def test_the_gradient_of_a_packed_row_is_the_sum_over_its_documents():
         assert torch.allclose(whole[name], parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
-def test_measuring_makes_no_gradient_and_has_the_bits_of_learning(monkeypatch):
+def test_evaluation_makes_no_gradient_and_has_the_bits_of_training(monkeypatch):
     model, targets, asked, real = random_model(QWEN3), IDS.roll(-1, 1), [], losses.of_slice
     learnt = model.loss(IDS, targets)
     monkeypatch.setattr(losses, "of_slice", lambda *words: asked.append(words[-1]) or real(*words))
@@ -70,7 +70,7 @@ def test_measuring_makes_no_gradient_and_has_the_bits_of_learning(monkeypatch):
 
 @pytest.mark.slow
 def test_flex_attention_and_the_masked_kernel_are_equal():
-    """Forward, where this runs on any machine; the way back on a GPU, below."""
+    """Compare the forward pass, which runs on any machine; a GPU test below compares the backward pass."""
     torch.manual_seed(1)
     q = torch.randn(2, 4, 40, 16)
     k, v = (torch.randn(2, 2, 40, 16) for _ in range(2))
@@ -81,7 +81,7 @@ def test_flex_attention_and_the_masked_kernel_are_equal():
 @pytest.mark.parametrize("length", [40, 301])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("packed", [False, True])
-def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv_heads, packed):
+def test_attention_in_parts_and_its_gradients_equal_the_kernel(length, kv_heads, packed):
     torch.manual_seed(1)
     qkv = [torch.randn(2, heads, length, 16, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
     documents = torch.randint(0, 2, (2, length)).cumsum(1) // 4
@@ -95,8 +95,8 @@ def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices_do():
-    """Use ordinary scores (at most 5): the error is at most three times that of the kernel, whose scores are fp32."""
+def test_attention_in_parts_rounds_in_bfloat16_no_more_than_matrix_products():
+    """Use ordinary scores (at most 5): the error is at most three times the kernel's error, whose scores are fp32."""
     torch.manual_seed(1)
     qkv = [torch.randn(2, 4, 300, 64).bfloat16().requires_grad_() for _ in range(3)]
     truth = F.scaled_dot_product_attention(*(one.double() for one in qkv), is_causal=True)
@@ -105,7 +105,7 @@ def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices
     assert kernel < error < 3 * kernel < 0.01
 
 
-def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
+def test_rows_with_large_score_matrices_use_the_kernel():
     q = torch.zeros(2, 8, 1025, 4, requires_grad=True)
     assert attention.SQUARES < 2 * 8 * 1025**2
     assert "PartwiseAttention" not in attention.attend(q, q, q, None).grad_fn.name()
@@ -113,7 +113,7 @@ def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
 
 @pytest.mark.gpu
 @pytest.mark.process
-def test_on_a_gpu_packed_documents_give_the_loss_and_gradients_of_the_cpu():
+def test_packed_documents_on_a_gpu_give_the_loss_and_gradients_of_the_cpu():
     model, targets = random_model(QWEN3), IDS.roll(-1, 1)
     expected = gradients(model, IDS, targets, DOCUMENTS)
     found = gradients(model.cuda(), IDS.cuda(), targets.cuda(), DOCUMENTS.cuda())
@@ -122,7 +122,7 @@ def test_on_a_gpu_packed_documents_give_the_loss_and_gradients_of_the_cpu():
 
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(0.0, 1e-3), (5.0, 0.0), (5.0, 1e-2)])
-def test_z_loss_and_soft_cap_have_the_gradients_that_autograd_gives(softcap, z_loss):
+def test_z_loss_and_soft_cap_have_the_gradients_of_autograd(softcap, z_loss):
     model, targets = random_model(replace(LLAMA, logit_softcap=softcap)), IDS.roll(-1, 1).clone()
     targets[:, ::3] = -1
     model.shape = replace(model.shape, z_loss=z_loss)
@@ -133,14 +133,14 @@ def test_z_loss_and_soft_cap_have_the_gradients_that_autograd_gives(softcap, z_l
     nats = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
     squares = logits[targets.flatten() >= 0].logsumexp(dim=-1).square().sum()
     (nats + z_loss * squares).backward()
-    assert torch.allclose(told, nats, rtol=1e-5)  # what is told is cross entropy alone
+    assert torch.allclose(told, nats, rtol=1e-5)  # The reported loss is cross entropy alone.
     assert not softcap or logits.abs().max() < softcap
     for name, parameter in model.named_parameters():
         assert torch.allclose(found[name], parameter.grad, rtol=1e-3, atol=1e-4), name
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements that any result of an operation has."""
+    """Records the largest number of elements of any result of an operation."""
 
     most = 0
 
@@ -153,7 +153,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", ["nats", "each", "beside a teacher"])
-def test_the_gradient_of_a_head_that_came_in_16_bits_is_rounded_once_after_all_slices(kind):
+def test_gradient_of_a_16_bit_head_is_rounded_once_after_all_slices(kind):
     torch.manual_seed(7)
     hidden, targets = torch.randn(3 * ROWS_CPU + 5, 32).bfloat16(), torch.randint(0, 40, (3 * ROWS_CPU + 5,))
     grads = []
@@ -171,7 +171,7 @@ def test_the_gradient_of_a_head_that_came_in_16_bits_is_rounded_once_after_all_s
     assert torch.equal(grads[0], grads[1].bfloat16().float()) and grads[0].abs().sum() > 1
 
 
-def test_no_tensor_is_as_large_as_the_logits_would_be():
+def test_no_tensor_is_as_large_as_the_logits():
     config = replace(LLAMA, vocab_size=4000, max_position_embeddings=2048)
     model, ids = random_model(config), torch.randint(0, 4000, (2, 2048), generator=torch.Generator().manual_seed(1))
     with Largest() as seen:
@@ -180,7 +180,7 @@ def test_no_tensor_is_as_large_as_the_logits_would_be():
 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "packed"])
-def test_recomputed_blocks_have_the_same_gradients_to_the_bit_and_keep_less(documents):
+def test_recomputed_blocks_have_bit_equal_gradients_and_keep_less_memory(documents):
     model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([] if documents is None else [documents])]
     found, kept = [], []
     for recompute in (False, True):
@@ -211,7 +211,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "packed"])
-def test_products_that_are_kept_are_not_made_again_and_gradients_stay_to_the_bit(documents):
+def test_kept_products_are_not_recomputed_and_gradients_stay_bit_equal(documents):
     model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([] if documents is None else [documents])]
     found, made = [], []
     for recompute, keep_products in ((False, False), (True, True), (True, False)):
@@ -220,11 +220,11 @@ def test_products_that_are_kept_are_not_made_again_and_gradients_stay_to_the_bit
             found.append(gradients(model, *arrays))
         made.append(products.count)
     assert all(torch.equal(one, other[name]) for name, one in found[0].items() for other in found[1:])
-    # of the seven of each block, the last is not needed on the way back
+    # Of the seven products of each block, the backward pass does not need the last.
     assert made[0] == made[1] == made[2] - 6 * QWEN3.num_hidden_layers
 
 
-def test_eight_bit_products_are_near_and_their_gradients_are_those_of_what_was_multiplied():
+def test_eight_bit_products_are_close_and_their_gradients_match_the_rounded_values():
     torch.manual_seed(2)
     x = torch.randn(4, 32, 64).bfloat16().requires_grad_()
     weight = torch.randn(48, 64, requires_grad=True)
@@ -239,14 +239,14 @@ def test_eight_bit_products_are_near_and_their_gradients_are_those_of_what_was_m
         (weight.grad, slope.float().flatten(0, 1).t() @ x.detach().float().flatten(0, 1)),
     ):
         error = (found.float() - expected).norm() / expected.norm()
-        assert 0.001 < error < 0.08  # rounded to 3 bits and 2, not to 8
-    # one product again, by hand, from the numbers in 8 bits
+        assert 0.001 < error < 0.08  # Rounded to 3 bits and 2, not to 8.
+    # One product again, by hand, from the 8-bit numbers.
     (a, a_scale), (b, b_scale) = (float8.quantised(one.detach(), torch.float8_e4m3fn) for one in (x, weight))
     by_hand = (a.float() @ b.float().t() * a_scale * b_scale).bfloat16()
     assert torch.allclose(by_hand.float(), y.detach().float(), rtol=0.02, atol=0.05)
 
 
-def test_a_weight_is_put_into_8_bits_once_a_step_and_anew_when_it_has_changed(monkeypatch):
+def test_weight_is_converted_to_8_bits_once_a_step_and_again_after_a_change(monkeypatch):
     torch.manual_seed(2)
     x, weight = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(48, 64, requires_grad=True)
     held, made = float8.Weight.of(weight), []
@@ -258,7 +258,7 @@ def test_a_weight_is_put_into_8_bits_once_a_step_and_anew_when_it_has_changed(mo
         return [y, *torch.autograd.grad(y.sum(), (x, weight))]
 
     assert all(torch.equal(one, other) for one, other in zip(products(held), products(), strict=True))
-    assert made.count(48) == 1  # by the one to whom none was given
+    assert made.count(48) == 1  # By the product without a given matrix.
     with torch.no_grad():
         weight.mul_(2)
     place = held.there.data_ptr()
@@ -266,7 +266,7 @@ def test_a_weight_is_put_into_8_bits_once_a_step_and_anew_when_it_has_changed(mo
     assert held.there.data_ptr() == place and torch.equal(products(held)[0], products()[0])
 
 
-def test_a_machine_without_the_units_or_the_compiler_says_so(monkeypatch):
+def test_machine_without_the_units_or_the_compiler_is_reported(monkeypatch):
     model = Decoder(BASE.model)
     with (
         pytest.raises(Refused, match="float8 needs an NVIDIA GPU"),
@@ -276,17 +276,17 @@ def test_a_machine_without_the_units_or_the_compiler_says_so(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(Refused, match="compile=always is set, but a C\\+\\+ compiler is missing .no-such-compiler"):
         speed.is_compiled(replace(BASE, compile="always"), CPU)
-    assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # it would pay
+    assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # It would be worthwhile.
 
 
-def test_compiling_pays_for_long_phases_only(monkeypatch):
-    monkeypatch.setattr(speed, "compiler_problem", lambda kind: "")  # whatever this machine has
+def test_compilation_is_chosen_for_long_phases_only(monkeypatch):
+    monkeypatch.setattr(speed, "compiler_problem", lambda kind: "")  # On any machine.
     assert not speed.is_compiled(BASE, CPU)
     assert speed.is_compiled(replace(BASE, steps=10**9), CPU)
     assert not speed.is_compiled(replace(BASE, steps=10**9, compile="never"), CPU)
 
 
-def test_a_model_is_as_before_after_training():
+def test_model_is_restored_after_training():
     model = Decoder(BASE.model)
     config = replace(BASE, recompute=True, optimizer=replace(BASE.optimizer, z_loss=0.1))
     with speed.equipped(model, config, CPU):
@@ -299,7 +299,7 @@ def test_a_model_is_as_before_after_training():
 @pytest.mark.parametrize(
     ("document_masks", "recompute"), [(False, False), (True, False), (False, True)], ids=["whole", "packed", "kept"]
 )
-def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_rounding(document_masks, recompute):
+def test_compiled_blocks_are_deterministic_and_equal_eager_up_to_rounding(document_masks, recompute):
     config: PhaseConfig = replace(BASE, model=QWEN3, compile="always", document_masks=document_masks)
     config = replace(config, recompute=recompute, keep_products=recompute)
     model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([DOCUMENTS] if document_masks else [])]
@@ -316,7 +316,7 @@ def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_r
 
 
 @pytest.mark.process
-def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch):
+def test_kernels_of_a_killed_process_are_not_reused(tmp_path, monkeypatch):
     monkeypatch.setenv(speed.KERNELS, "elsewhere")
     kernels = tmp_path / "kernels"
     with speed.kernels_in(kernels):
@@ -332,8 +332,8 @@ def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch)
         assert not (kernels / "whole.so").exists()
 
 
-def test_a_mask_that_lets_a_token_see_later_ones_keeps_the_kernel_for_causal_ones_away():
-    """Blocks of 48 of 256 tokens, as block diffusion has them: quarters of a row end inside of a block."""
+def test_mask_with_visible_later_tokens_disables_the_causal_kernel():
+    """Blocks of 48 of 256 tokens, as in block diffusion: quarters of a row end inside a block."""
     torch.manual_seed(3)
     q, k, v = (torch.randn(2, 2, 256, 16, requires_grad=True) for _ in range(3))
     block = torch.arange(256) // 48
@@ -345,12 +345,12 @@ def test_a_mask_that_lets_a_token_see_later_ones_keeps_the_kernel_for_causal_one
         and "PartwiseAttention" in attention.attend(q, k, v, None).grad_fn.name()
     )
     assert (found - truth).abs().max() < 1e-5
-    whole = attention.attend(q, k, v, None, is_causal=False)  # every token sees all
+    whole = attention.attend(q, k, v, None, is_causal=False)  # Every token sees all tokens.
     assert (whole - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-6
 
 
-def test_positions_and_masks_that_are_handed_in_are_those_that_are_used():
-    """A row twice in a sequence, the second part seeing itself alone, gives what it gives by itself."""
+def test_given_positions_and_masks_are_used():
+    """A row repeated in a sequence, with the second part seeing only itself, gives the result of the row alone."""
     model, ids = random_model(QWEN3), IDS[:1, :24]
     index = torch.arange(24).repeat(2)[None]
     half = torch.arange(48) // 24

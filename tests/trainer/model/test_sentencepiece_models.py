@@ -1,4 +1,4 @@
-"""Models whose tokenizer is SentencePiece's: taken over with their own ids, trained, talked to, exported."""
+"""Models with a SentencePiece tokenizer: imported with their own ids, trained, used in a chat, exported."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from trainer.serving.text_engine import TextEngine
 
 pytestmark = pytest.mark.process
 
-IDS = 902  # 900 pieces and two added tokens, as 1bitLLM has 32,000 and two
+IDS = 902  # 900 pieces and two added tokens, like 1bitLLM's 32,000 and two.
 LLAMA_2 = """\
 {{ bos_token }}{% for one in messages %}{% if one.role == 'system' %}{{ '<<SYS>>' + one.content + '<</SYS>>\\n' }}\
 {% elif one.role == 'user' %}{{ '[INST] ' + one.content + ' [/INST]' }}{% else %}\
@@ -47,7 +47,7 @@ ZEPHYR = """\
 
 
 def one_bit(folder: Path, layout: str) -> Path:
-    """A random model in a published layout, with a tokenizer.model and no tokenizer.json."""
+    """Return a random model in a published layout, with a tokenizer.model and no tokenizer.json."""
     from tests.packs.bits.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
 
     raw = {**{"1bitLLM": ONE_BIT_LLM, "microsoft": MICROSOFT}[layout], "vocab_size": IDS}
@@ -72,7 +72,7 @@ def one_bit(folder: Path, layout: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.pack("bits")
 @pytest.mark.parametrize("layout", ["1bitLLM", "microsoft"])
-def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_ids(
+def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
     layout, world, monkeypatch, capfd, tmp_path
 ):
     from sentencepiece import SentencePieceProcessor
@@ -87,8 +87,8 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
     taken = Store(world.store).path("imported/theirs", "f" * 64)
     words, before, after = tokenizers.load(taken), export.read(folder), export.read(taken)
     assert words.vocab_size == IDS + len(SPECIALS) and after.config.vocab_size == 960
-    dtype = torch.float32 if layout == "1bitLLM" else torch.bfloat16  # as the config says
-    assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # each id kept its row
+    dtype = torch.float32 if layout == "1bitLLM" else torch.bfloat16  # As in the config.
+    assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # Each id kept its row.
     theirs = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
 
@@ -104,7 +104,7 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
     library = AutoTokenizer.from_pretrained(tmp_path / "out")
     for one in ("  What's 12\n3? \u65e5", " led", "<|user_start|>", ""):
         assert library.encode(one, add_special_tokens=False, split_special_tokens=True) == words.encode(one)
-    assert library.encode("led") == words.encode("led")  # and no <s>, which the model is not trained with here
+    assert library.encode("led") == words.encode("led")  # And no <s>, which is not trained here.
     for talk in TALKS:
         wanted = library.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
         assert conversations.prompt(talk, words) == wanted
@@ -118,9 +118,7 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["prepend", "metaspace"])
 @pytest.mark.parametrize("template", [LLAMA_2, ZEPHYR], ids=["llama-2", "zephyr"])
-def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers(
-    template, form, world, monkeypatch, capfd
-):
+def test_chat_model_keeps_its_pieces_and_its_prompts_equal_transformers(template, form, world, monkeypatch, capfd):
     from transformers import AutoTokenizer
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -134,7 +132,7 @@ def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if form == "metaspace":  # as newer folders have it, beside the file that it was made of
+    if form == "metaspace":  # As in newer folders, beside its source file.
         from data.tokens.untrusted import sentencepiece_file
 
         sentencepiece_file.write(folder)
@@ -147,13 +145,13 @@ def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0, capfd.readouterr().err
     taken = Store(world.store).path("imported/theirs", "f" * 64)
     ours, theirs = tokenizers.load(taken), AutoTokenizer.from_pretrained(taken)
-    assert torch.equal(export.read(taken).head, export.read(folder).head)  # no row was added
+    assert torch.equal(export.read(taken).head, export.read(folder).head)  # No row was added.
     for talk in TALKS:
         wanted = theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
         assert conversations.prompt(talk, ours) == wanted
         answered = [*talk, {"role": "assistant", "content": "the paths  there"}]
         ids, mask = conversations.render(answered, ours)
-        assert ids[: len(wanted)] == wanted  # what is learnt follows what is asked
+        assert ids[: len(wanted)] == wanted  # Targets follow the prompt.
         assert theirs.decode(ids) == theirs.decode(theirs.apply_chat_template(answered)["input_ids"])
         learnt = [one for one, is_learnt in zip(ids, mask, strict=True) if is_learnt]
         assert ours.decode(learnt).endswith("the paths  there" + (" </s>" if template is LLAMA_2 else "</s>"))
@@ -161,7 +159,7 @@ def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers
         assert ours.encode(one) == theirs.encode(one, add_special_tokens=False, split_special_tokens=True)
 
 
-def test_a_completion_keeps_the_space_behind_its_prompt_and_an_answer_has_none(tmp_path):
+def test_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(tmp_path):
     words = tokenizers.load(taken(tmp_path, trained()))
     said = words.encode(" France  \u65e5\U0001f600 x", goes_on=True)
 
@@ -179,7 +177,7 @@ def test_a_completion_keeps_the_space_behind_its_prompt_and_an_answer_has_none(t
         assert "".join(piece.text for piece in Saying().answer(ask)) == wanted
 
 
-def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_and_a_hub(world, monkeypatch):
+def test_unsupported_tokenizer_is_refused_in_the_plan_from_a_folder_and_a_hub(world, monkeypatch):
     settings = Settings.load(ROOT)
     cases = {
         "unigram": ("tokenizer.model", trained(model_type="unigram"), "tokenizer.model: SentencePiece's Unigram model"),
@@ -203,7 +201,7 @@ def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_a
 
 
 @pytest.mark.pack("bits")
-def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, monkeypatch):
+def test_tokenizer_model_comes_from_a_hub_with_its_added_tokens(world, monkeypatch):
     folder = one_bit(world.root / "theirs", "1bitLLM")
     with serving({"1bitLLM/tiny": FolderRepo(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -219,7 +217,7 @@ def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, mon
 
 
 @pytest.mark.pack("bits")
-def test_another_tokenizer_model_is_another_model(world):
+def test_different_tokenizer_model_makes_a_different_model(world):
     folder = one_bit(world.root / "theirs", "1bitLLM")
     settings = Settings.load(ROOT)
     first = init_model.look(str(folder), settings).content

@@ -1,4 +1,4 @@
-"""A model cut over processes trains, saves and goes on as one that is whole."""
+"""A model sharded over processes trains, saves and resumes like a whole model."""
 
 import errno
 import json
@@ -31,8 +31,8 @@ from trainer.speed import equipped
 pytestmark = pytest.mark.process
 
 EASY = CheckpointOptions(save_every=4, keep=9, reserve_bytes=0)
-TOLERANCE = 1e-5  # relative, of float32 losses
-# 5 rows for 2 and 4 processes, 3 heads and 40 ids for 4: nothing comes out even
+TOLERANCE = 1e-5  # Relative, of float32 losses.
+# 5 rows for 2 and 4 processes, 3 heads and 40 ids for 4: no division is even.
 ODD = replace(TINY, num_attention_heads=3, num_key_value_heads=1, intermediate_size=50, vocab_size=322)
 
 
@@ -44,7 +44,7 @@ def config(**changes: Any) -> PhaseConfig:
 def training(
     folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: CheckpointOptions = EASY
 ) -> Training:
-    """Return a training made like that of `PhaseRun`, with synthetic batches."""
+    """Return a training made like `PhaseRun`, with synthetic batches."""
     dtype = getattr(torch, one.dtype)
     model = whole = Decoder(one.model, dtype)
     initialise(whole, one.seed)
@@ -67,7 +67,7 @@ def training(
 def run(
     folder: Path, one: PhaseConfig, size: int, parallel: str = "fsdp", per_node: int = 0, apart: bool = False
 ) -> list[float]:
-    """The losses of all steps of `size` processes; apart: no disk is seen by two of them."""
+    """Return the losses of all steps of `size` processes; apart: no two processes share a disk."""
 
     def work(ranks: Ranks, tell: Tell) -> None:
         training(folder / str(ranks.rank) if apart and ranks.rank else folder, one, ranks, parallel).run()
@@ -94,7 +94,7 @@ def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, paralle
     assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
-def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, alone):
+def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_path, alone):
     whole, folder = alone
     before = run(tmp_path / "four", config(), 4)
     saved = Checkpoints(tmp_path / "four" / "saved", EASY)
@@ -106,20 +106,20 @@ def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, 
     assert about["world"] == 4
     four = saved.newest()
     for size, parallel in ((2, "fsdp"), (1, "ddp"), (2, "ddp")):
-        # taken over at step 4: the steps after it, and what was written again
+        # Resumed at step 4: the following steps, and the newly written checkpoint.
         other = tmp_path / f"{parallel}{size}"
         shutil.copytree(tmp_path / "four", other)
         shutil.rmtree(other / "saved" / "step-000000008")
         assert run(other, config(), size, parallel) == pytest.approx(whole, rel=TOLERANCE)
-        # taken over at the last step: nothing is left to do, and what is saved anew has every bit
+        # Resumed at the last step: no step remains, and the new save has every bit.
         same = tmp_path / f"same-{parallel}{size}"
         shutil.copytree(tmp_path / "four", same)
         assert resaved(same, size, parallel) == contents(four)
     assert before == pytest.approx(whole, rel=TOLERANCE)
 
 
-def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, alone):
-    """And every gradient is on its way to its owner when the way back ends."""
+def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alone):
+    """And every gradient is on its way to its owner at the end of the backward pass."""
     whole, saved = alone[0], tmp_path / "saved"
 
     def work(ranks: Ranks, tell: Tell) -> None:
@@ -136,7 +136,7 @@ def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, a
         one.nbytes for one in Checkpoints(alone[1] / "saved", EASY).newest().tensors("optimizer").values()
     )
     assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
-    for size in (1, 2):  # the last steps once more, by one process, then by two from what that one had left
+    for size in (1, 2):  # The last steps again, by one process, then by two from its checkpoint.
         steps = sorted(saved.glob("step-*"))
         shutil.rmtree(steps[-1])
         assert run(tmp_path, config(), size, "ddp") == pytest.approx(whole, rel=TOLERANCE)
@@ -145,9 +145,9 @@ def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, a
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_compiled_processes_have_the_losses_of_one_that_is_not(tmp_path, alone, parallel):
+def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_path, alone, parallel):
     def work(ranks: Ranks, tell: Tell) -> None:
-        torch._dynamo.reset()  # what other tests have compiled before this process was forked
+        torch._dynamo.reset()  # Other tests compiled these before the fork of this process.
         torch._dynamo.utils.counters.clear()
         one = training(tmp_path, config(compile="always"), ranks, parallel)
         with equipped(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
@@ -160,7 +160,7 @@ def test_two_compiled_processes_have_the_losses_of_one_that_is_not(tmp_path, alo
     assert [json.loads(line)["loss"] for line in lines] == pytest.approx(alone[0], rel=TOLERANCE)
 
 
-def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_path, alone):
+def test_processes_without_a_common_disk_send_their_parts_to_the_first(tmp_path, alone):
     assert run(tmp_path, config(), 3, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
     saved = Checkpoints(tmp_path / "saved", EASY)
     assert len(saved.steps()) == 2 and saved.newest().manifest["world"] == 3
@@ -170,7 +170,7 @@ def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_pat
     assert run(tmp_path, config(), 2, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
 
 
-def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_path, alone):
+def test_full_disk_of_one_process_costs_all_of_them_only_the_save(tmp_path, alone):
     def work(ranks: Ranks, tell: Tell) -> None:
         one, write = training(tmp_path, config(), ranks, "fsdp"), tensor_file.write
 
@@ -183,14 +183,14 @@ def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_p
         one.run()
         tell("failed", str(one.failed_saves))
 
-    assert [told["failed"] for told in together(2, work)] == ["0", "0"]  # in a row: the last one was whole
+    assert [told["failed"] for told in together(2, work)] == ["0", "0"]  # In a row: the last save succeeded.
     saved = Checkpoints(tmp_path / "saved", EASY)
     assert [path.name for path in saved.steps()] == ["step-000000008"] and saved.newest().manifest["world"] == 2
     assert not list((tmp_path / "saved").glob(".tmp-*"))
 
 
 def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
-    """Return the content of a checkpoint that `size` processes have read and written again, under another step."""
+    """Return a checkpoint that `size` processes loaded and saved again under a new step."""
 
     def work(ranks: Ranks, tell: Tell) -> None:
         one = training(folder, config(), ranks, parallel)
@@ -208,7 +208,7 @@ def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
 
 
 def contents(one: Checkpoint) -> dict[str, Any]:
-    """Every tensor, as bytes."""
+    """Return every tensor, as bytes."""
     return {
         f"{kind}/{name}": (one.tensors(kind)[name].shape, one.tensors(kind)[name].numpy().tobytes())
         for kind in ("model", "optimizer", "rng")
@@ -217,7 +217,7 @@ def contents(one: Checkpoint) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_what_lies_outside_of_blocks_comes_together_in_16_bits_too(tmp_path, tied):
+def test_parameters_outside_of_blocks_are_gathered_in_16_bits_too(tmp_path, tied):
     one = config(dtype="bfloat16", model=replace(ODD, tie_word_embeddings=tied))
     seen: set[torch.dtype] = set()
 
@@ -240,8 +240,8 @@ def test_what_lies_outside_of_blocks_comes_together_in_16_bits_too(tmp_path, tie
 @pytest.mark.parametrize(
     "changes", [{"dtype": "bfloat16"}, {"recompute": True}, {"recompute": True, "keep_products": True}], ids=str
 )
-def test_bfloat16_and_recomputation_change_what_they_change_in_one_process(tmp_path, changes):
-    """bfloat16 rounds gains too where blocks come together, so losses are near each other only."""
+def test_bfloat16_and_recomputation_have_the_effect_of_one_process(tmp_path, changes):
+    """bfloat16 also rounds gains during the gather of blocks, so losses are only close to each other."""
     expected = run(tmp_path / "one", config(**changes), 1)
     rel = 5e-3 if "dtype" in changes else TOLERANCE
     assert run(tmp_path / "two", config(**changes), 2) == pytest.approx(expected, rel=rel)

@@ -1,7 +1,7 @@
-"""One of several processes dies or falls silent, anywhere: all end, nothing saved is lost, and the run goes on.
+"""One of several processes dies or hangs, at any point: all exit, no saved checkpoint is lost, and the run resumes.
 
-A trial forks two processes that train a model cut in two; a blow falls on one of them at a labelled point, mostly of a
-save. Whoever goes on comes to the bits of a run left alone.
+A trial forks two processes that train a model sharded in two; a blow hits one of them at a labelled point, mostly of a
+save. The resumed run must reach the bits of an undisturbed run.
 """
 
 import os
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.process
 CONFIG = config(steps=6)
 KEEPING = CheckpointOptions(save_every=2, keep=2, reserve_bytes=0)
 LOST = PeerLost.exit_code
-DEADLINE_S = 60.0  # a guard against hanging
+DEADLINE_S = 60.0  # Guard against hanging.
 FIRST_ALONE = ("draft", "rename", "hint", "remove", "rng", "sync manifest", "sync draft", "sync folder")
 AGREED = ("before agree", "after agree")
 PLACES = [(0, label) for label in (*LABELS, *AGREED)] + [
@@ -42,7 +42,9 @@ PLACES = [(0, label) for label in (*LABELS, *AGREED)] + [
 
 
 def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
-    """Train to the end, from what is there; the first process tells each step saved, and the hashes at the end."""
+    """Train to the end from the existing checkpoints; the first process sends each saved step, and the hashes at the
+    end.
+    """
     instrument(points)
     agree, collect = ranks_module.Ranks.tell_all, saving.Saver.collect
 
@@ -71,7 +73,7 @@ def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
 
 
 def passing(rank: int, place: tuple[int, str], nth: int, blow: Callable[[], None]) -> Points:
-    """`blow` at the nth passing of that place."""
+    """Apply `blow` at the nth pass of the place."""
 
     def passed(label: str, count: int) -> None:
         if (rank, label) == place and count == nth:
@@ -81,13 +83,13 @@ def passing(rank: int, place: tuple[int, str], nth: int, blow: Callable[[], None
 
 
 def leave(children: list[Child]) -> tuple[list[int], dict[str, str]]:
-    """(exit codes, what the first told last of each kind)"""
+    """Return (exit codes, the first process's last message of each kind)."""
     told = [child.leave(DEADLINE_S) for child in children]
     return [code for _, code in told], dict(told[0][0])
 
 
 @rounds(4, 300)
-def test_killed_anywhere_in_a_save_of_parts_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
+def test_process_killed_anywhere_in_a_sharded_save_leaves_the_bits_of_an_undisturbed_run(tmp_path, rounds):
     seed = seeds.seed()
     chance, unhit, killed, newest = random.Random(seed), set(PLACES), 0, 0
     alone = together(2, lambda ranks, tell: train(tmp_path / "alone", ranks, Points(_pass), tell))
@@ -124,7 +126,7 @@ def _pass(label: str, nth: int) -> None:
 
 
 @pytest.mark.parametrize("place", [(1, "before step"), (0, "before write optimizer"), (1, "before agree")], ids=str)
-def test_when_one_falls_silent_the_others_leave_to_start_again(tmp_path, place):
+def test_hanging_process_makes_the_others_exit_for_a_restart(tmp_path, place):
     def work(ranks: Ranks, tell: Tell) -> None:
         def stop() -> None:
             tell("silent", "")

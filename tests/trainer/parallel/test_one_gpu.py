@@ -1,4 +1,4 @@
-"""Several processes on one GPU, by NCCL, train as one does there."""
+"""Several processes on one GPU, by NCCL, train like one process."""
 
 import json
 import os
@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def losses(size: int, way: str) -> list[float]:
-    """Return the losses of `size` processes, two on each pretended node.
+    """Return the losses of `size` processes, two on each simulated node.
 
-    NCCL refuses two processes of one machine that share a GPU, and takes them for two machines by NCCL_HOSTID.
+    NCCL refuses two processes of one machine that share a GPU; NCCL_HOSTID makes NCCL see two machines.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "LOCAL_RANK": "0"}
@@ -42,4 +42,4 @@ def alone():
 
 @pytest.mark.parametrize(("size", "way"), [(2, "ddp"), (2, "fsdp"), (2, "fsdp-held"), (4, "hybrid")])
 def test_several_processes_on_one_gpu_have_the_losses_of_one(size, way, alone):
-    assert losses(size, way) == pytest.approx(alone, rel=1e-4)  # bfloat16; by gloo on a CPU it is float32
+    assert losses(size, way) == pytest.approx(alone, rel=1e-4)  # bfloat16; with gloo on a CPU it is float32.

@@ -1,4 +1,6 @@
-"""The time that processes wait for one another: longer until the first step is done, and nothing slow in between."""
+"""The timeouts of processes for each other: longer until the first step is done, with slow work before the first
+exchange.
+"""
 
 from datetime import timedelta
 
@@ -10,7 +12,7 @@ from trainer import loop
 from trainer.parallel.process_group import FIRST_TIMEOUT_S, STEP_TIMEOUT_S, Ranks, timeout_s
 
 
-def test_exchanges_are_given_up_sooner_once_a_step_is_done(monkeypatch):
+def test_exchanges_time_out_earlier_after_the_first_step(monkeypatch):
     set_to = []
     monkeypatch.setattr(
         torch.distributed.distributed_c10d, "_set_pg_timeout", lambda patience, group: set_to.append((group, patience))
@@ -19,14 +21,14 @@ def test_exchanges_are_given_up_sooner_once_a_step_is_done(monkeypatch):
     assert timeout_s(FIRST_TIMEOUT_S) == 600 > STEP_TIMEOUT_S
     Ranks(rank=1, size=2, quick="quick").hurry("cut")
     assert set_to == [(group, timedelta(seconds=STEP_TIMEOUT_S)) for group in (None, "quick", "cut")]
-    Ranks().hurry()  # alone there is nobody to wait for
+    Ranks().hurry()  # A single process waits for no other.
     assert len(set_to) == 3
     monkeypatch.setenv("SLIPWAY_GROUP_TIMEOUT_S", "7")
     assert timeout_s(FIRST_TIMEOUT_S) == timeout_s(STEP_TIMEOUT_S) == 7
 
 
 @pytest.mark.slow
-def test_what_the_first_process_does_alone_comes_before_the_first_exchange_and_haste_after_the_first_step(
+def test_work_of_the_first_process_precedes_the_first_exchange_and_short_timeouts_follow_the_first_step(
     tmp_path, monkeypatch
 ):
     order = []

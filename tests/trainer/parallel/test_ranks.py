@@ -1,4 +1,4 @@
-"""Several processes train as one: the same losses, one writer, and none goes on without the others."""
+"""Several processes train as one: the same losses, one writer, and no process continues without the others."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from trainer.model.decoder import Decoder
 pytestmark = pytest.mark.process
 
 OFTEN = CheckpointOptions(save_every=3, keep=3, reserve_bytes=0)
-TOLERANCE = 1e-5  # relative, of float32 losses
+TOLERANCE = 1e-5  # Relative, of float32 losses.
 CONFIG = tiny(steps=12, rows=5, micro_rows=1, dtype="float32", packing="best-fit")
 
 
@@ -35,7 +35,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def spread(world: World, config, port: int, *makings) -> list[subprocess.Popen[str]]:
-    """One torchrun per node, each with a work folder of its own."""
+    """Run one torchrun per node, each with a separate work folder."""
     started = []
     for rank, making in enumerate(makings):
         work = world.work(f"node{rank}")
@@ -68,7 +68,7 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def alone(inputs, tmp_path_factory):
-    """The losses of one process."""
+    """Return the losses of one process."""
     root = tmp_path_factory.mktemp("alone")
     shutil.copytree(inputs[0], root / "store", copy_function=os.link)
     world = World(root / "store", root, inputs[1])
@@ -79,7 +79,7 @@ def alone(inputs, tmp_path_factory):
     return found
 
 
-def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port, alone):
+def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port, alone):
     for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
         assert code == 0, words
     assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
@@ -88,8 +88,10 @@ def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port
 
 
 @pytest.mark.nightly
-def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, alone, capfd):
-    """Each has half of the model, and they share no disk; what is published is evaluated, exported and talked to."""
+def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, alone, capfd):
+    """Each node has half of the model, and they share no disk; the published model is evaluated, exported and used in a
+    chat.
+    """
     config = replace(CONFIG, parallel="fsdp")
     for code, words in map(finish, spread(world, config, port, world.making(), world.making())):
         assert code == 0, words
@@ -107,17 +109,18 @@ def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, 
     assert json.loads(capfd.readouterr().out)["bits_per_byte"] == pytest.approx(about["bits_per_byte"], rel=1e-4)
     assert main(["export", "--model", str(model), "--out", str(out)]) == 0
     assert main(["chat", "--model", str(out), "--prompt", "reads", "--max-tokens", "4"]) == 0
-    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)  # and the next phase goes on from it, alone
+    # The next phase continues from the model, in one process.
+    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
     mid = tiny(phase="mid", mixture={"identity": 1.0}, sequence_len=96, steps=2, dtype="float32")
     code, words = finish(world.start(mid, OFTEN, world.making("mid", base=entry)))
     assert code == 0, words
 
 
 @pytest.mark.nightly
-def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(world, port, alone):
+def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world, port, alone):
     nodes = spread(world, CONFIG, port, world.making(), world.making())
     world.wait_for_step(4, nodes[0], "node0")
-    nodes[0].terminate()  # which stops both: they agree on it
+    nodes[0].terminate()  # The signal stops both: they agree on the stop.
     assert [finish(one)[0] for one in nodes] == [75, 75]
     saved = Checkpoints(world.checkpoints("node0"), OFTEN).newest()
     cursor = saved.manifest["data_cursor"]
@@ -130,8 +133,8 @@ def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(wo
 
 
 @pytest.mark.nightly
-def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several(inputs, tmp_path):
-    """Threads of the group abort it now and then, when the other side has just gone."""
+def test_aborted_interpreter_does_not_change_the_exit_code_of_a_rank(inputs, tmp_path):
+    """Threads of the process group sometimes abort the interpreter, right after the exit of the other side."""
 
     def ended(size: str, words: list[str]) -> subprocess.CompletedProcess[bytes]:
         program = f"import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = {['trainer', *words]};"
@@ -149,7 +152,7 @@ def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_amon
 
 
 @pytest.mark.nightly
-def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
+def test_node_with_different_data_is_refused_by_name(world, port, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(world.store, other, copy_function=os.link)
     writer = Writer(tmp_path / "text" / "train", 1000)

@@ -1,4 +1,4 @@
-"""A model whose optimizer is shared is given back once nobody holds it: several follow each other in one program."""
+"""A model with a sharded optimizer is freed after its last reference: several follow each other in one program."""
 
 import weakref
 
@@ -9,7 +9,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
 
 
-def test_a_model_and_its_share_of_the_optimizer_are_freed_with_the_last_who_holds_them():
+def test_model_and_its_optimizer_shard_are_freed_with_the_last_reference():
     model = random_model(LLAMA)
     part = shared(model, Ranks(0, 2))
     ids = torch.arange(8)[None]

@@ -1,7 +1,7 @@
-"""Several processes that train as one, forked from a test: a second each, where programs would take ten.
+"""Several processes that train as one, forked from a test: one second each, compared with ten for a program.
 
-In: how many, and what each does with its `Ranks`. Out: what they told, and how each ended. What they need is imported
-before they are forked.
+Input: the number of processes, and a function of each process's `Ranks`. Output: their messages, and the end of each.
+Required modules are imported before the fork.
 """
 
 import importlib
@@ -22,13 +22,15 @@ Work = Callable[[Ranks, Tell], None]
 
 
 def import_ahead() -> None:
-    """Import what takes seconds, once: where the first are forked, as every worker of pytest imports this module."""
+    """Import slow modules once, before the first fork, because every pytest worker imports this module."""
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
         importlib.import_module(name)
 
 
 def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[Child]:
-    """`size` processes at `work`, per_node of them on each pretended node (all on one); they hold no locks of ours."""
+    """Fork `size` processes that run `work`, per_node on each simulated node (all on one); they hold no inherited
+    locks.
+    """
     import_ahead()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -49,7 +51,7 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
         try:
             with joined() as ranks:
                 work(ranks, tell)
-        except PeerLost as error:  # as the program does: nothing is waited for
+        except PeerLost as error:  # Like the program: no further wait.
             tell("lost", str(error).replace("\n", " ")[:200])
             os._exit(PeerLost.exit_code)
 
@@ -57,12 +59,12 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
 
 
 def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[dict[str, Any]]:
-    """Return the last messages of each process, by rank; raise Wrong when one failed."""
+    """Return the last messages of each process, by rank; raise Wrong after a failure."""
     if size == 1:
         import_ahead()
 
         def alone(tell: Tell) -> None:
-            # The threads of PyTorch do not live through a fork: a child of a process that has used them waits forever.
+            # The threads of PyTorch do not survive a fork: a child of a process that has used them waits forever.
             torch.set_num_threads(1)
             work(Ranks(), tell)
 

@@ -1,4 +1,4 @@
-"""The reports of a run: figures that are consistent, over recoveries too; and samples of the model's text."""
+"""The reports of a run: consistent metrics, over recoveries too; and samples of the model's text."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from trainer.reporting.samples import TALK, Sampler, is_due
 NEW = ("mfu", "tokens_per_s", "step_s", "data_wait_s", "memory_bytes", "at")
 
 
-def test_figures_of_a_step_are_what_their_formulas_say(tmp_path):
+def test_metrics_of_a_step_follow_their_formulas(tmp_path):
     one = training(tmp_path, steps=6)
     one.peak = Peak(1e9, "a device of 1 GFLOP/s")
     one.run()
@@ -38,12 +38,12 @@ def test_figures_of_a_step_are_what_their_formulas_say(tmp_path):
         assert {"loss", "grad_norm", "lr", *NEW} <= line.keys()
         seconds += line["step_s"]
         rate = tokens * (at + 1) / seconds
-        assert line["tokens_per_s"] == pytest.approx(rate, rel=1e-3, abs=0.1)  # the mean over the last steps
+        assert line["tokens_per_s"] == pytest.approx(rate, rel=1e-3, abs=0.1)  # The mean over the last steps.
         assert line["mfu"] == pytest.approx(rate * flops / 1e9, rel=1e-3, abs=1e-4)
     assert 1 << 26 < lines[-1]["memory_bytes"] < 1 << 40
 
 
-def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_path, monkeypatch):
+def test_rate_covers_the_last_steps_and_a_curve_the_whole_run(tmp_path, monkeypatch):
     told = tmp_path / "records.jsonl"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
     stop_at(training(tmp_path, steps=40), 33)
@@ -60,7 +60,7 @@ def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_
     assert record["eta_s"] == 0
 
 
-def test_the_curve_of_rl_is_that_of_its_reward_also_over_a_recovery(tmp_path, monkeypatch):
+def test_curve_of_rl_shows_its_reward_also_over_a_recovery(tmp_path, monkeypatch):
     told = tmp_path / "records.jsonl"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
     for start in (0, 2):
@@ -71,12 +71,12 @@ def test_the_curve_of_rl_is_that_of_its_reward_also_over_a_recovery(tmp_path, mo
     assert json.loads(told.read_text().splitlines()[-1])["curve"] == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_padding_counts_as_no_token():
+def test_padding_is_not_counted_as_tokens():
     targets = np.array([[-1, 5, 6, -1, -1], [-1, -1, -1, -1, -1], [1, 2, 3, 4, 5], [7, -1, -1, -1, 8]])
     assert tokens_in({"ids": np.zeros((4, 5), np.int64), "targets": targets}) == 3 + 0 + 5 + 5
 
 
-def test_a_curve_has_at_most_so_many_points_however_long_the_run():
+def test_curve_has_a_bounded_number_of_points_for_any_run_length():
     for steps in (1, POINTS, POINTS + 1, 400_000):
         curve = Curve(steps)
         for step in {1, steps // 2 + 1, steps}:
@@ -85,7 +85,7 @@ def test_a_curve_has_at_most_so_many_points_however_long_the_run():
     assert Curve(10).points() == []
 
 
-def test_lines_of_steps_that_are_done_again_are_dropped_and_so_is_half_a_line(tmp_path):
+def test_repeated_steps_and_incomplete_lines_are_dropped(tmp_path):
     path = tmp_path / "lines.jsonl"
     told = [{"step": step, "tokens": 96 * step, "loss": 2.5} for step in (1, 2, 2, 3)]
     told[2]["lr"] = 0.1
@@ -96,10 +96,10 @@ def test_lines_of_steps_that_are_done_again_are_dropped_and_so_is_half_a_line(tm
     assert read(path) == [*told[:3], {**told[3], "loss": 2.25}]
 
 
-def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use():
+def test_gpu_speeds_of_metrics_equal_the_speeds_of_forecasts():
     for gpu in gpus.GPUS:
         for device in (*gpu.runpod, *gpu.lium):
-            if gpus.is_slice(gpu.name):  # the machine itself tells its share
+            if gpus.is_slice(gpu.name):  # The machine itself reports its slice.
                 continue
             found, wanted = peak_flops.of_name(device), gpus.tflops(gpu.name)
             assert found or wanted is None, device
@@ -121,21 +121,21 @@ def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use
         assert peak_flops.of_name(device).flops_per_s == tflops * 1e12, device
 
 
-def test_a_slice_of_a_gpu_is_as_fast_as_the_multiprocessors_that_it_has():
+def test_gpu_slice_is_as_fast_as_its_multiprocessors():
     found = peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42)
     assert found.flops_per_s == pytest.approx(312e12 * 42 / 108)
     assert "42 of 108" in found.source
     assert peak_flops.of_name("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132).flops_per_s == 989e12
-    assert peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None  # nobody has said how many
+    assert peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None  # The number is unknown.
 
 
-def test_a_cpu_is_measured_and_says_so():
+def test_cpu_speed_is_measured_and_labelled():
     found = peak_flops.of_machine(Machine(torch.device("cpu"), torch.float32, 1))
     assert 1e8 < found.flops_per_s < 1e13
     assert "measured" in found.source
 
 
-def test_a_model_is_asked_at_equal_distances_and_at_the_end():
+def test_samples_are_taken_at_equal_distances_and_at_the_end():
     for steps, times in ((144, 6), (7, 3), (3, 6), (1, 1), (100, 0)):
         due = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
         assert len(due) == min(steps, times)
@@ -143,7 +143,7 @@ def test_a_model_is_asked_at_equal_distances_and_at_the_end():
         assert len({later - before for before, later in zip(due, due[1:], strict=False)}) <= 2
 
 
-def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, inputs):
+def test_sampling_changes_no_bit_and_samples_survive_a_kill(tmp_path, inputs):
     words = tokenizers.load(inputs[0] / "tokenizer")
 
     def asked(name, steps=20):
@@ -164,7 +164,7 @@ def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, i
     assert all(isinstance(one["text"], str) for one in said)
 
 
-def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_any_other(tmp_path):
+def test_first_line_of_a_run_has_the_whole_configuration_and_is_parsed_like_any_other(tmp_path):
     config = tiny(steps=3)
     for start, steps in ((0, 2), (2, 3)):
         told = Metrics(tmp_path, start, config)
@@ -177,7 +177,7 @@ def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_an
     assert parse('{"step": 1, "tokens": 1, "loss": 1.0, "config": 3}\n') == []
 
 
-def test_the_log_has_a_line_of_every_few_steps_unless_a_terminal_shows_them(tmp_path, monkeypatch, capfd):
+def test_log_has_a_line_every_few_steps_unless_a_terminal_shows_them(tmp_path, monkeypatch, capfd):
     def told(steps, **figures):
         metrics = Metrics(tmp_path / str(steps), 0, tiny(steps=steps))
         for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""The report of a run: charts that show what is there, a page that is whole by itself, at any moment of a run."""
+"""The report of a run: charts of the existing data, a self-contained page, at any moment of a run."""
 
 import html.parser
 import io
@@ -36,7 +36,7 @@ SAMPLES = [{"step": step, "prompt": "Who?", "text": f"{HOSTILE} {step}"} for ste
 
 
 class Whole(html.parser.HTMLParser):
-    """Every element that begins also ends, in order."""
+    """Checks that every element is closed, in order."""
 
     def __init__(self):
         super().__init__()
@@ -52,10 +52,10 @@ class Whole(html.parser.HTMLParser):
         assert self.open.pop() == name
 
 
-def test_a_chart_lies_within_its_frame_and_its_line_goes_as_the_figures_do():
+def test_chart_stays_in_its_frame_and_its_line_follows_the_metrics():
     found = layout(Chart("x", tuple((one["step"], one["loss"]) for one in LINES)))
     (line,) = found.lines
-    assert [y for _, y in line] == sorted(y for _, y in line)  # the loss falls, and down is more
+    assert [y for _, y in line] == sorted(y for _, y in line)  # The loss falls, and y grows downwards.
     assert [x for x, _ in line] == sorted(x for x, _ in line)
     assert all(LEAST_LEFT <= x <= WIDTH and TOP <= y <= HEIGHT for x, y in line)
     assert [words for _, words in found.across] == ["20", "40", "60", "80", "100"]
@@ -73,22 +73,22 @@ def test_marks_are_round_and_few():
     assert words == ["0", "0.031", "2.0e-05", "0.0004", "250", "2,000", "34k", "1.2M", "500G"]
 
 
-def test_what_is_no_number_is_left_out_and_one_step_is_a_dot():
+def test_non_finite_values_are_omitted_and_one_step_is_a_dot():
     assert layout(Chart("x", ((1, float("nan")), (2, float("inf"))))).lines == []
     assert "<circle" in svg(Chart("x", ((1, 2.0),)))
     assert Image.open(io.BytesIO(png(Chart("x", ((1, 2.0),))))).size == (2 * WIDTH, 2 * (HEIGHT + chart.HEAD))
 
 
-def test_long_runs_are_thinned_to_means_and_smoothed_without_bending_the_ends():
+def test_long_runs_are_thinned_to_means_and_smoothed_with_exact_ends():
     points = [(step, float(step)) for step in range(1, 100_001)]
     assert len(thin(points)) <= chart.MOST_POINTS
     assert math.isclose(sum(y for _, y in thin(points)) / len(thin(points)), 50_000.5)
     smooth = running_mean(points[:1000])
     assert (smooth[0], smooth[-1]) == (points[0], points[999])
-    assert all(math.isclose(y, x) for x, y in smooth)  # a straight line stays one
+    assert all(math.isclose(y, x) for x, y in smooth)  # A straight line stays straight.
 
 
-def test_a_picture_shows_the_line_where_the_layout_has_it():
+def test_image_draws_the_line_at_the_position_of_the_layout():
     one = Chart("x", tuple((step, step % 7) for step in range(1, 60)))
     image = Image.open(io.BytesIO(png(one))).convert("RGB")
     for x, y in layout(one).lines[-1][1:-1]:
@@ -96,14 +96,14 @@ def test_a_picture_shows_the_line_where_the_layout_has_it():
         assert blue > red + 60, (x, y)
 
 
-def test_a_page_is_whole_at_any_moment_of_a_run():
+def test_page_is_complete_at_any_moment_of_a_run():
     config = {"steps": 200, "model": {"vocab_size": 320}, "mixture": None}
     moments = (
         PhaseStory("base", "waiting", config),
         PhaseStory("base", "running", config, LINES[:1]),
         PhaseStory("base", "running", config, LINES, SAMPLES),
         PhaseStory("base", "done", {**config, "steps": 100}, LINES, SAMPLES, {"bits_per_byte": 1.5, "gzip": 2.5}),
-        PhaseStory("elsewhere", lines=[{"step": 1, "loss": 2.0, "tokens": 4}]),  # of an earlier version
+        PhaseStory("elsewhere", lines=[{"step": 1, "loss": 2.0, "tokens": 4}]),  # Of an earlier version.
     )
     for phase in moments:
         text = page(Story("brave-otter-3", [("cost, USD", "0.00"), ("state", HOSTILE)], [phase], "now", HOSTILE))
@@ -126,10 +126,10 @@ def test_a_page_is_whole_at_any_moment_of_a_run():
     said = page(Story("r", (), [moments[3]], "now"))
     assert "1.5000 bits per byte (gzip 2.500)" in said
     steps = [int(one) for one in re.findall(r'<td class="number">(\d+)</td>', said)]
-    assert steps[-1] == 100 and 8 <= len(steps) <= 12  # of 25 moments
+    assert steps[-1] == 100 and 8 <= len(steps) <= 12  # Of 25 moments.
 
 
-def test_the_words_of_an_axis_are_all_different_and_have_room():
+def test_axis_labels_are_distinct_and_fit():
     for low, high, unit in ((4.95612, 4.95614, ""), (0.0101, 0.0502, " GB"), (1e6, 1e6 + 9, ""), (2e-5, 2.1e-5, "")):
         found = layout(Chart("c", ((1e6, low), (1e6 + 8, high)), unit=unit))
         for marks in (found.up, found.across):
@@ -139,10 +139,11 @@ def test_the_words_of_an_axis_are_all_different_and_have_room():
         ends = [(x - LETTER * len(word) / 2, x + LETTER * len(word) / 2) for x, word in found.across]
         assert all(end < begin for (_, end), (begin, _) in zip(ends, ends[1:], strict=False))
         assert all(found.left <= x <= WIDTH for x, _ in found.lines[-1])
-        assert max(y for y, _ in found.up) + 4 <= HEIGHT - 8 - 18  # a line of words lies between the two axes' words
+        # A line of words lies between the words of the two axes.
+        assert max(y for y, _ in found.up) + 4 <= HEIGHT - 8 - 18
 
 
-def test_a_page_has_no_card_without_something_in_it():
+def test_page_has_no_empty_card():
     lost = PhaseStory("base", "running", lines=[{"step": 1, "tokens": 9, "loss": math.nan, "grad_norm": None}])
     text = page(Story("brave-otter-3", [], [lost, PhaseStory("mid", "waiting")], "now"))
     assert list(charts(lost)) == [] and "tiles" not in text.partition("<main>")[2]
@@ -152,7 +153,7 @@ def test_a_page_has_no_card_without_something_in_it():
     assert "1 min 03 s" in page(Story("r", [], [spent], "now"))
 
 
-def test_a_picture_names_its_run_and_its_axis_and_shows_what_happened(tmp_path):
+def test_image_names_its_run_and_axis_and_marks_events(tmp_path):
     lines = [{**one, "at": 1000.0 + one["step"]} for one in LINES]
     marks = [(900.0, "before it began"), (1010.5, "its pod was lost: <preempted>"), (1130.0, "saved at its end")]
     story = Story(

@@ -1,4 +1,4 @@
-"""Pictures of many runs over each other, whatever their figures are."""
+"""Charts of many runs in one frame, for any values."""
 
 import re
 
@@ -16,8 +16,8 @@ def drawn(*figures):
     return str(curves("a figure", [CurveLine(name="one", group="arm", points=points)], colours(["arm"])))
 
 
-def test_a_figure_that_never_changes_is_a_level_line_with_marks_around_it():
-    for constant in (1e-5, 0.0, 0.3, -7.0):  # the running mean of 1e-5 differs from it in the last bit
+def test_constant_metric_is_a_level_line_with_marks_around_it():
+    for constant in (1e-5, 0.0, 0.3, -7.0):  # The running mean of 1e-5 differs from it in the last bit.
         found = drawn(*[constant] * 6)
         (line,) = re.findall(r'points="([^"]+)"', found)
         assert len({point.split(",")[1] for point in line.split()}) == 1
@@ -25,7 +25,7 @@ def test_a_figure_that_never_changes_is_a_level_line_with_marks_around_it():
 
 
 @given(st.lists(FIGURES, min_size=1, max_size=130), st.booleans())
-def test_any_figures_have_a_picture_with_marks_that_differ(figures, smooth):
+def test_any_values_have_a_chart_with_distinct_marks(figures, smooth):
     points = tuple((step, value) for step, value in enumerate(figures, 1))
     marks = [words for _, words in layout(Chart("x", points, smooth=smooth)).up]
     assert len(set(marks)) == len(marks)
@@ -33,6 +33,6 @@ def test_any_figures_have_a_picture_with_marks_that_differ(figures, smooth):
 
 
 @given(st.lists(st.tuples(FIGURES, FIGURES.map(abs)), min_size=1, max_size=4))
-def test_differences_that_are_no_numbers_are_left_out(rows):
+def test_non_finite_differences_are_omitted(rows):
     said = str(differences("against the best", [("arm", *one) for one in rows], colours(["arm"])))
     assert "nan" not in re.sub(r"<title>.*?</title>", "", said) and said.startswith("<svg" if "circle" in said else "<")

@@ -1,15 +1,15 @@
-"""Ways out of the sandbox of code: system calls with the arguments that would do harm, and programs of Python.
+"""Escapes from the code sandbox: harmful system calls, and Python programs.
 
-`CALLS` are made as they stand: a call counts as refused only where the kernel never looked at its arguments (EPERM,
-ENOSYS), or where a file is out of reach. `programs("escapes.txt")` are functions `f`, which return True when they are
-through. What reaches beyond the victims of the test (the name of the machine, its clock, the library) has arguments
-that a kernel refuses for another reason, so that a sandbox with a hole does no harm here.
+`CALLS` are made unchanged: a call counts as refused only when the kernel did not read its arguments (EPERM, ENOSYS), or
+when a file is out of reach. `programs("escapes.txt")` are functions `f`, which return True after an escape. Calls that
+reach beyond the victims of the test (the name of the machine, its clock, the library) have arguments that a kernel
+refuses for a second reason, so that a sandbox with a hole does no harm here.
 """
 
 import platform
 
-# What the expressions below may use: PATH and FOLDER (which the user of the answer owns), PID of a process of the same
-# user, PORT and SOCKET (abstract) of a listener, MINE (its own process), bytes as addresses, BUFFER.
+# Names for the expressions below: PATH and FOLDER (owned by the user of the answer), PID of a process of the same user,
+# PORT and SOCKET (abstract) of a listener, MINE (the own process), bytes as addresses, BUFFER.
 PREFIX = """
 import ctypes, os, sys
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -29,9 +29,9 @@ def refused(what):
         return f"{type(error).__name__}: {error}"[:200]
 """
 TIMES = "(0).to_bytes(8, 'little') * 4"
-# name: (number of x86_64, of aarch64, arguments); -1 = there is none
+# name: (number of x86_64, of aarch64, arguments); -1 = the call does not exist.
 CALLS: dict[str, tuple[int, int, str]] = {
-    # signals to others: by the owner of a descriptor, and directly
+    # Signals to others: by the owner of a descriptor, and directly.
     "fcntl F_SETOWN": (72, 25, "0, 8, PID"),
     "fcntl F_SETOWN of a group": (72, 25, "0, 8, -PID"),
     "fcntl F_SETOWN_EX": (72, 25, "0, 15, (1).to_bytes(4, 'little') + PID.to_bytes(4, 'little')"),
@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "ioctl TIOCSTI": (16, 29, "0, 0x5412, BUFFER"),
     "ioctl TIOCSPGRP": (16, 29, "0, 0x5410, BUFFER"),
     "ioctl FS_IOC_SETFLAGS": (16, 29, "0, 0x40086602, BUFFER"),
-    # modes, owners, times, attributes
+    # Modes, owners, times, attributes.
     "chmod": (90, -1, "PATH, 0o777"),
     "fchmod": (91, 52, "0, 0o777"),
     "fchmodat": (268, 53, "-100, PATH, 0o777"),
@@ -90,7 +90,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "getxattr": (191, 8, "PATH, b'user.here', BUFFER, 100"),
     "listxattr": (194, 11, "PATH, BUFFER, 100"),
     "file_setattr": (469, 469, "-100, PATH, BUFFER, 32, 0"),
-    # contents and names of files
+    # Contents and names of files.
     "truncate": (76, 45, "PATH, 0"),
     "ftruncate": (77, 46, "0, 0"),
     "fallocate": (285, 47, "0, 0, 0, 1"),
@@ -138,7 +138,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "inotify_add_watch": (254, 27, "0, PATH, 0xfff"),
     "fanotify_init": (300, 262, "0, 0"),
     "statfs": (137, 43, "PATH, BUFFER"),
-    # processes and programs
+    # Processes and programs.
     "fork": (57, -1, ""),
     "vfork": (58, -1, ""),
     "clone of a process": (56, 220, "17, 0, 0, 0, 0"),
@@ -179,7 +179,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "ioprio_set": (251, 30, "1, PID, 3 << 13"),
     "getpgid": (121, 155, "PID"),
     "getsid": (124, 156, "PID"),
-    # memory that can be run
+    # Executable memory.
     "mmap to write and run": (9, 222, "0, 4096, 7, 0x22, -1, 0"),
     "mmap to run": (9, 222, "0, 4096, 5, 0x22, -1, 0"),
     "mmap of a file to write and run": (9, 222, "0, 4096, 7, 2, 0, 0"),
@@ -194,7 +194,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "personality": (135, 92, "0x0400000"),
     "arch_prctl": (158, -1, "0x1002, 0"),
     "modify_ldt": (154, -1, "0, BUFFER, 16"),
-    # sockets and other ways to talk
+    # Sockets and other channels.
     "socket of IPv4": (41, 198, "2, 1, 0"),
     "socket of IPv6": (41, 198, "10, 2, 0"),
     "socket of Unix": (41, 198, "1, 1, 0"),
@@ -224,7 +224,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "io_uring_enter": (426, 426, "0, 0, 0, 0, 0, 0"),
     "io_uring_register": (427, 427, "0, 0, 0, 0"),
     "io_setup": (206, 0, "1, BUFFER"),
-    # the machine
+    # The machine.
     "sethostname": (170, 161, "b'x', -1"),
     "setdomainname": (171, 162, "b'x', -1"),
     "settimeofday": (164, 170, "BUFFER, 0"),
@@ -259,7 +259,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
     "mount_setattr": (442, 442, "-100, FOLDER, 0, BUFFER, 32"),
     "statmount": (457, 457, "BUFFER, BUFFER, 100, 0"),
     "listmount": (458, 458, "BUFFER, BUFFER, 10, 0"),
-    # rights
+    # Rights.
     "setuid": (105, 146, "0"),
     "setresuid": (117, 147, "0, 0, 0"),
     "setgid": (106, 144, "0"),
@@ -285,7 +285,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
 
 
 def here() -> dict[str, tuple[int, str]]:
-    """Return the calls that this architecture has: number and arguments, by name."""
+    """Return the calls of this architecture: number and arguments, by name."""
     column = ["x86_64", "aarch64"].index(platform.machine())
     found = {name: ((one[0], one[1])[column], one[2]) for name, one in CALLS.items()}
     return {name: one for name, one in found.items() if one[0] >= 0}

@@ -1,7 +1,7 @@
-"""`python -m tests.trainer.rewards.escaping JAIL ABI PLACE WORLD`: what of the escapes is through, as JSON.
+"""`python -m tests.trainer.rewards.escaping JAIL ABI PLACE WORLD` prints the successful escapes as JSON.
 
-PLACE is `machine`, or `container`, which lets nobody make namespaces and mounts, as Docker does by default; WORLD are
-the names that the programs use. Standard library and the sandbox only: it also runs by a Python that has nothing else.
+PLACE is `machine`, or `container`, which refuses namespaces and mounts, like Docker by default; WORLD are the names
+that the programs use. Only the standard library and the sandbox are imported, so a bare Python can run the program.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.trainer.rewards.programs import programs
 from trainer.rewards import jail
 from trainer.rewards.sandbox import system_calls
 
-# Refused before the kernel looks at what is asked.
+# Refused before the kernel reads the arguments.
 UNSEEN = {errno.EPERM, errno.ENOSYS, errno.ENOTTY}
 OUT_OF_REACH = UNSEEN | {errno.EACCES, errno.ENOENT}
 # unshare, setns, mount, umount2, pivot_root, clone3
@@ -26,7 +26,7 @@ DOCKER = {"x86_64": (272, 308, 165, 166, 155, 435), "aarch64": (97, 268, 40, 39,
 
 
 def main() -> None:
-    """Print {"layers", "calls", "through"}: how many were tried, and those that were not refused."""
+    """Print {"layers", "calls", "through"}: the number of attempts, and the attempts that were not refused."""
     kind, version, place, world = sys.argv[1], int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
     if place == "container":
         docker()
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def escapes(one: jail.Jail, world: dict[str, Any]) -> tuple[dict[str, str], int]:
-    """Return what was not refused, by name, and how many escapes there were."""
+    """Return the escapes that were not refused, by name, and the number of all escapes."""
     names = "".join(f"{name} = {value!r}\n" for name, value in world.items())
     raw = f"{names}PATH, FOLDER = PATH.encode(), FOLDER.encode()\n{PREFIX}"
     calls = {
@@ -64,7 +64,7 @@ def _not_refused(one: jail.Jail, code: str, asked: dict[str, str], good: set[int
 
 
 def docker() -> None:
-    """Let the kernel refuse namespaces and mounts to this process and all that it starts."""
+    """Let the kernel refuse namespaces and mounts to this process and its children."""
     machine = platform.machine()
     steps = [(system_calls.LOAD, 0, 0, 0)]
     for number in DOCKER[machine]:
@@ -77,7 +77,8 @@ def docker() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0) == 0:
         return
-    libc.prctl(38, 1, 0, 0, 0)  # without CAP_SYS_ADMIN a filter is taken only from who can gain no rights
+    # Without CAP_SYS_ADMIN the kernel accepts a filter only from a process that cannot gain rights.
+    libc.prctl(38, 1, 0, 0, 0)
     if libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0):
         raise OSError(ctypes.get_errno(), "the container's own filter")
 

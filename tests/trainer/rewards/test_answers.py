@@ -1,4 +1,4 @@
-"""Right and wrong answers to word problems: fifty odd ones, of numbers, fractions and LaTeX."""
+"""Right and wrong answers to word problems: about fifty cases of numbers, fractions and LaTeX."""
 
 import pytest
 
@@ -64,33 +64,33 @@ LATEX = (
 )  # fmt: skip
 
 
-def said(gold: str, text: str) -> JudgedAnswer:
+def tagged(gold: str, text: str) -> JudgedAnswer:
     return JudgedAnswer(Problem(question="", answer=gold), text, True)
 
 
-def test_a_number_is_right_when_it_is_the_one_number_and_equal():
-    found = [(gold, text, Gsm8k()([said(gold, text)])[0].is_right) for gold, text, _ in NUMBERS]
+def test_number_is_right_when_it_is_the_only_number_and_equal():
+    found = [(gold, text, Gsm8k()([tagged(gold, text)])[0].is_right) for gold, text, _ in NUMBERS]
     assert found == list(NUMBERS)
 
 
-def test_grail_decides_ten_of_them_otherwise_and_pays_for_the_end_of_what_has_no_tags():
+def test_grail_decides_ten_cases_differently_and_rewards_the_end_of_untagged_text():
     judge = judge_of("gsm8k", RlConfig(grail_compat=True))
-    found = [judge([said(gold, text)])[0].is_right for gold, text, _ in NUMBERS]
+    found = [judge([tagged(gold, text)])[0].is_right for gold, text, _ in NUMBERS]
     assert {row for row, one in enumerate(NUMBERS) if found[row] != one[2]} == {0, 1, 4, 5, 9, 13, 15, 17, 25, 29}
-    judged = judge([said("#### 72", one) for one in ("", "<SOLUTION>72</SOLUTION>")])
+    judged = judge([tagged("#### 72", one) for one in ("", "<SOLUTION>72</SOLUTION>")])
     assert [round(one.total, 2) for one in judged] == [0.05, 0.9]
 
 
-def test_form_is_paid_for_only_where_the_answer_tags_are():
+def test_format_reward_requires_the_answer_tags():
     whole = "<start_working_out>6 * 12</end_working_out><SOLUTION>72</SOLUTION>"
-    judged = Gsm8k()([said("#### 72", one) for one in (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>")])
+    judged = Gsm8k()([tagged("#### 72", one) for one in (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>")])
     assert [round(one.total, 2) for one in judged] == [1.0, 0.8, 0.0, 0.0, 0.15]
 
 
 @pytest.mark.process
-def test_latex_is_right_when_it_says_the_same():
+def test_latex_is_right_when_its_value_is_equal():
     judge = Math(limit_s=60.0)
     try:
-        assert [(gold, text, judge([said(gold, text)])[0].is_right) for gold, text, _ in LATEX] == list(LATEX)
+        assert [(gold, text, judge([tagged(gold, text)])[0].is_right) for gold, text, _ in LATEX] == list(LATEX)
     finally:
         judge.close()

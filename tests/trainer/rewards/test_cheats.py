@@ -20,7 +20,7 @@ from trainer.rewards.task_rewards import judge_of
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
 SETUP = "import math"
-# Of every form: a literal, a computed value, a function of Python's around the call, a predicate, a comprehension.
+# Of every form: a literal, a computed value, a Python function around the call, a predicate, a comprehension.
 TESTS = (
     "assert add(1, 2) == 3",
     "assert add(2, 3) == sum([2, 3])",
@@ -66,7 +66,7 @@ def judge():
 
 
 @pytest.mark.process
-def test_an_answer_that_is_right_passes_each_form_of_test(judge):
+def test_right_answer_passes_each_form_of_test(judge):
     assert [one for one in TESTS if judge.passed(RIGHT, SETUP, [one]) != 1.0] == []
 
 
@@ -86,13 +86,13 @@ OTHER_FORMS = (
 
 @pytest.mark.process
 @pytest.mark.parametrize(("code", "words"), OTHER_FORMS)
-def test_a_test_of_another_form_holds_for_an_honest_answer_alone(judge, code, words):
+def test_test_of_an_unusual_form_passes_only_an_honest_answer(judge, code, words):
     assert judge.passed(code, "", [words]) == 1.0
     assert judge.passed("def f(*some): return None\nclass P: pass", "", [words]) == 0.0
 
 
 @pytest.mark.process
-def test_answers_that_cheat_pass_no_test(judge):
+def test_cheating_answers_pass_no_test(judge):
     assert len(CHEATS) >= 25
     with ThreadPoolExecutor(4) as pool:
         scores = pool.map(lambda code: judge.passed(code, SETUP, TESTS), CHEATS.values())
@@ -100,7 +100,7 @@ def test_answers_that_cheat_pass_no_test(judge):
 
 
 @pytest.mark.process
-def test_an_exception_on_the_way_to_a_verdict_is_a_failed_test_of_that_answer_alone(judge):
+def test_exception_during_a_verdict_fails_only_the_test_of_that_answer(judge):
     problem = Problem(question="", answer="", setup=SETUP, tests=("assert math.isclose(f(3), 2.5)",))
     odd = Problem(question="", answer="", setup=SETUP, tests=ODD_TESTS)
     texts = [f"<SOLUTION>def f(x): return {one}</SOLUTION>" for one in ("2.5", "10**400", "2.5")]
@@ -112,12 +112,12 @@ def test_an_exception_on_the_way_to_a_verdict_is_a_failed_test_of_that_answer_al
 
 
 @pytest.mark.parametrize("value", [10**400, float("nan"), "x", None, [1], 1j, object()])
-def test_a_comparison_that_raises_does_not_hold(value):
+def test_comparison_that_raises_is_false(value):
     assert not OneTest("f(1)", 2.5, "close").holds(value)
     assert not OneTest("f(1)", 2.5).holds(value)
 
 
-def test_a_comparison_that_ends_in_its_own_error_does_not_hold():
+def test_comparison_that_ends_in_its_own_error_is_false():
     class Raises:
         def __bool__(self):
             raise MemoryError
@@ -131,7 +131,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-def test_plain_data_comes_through_as_it_was():
+def test_plain_data_is_transferred_unchanged():
     found = [plain.read(plain.write(one)) for one in PLAIN]
     assert found == list(PLAIN)
     assert [type(one) for one in found] == [type(one) for one in PLAIN]
@@ -146,12 +146,12 @@ def test_plain_data_comes_through_as_it_was():
         '["list", ' * 70 + "[]" + "]" * 70, '"' + "x" * (1 << 19) + '"', '["complex", ["1", "2", "3"]]',
     ],
 )  # fmt: skip
-def test_words_of_an_untrusted_process_that_are_no_plain_data_are_refused(text):
+def test_output_of_an_untrusted_process_must_be_plain_data(text):
     with pytest.raises(plain.NotPlainData):
         plain.read(text)
 
 
-def test_an_assertion_is_compared_here_only_where_the_answer_alone_defines_what_is_called():
+def test_assertion_is_compared_here_only_if_the_answer_alone_defines_the_callee():
     here = ("assert f(1) == 2", "assert f(1)", "assert not f(1)", "assert math.isclose(f(1), 2)")
     there = (
         "assert len(f(1)) == 2",
@@ -168,7 +168,7 @@ def test_an_assertion_is_compared_here_only_where_the_answer_alone_defines_what_
 
 
 @pytest.mark.process
-def test_the_first_answer_of_math_does_not_end_the_run(monkeypatch):
+def test_first_answer_of_math_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(math_answers, "LONGEST", 1 << 20)
     judge = Math(limit_s=0.05)
     try:

@@ -1,4 +1,4 @@
-"""Escapes from the sandbox of code: each is refused, whatever version of Landlock there is, in a container too."""
+"""Escapes from the code sandbox: each is refused, under every version of Landlock, in a container too."""
 
 import errno
 import getpass
@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Yield what escapes aim at: a file, a process, sockets; all of the user that runs the answers."""
+    """Yield the targets of escapes: a file, a process, sockets; all owned by the user that runs the answers."""
     folder = Path("/var/tmp") / f"slipway-escapes-{os.getpid()}"
     folder.mkdir(mode=0o755)
     (folder / "key").write_bytes(KEY)
@@ -65,8 +65,8 @@ def world(tmp_path_factory):
     shutil.rmtree(folder)
 
 
-def tried(world, kind, version, place, python=(), **how):
-    """Return what `escaping` says, after a look at what the escapes aimed at."""
+def escape_results(world, kind, version, place, python=(), **how):
+    """Return the output of `escaping`, after a check of the targets."""
     words = [*(python or [sys.executable]), "-m", "tests.trainer.rewards.escaping", kind, str(version), place]
     done = subprocess.run([*words, json.dumps(world)], cwd=ROOT, capture_output=True, text=True, timeout=200, **how)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -80,8 +80,8 @@ def tried(world, kind, version, place, python=(), **how):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_escape_gets_through_with_the_oldest_landlock(world, place):
-    found = tried(world, "landlock", 1, place)
+def test_no_escape_succeeds_with_the_oldest_landlock(world, place):
+    found = escape_results(world, "landlock", 1, place)
     assert found["through"] == {}
     assert found["tried"] >= 120
     assert found["layers"]["landlock"] == 1
@@ -92,21 +92,21 @@ def test_no_escape_gets_through_with_the_oldest_landlock(world, place):
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("version", range(2, 8))
-def test_no_escape_gets_through_with_any_landlock(world, version, place):
-    assert tried(world, "landlock", version, place)["through"] == {}
+def test_no_escape_succeeds_with_any_landlock(world, version, place):
+    assert escape_results(world, "landlock", version, place)["through"] == {}
 
 
 @pytest.mark.nightly
 @pytest.mark.needs("bwrap")
-def test_no_escape_gets_through_in_bubblewrap(world):
-    assert tried(world, "bubblewrap", 0, "machine")["through"] == {}
+def test_no_escape_succeeds_in_bubblewrap(world):
+    assert escape_results(world, "bubblewrap", 0, "machine")["through"] == {}
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not IS_ROOT or not Path("/usr/bin/python3").exists(), reason="needs root, and a Python for all")
 @pytest.mark.parametrize("place", PLACES)
-def test_no_escape_gets_through_for_a_user_without_rights(world, place):
-    found = tried(
+def test_no_escape_succeeds_for_a_user_without_rights(world, place):
+    found = escape_results(
         world,
         "landlock",
         1,
@@ -125,9 +125,9 @@ def test_no_escape_gets_through_for_a_user_without_rights(world, place):
 @pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="needs root, and setpriv")
 @pytest.mark.parametrize("rights", ["-all", "-setuid,-setgid", "-sys_admin", "-setpcap"])
 @pytest.mark.parametrize("place", PLACES)
-def test_no_escape_gets_through_for_root_with_fewer_rights(world, rights, place):
+def test_no_escape_succeeds_for_root_with_fewer_rights(world, rights, place):
     python = ["setpriv", f"--bounding-set={rights}", sys.executable]
-    assert tried(world, "landlock", 1, place, python)["through"] == {}
+    assert escape_results(world, "landlock", 1, place, python)["through"] == {}
 
 
 BOMBS = {
@@ -150,28 +150,28 @@ BOMBS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("what", BOMBS)
-def test_a_bomb_ends_itself_alone(what):
+def test_fork_bomb_ends_only_itself(what):
     with closing(jail.Jail("landlock")) as one:
         (found,) = one.tried(f"{PREFIX}\n{BOMBS[what]}", ["f()"], [], "").calls
         assert found.error
         assert one.tried("", ["1 + 1"], [], "").calls[0].plain == 2
 
 
-def test_a_sandbox_leaves_no_process_behind():
+def test_sandbox_leaves_no_process_behind():
     one = jail.Jail("landlock")
     one.tried("", ["1"], [], "")
     starter = one.free.get_nowait()
     one.free.put(starter)
     one.close()
     assert starter.child.returncode is not None
-    until = time.monotonic() + 20  # children of a process that was killed end after it
+    until = time.monotonic() + 20  # Children of a killed process end after the process.
     while members(starter.child.pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert members(starter.child.pid) == []
 
 
 def members(group):
-    """Return the processes of a group that are no zombies."""
+    """Return the processes of a group, without zombies."""
     stats = [one.read_text().rpartition(")")[2].split() for one in Path("/proc").glob("[0-9]*/stat") if one.exists()]
     return [one for one in stats if one[2] == str(group) and one[0] != "Z"]
 
@@ -188,7 +188,7 @@ def test_answers_of_several_threads_share_a_sandbox():
     assert found == [1.0] * 6
 
 
-def test_the_process_of_an_answer_has_no_right_and_no_name_of_root():
+def test_process_of_an_answer_has_no_right_and_no_name_of_root():
     code = "import os, ctypes\nLIBC = ctypes.CDLL(None)\nrights = [LIBC.prctl(16), os.geteuid(), os.getuid()]"
     with closing(jail.Jail("landlock")) as one:
         found = one.tried(code, ["os.geteuid()", "os.getuid()"], [], "").calls
@@ -197,11 +197,11 @@ def test_the_process_of_an_answer_has_no_right_and_no_name_of_root():
     assert layers["has_changed_user"] == IS_ROOT, getpass.getuser()
 
 
-# The list itself.
+# The list of calls.
 
 
 @pytest.mark.parametrize("machine", system_calls.AUDIT)
-def test_about_sixty_calls_are_on_the_list(machine):
+def test_list_has_about_sixty_calls(machine):
     column = list(system_calls.AUDIT).index(machine)
     allowed = [one for one in (*system_calls.FREE.values(), *system_calls.FILTERED.values()) if one[column] >= 0]
     assert 50 <= len(allowed) <= 70
@@ -209,7 +209,7 @@ def test_about_sixty_calls_are_on_the_list(machine):
 
 
 @pytest.mark.parametrize("machine", system_calls.AUDIT)
-def test_the_list_refuses_what_is_not_on_it_and_foreign_numbers(machine):
+def test_list_refuses_unlisted_calls_and_foreign_numbers(machine):
     column = list(system_calls.AUDIT).index(machine)
     known = {**system_calls.FREE, **system_calls.FILTERED}
     numbers = {pair[column] for pair in known.values()} | {one[0][column] for one in system_calls.OTHERWISE.values()}
@@ -225,7 +225,7 @@ def test_the_list_refuses_what_is_not_on_it_and_foreign_numbers(machine):
 
 
 @pytest.mark.parametrize("machine", system_calls.AUDIT)
-def test_the_list_looks_at_arguments(machine):
+def test_list_checks_arguments(machine):
     column = list(system_calls.AUDIT).index(machine)
     code, audit = system_calls.program(machine, 77), system_calls.AUDIT[machine]
 
@@ -252,7 +252,7 @@ HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64":
 
 
 @pytest.mark.parametrize("machine", system_calls.AUDIT)
-def test_numbers_are_those_of_the_kernel(machine):
+def test_call_numbers_equal_the_kernel(machine):
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"needs {header}")
@@ -273,7 +273,7 @@ def test_numbers_are_those_of_the_kernel(machine):
 
 
 def decided(code, audit, number, arguments=()):
-    """Return what a program of seccomp decides about a call, as the kernel would."""
+    """Return the decision of a seccomp program about a call, as the kernel would decide."""
     steps = list(struct.iter_unpack("=HBBI", code))
     data = struct.pack("=IIQ6Q", number, audit, 0, *(*arguments, *[0] * 6)[:6])
     place, register = 0, 0
@@ -293,7 +293,7 @@ def decided(code, audit, number, arguments=()):
         place += yes if true else no
 
 
-def test_a_phase_is_refused_at_its_start_where_nothing_holds_code(monkeypatch):
+def test_phase_is_refused_at_its_start_without_a_sandbox(monkeypatch):
     monkeypatch.setattr(jail, "kind", lambda: "")
     monkeypatch.setattr(kernel, "abi", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -302,7 +302,7 @@ def test_a_phase_is_refused_at_its_start_where_nothing_holds_code(monkeypatch):
     judge_of("mbpp", RlConfig(unsafe_rewards=True)).close()
 
 
-def test_a_sandbox_that_lets_something_through_is_none(monkeypatch):
+def test_leaking_sandbox_is_not_used(monkeypatch):
     assert jail.problem("landlock") == "" == jail.problem("landlock", 1)
     monkeypatch.setattr(jail, "PROBE", "seen = ['a socket']")
     assert jail.problem("landlock") == "the jail lets a socket through"

@@ -1,4 +1,4 @@
-"""Judges that run what others wrote: a user's function, and the code of a model in its jail."""
+"""Judges that run foreign code: a user's function, and a model's code in a sandbox."""
 
 import sys
 
@@ -58,7 +58,7 @@ def answered(*texts: str) -> list[JudgedAnswer]:
 
 
 @pytest.mark.process
-def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
+def test_user_function_that_fails_affects_only_that_answer():
     judge = OwnJudge(OWN, limit_s=2.0)
     try:
         found = judge(answered("1", "raise", "loop", "2", "end", "1"))
@@ -75,7 +75,7 @@ def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
         OwnJudge("score = 1")(answered("1"))
 
 
-def test_an_assertion_is_taken_apart_into_a_call_and_what_it_is_to_give():
+def test_assertion_is_split_into_a_call_and_its_expected_value():
     words = ("assert f(1) == [2]", "assert not f(1)", "assert f(1)", "assert f(1) == g(2)", "assert f(1) > 2")
     assert [(one.call, one.expected, one.how) for one in map(parsed, words)] == [
         ("f(1)", [2], "equal"),
@@ -91,7 +91,7 @@ def test_an_assertion_is_taken_apart_into_a_call_and_what_it_is_to_give():
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
-def test_code_in_the_jail_reaches_nothing():
+def test_sandboxed_code_reaches_no_resource():
     if not jail.kind():
         with pytest.raises(Refused, match="--unsafe-rewards"):
             Mbpp(is_unsafe=False)
@@ -110,7 +110,7 @@ def test_code_in_the_jail_reaches_nothing():
 
 
 @pytest.mark.process
-def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(tmp_path, monkeypatch):
+def test_example_reward_judges_and_a_packaged_reward_brings_its_modules(tmp_path, monkeypatch):
     judge = OwnJudge((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
     assert [one.parts for one in judge(answered("it is 1", "no"))] == [
         {"right": 1.0, "short": pytest.approx(0.1)},
@@ -133,7 +133,7 @@ def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(
 
 @pytest.mark.process
 @pytest.mark.timeout(60)
-def test_a_process_that_reads_nothing_is_ended_also_where_the_question_is_larger_than_a_pipe():
+def test_process_that_reads_no_input_is_ended_even_with_a_question_larger_than_a_pipe():
     code = "import time; print('\"ready\"', flush=True); time.sleep(600)"
     worker = RewardWorker([sys.executable, "-c", code], 0.5)
     with pytest.raises(WorkerGone, match="no answer in 0.5 s"):

@@ -1,4 +1,4 @@
-"""The sandbox of answers works wherever the checkout lies, also below the /tmp that bubblewrap replaces."""
+"""The sandbox of answers works for a checkout in any folder, also below the /tmp that bubblewrap replaces."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ print(found.plain)
 """
 
 
-def test_bubblewrap_finds_a_checkout_that_lies_under_tmp():
+def test_bubblewrap_finds_a_checkout_under_tmp():
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         for name in ("trainer", "store", "data", "infra"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Answers side by side: the same as one by one, whatever stands beside them, with the trainer's own probabilities."""
+"""Batched answers: equal to single answers, for any neighbours in the batch, with the trainer's own probabilities."""
 
 import pytest
 import torch
@@ -39,13 +39,13 @@ def model(request):
 
 @pytest.fixture(params=["branching", "in rows"])
 def way(request, monkeypatch):
-    """Both ways of answering: that of a CPU, and that of a GPU."""
+    """Both decoding methods: for a CPU, and for a GPU."""
     if request.param == "in rows":
         monkeypatch.setattr(generator, "BRANCHING", ())
 
 
 @pytest.mark.usefixtures("way")
-def test_the_likeliest_answers_are_those_of_one_prompt_at_a_time(model):
+def test_greedy_answers_equal_single_prompts(model):
     want = [generate(model, [prompt], STOP, NEW)[0] for prompt in PROMPTS]
     got = answer_all(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
     found = [got.of(row)[:-1] if got.ended[row] else got.of(row) for row in range(4)]
@@ -54,7 +54,7 @@ def test_the_likeliest_answers_are_those_of_one_prompt_at_a_time(model):
 
 
 @pytest.mark.usefixtures("way")
-def test_drawn_answers_hang_on_their_own_numbers_alone_and_tell_the_trainers_probabilities(model):
+def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_probabilities(model):
     numbers = torch.rand(20, NEW, generator=torch.Generator().manual_seed(1))
     few, many = (answer_all(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))
     assert torch.equal(few.ids, many.ids) and len({tuple(few.of(row)) for row in range(20)}) > 4
@@ -66,8 +66,8 @@ def test_drawn_answers_hang_on_their_own_numbers_alone_and_tell_the_trainers_pro
 
 
 @pytest.mark.usefixtures("way")
-def test_in_bfloat16_answers_are_as_near_to_the_exact_probabilities_as_the_trainer_is(model):
-    """Eight bits round differently in another order of sums: the two differ, and neither leans to one side."""
+def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer(model):
+    """Eight bits round differently in a different order of sums: the two differ, without a bias."""
     short = Decoder(model.config, torch.bfloat16).eval()
     short.load_state_dict(model.state_dict())
     numbers = torch.rand(400, NEW, generator=torch.Generator().manual_seed(1))
@@ -86,9 +86,10 @@ def test_in_bfloat16_answers_are_as_near_to_the_exact_probabilities_as_the_train
     assert all(one.mean().abs() < 0.1 * one.abs().mean() for one in found.values())
 
 
-def test_an_id_is_drawn_as_often_as_its_probability_says():
+def test_sampling_frequency_equals_the_probability():
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)) * 2
-    numbers = (torch.arange(200_000) + 0.5) / 200_000  # as even as can be: the shares are exact up to their grain
+    # As even as possible: the shares are exact up to their resolution.
+    numbers = (torch.arange(200_000) + 0.5) / 200_000
     ids, found = draw(logits.expand(200_000, -1).clone(), numbers, Sampling(max_new=1, temperature=0.5))
     chances = (logits[0] / 0.5).softmax(0)
     torch.testing.assert_close(torch.bincount(ids, minlength=300) / 200_000, chances, atol=2e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Answers that are one update old: made beside the training, learnt from with the ratio they need, kept over a kill."""
+"""Answers that are one update old: generated during training, trained on with the correct ratio, kept over a kill."""
 
 import copy
 import threading
@@ -22,7 +22,7 @@ from trainer.rollouts.source import Rollouts
 
 
 class Beside(Embedded):
-    """An engine that works beside the training, on a copy of its weights."""
+    """An engine that works during training, on a copy of its weights."""
 
     is_apart = True
 
@@ -35,7 +35,7 @@ class Beside(Embedded):
 
 
 class Words:
-    """The part of a tokenizer that a policy needs: a letter is an id."""
+    """The part of a tokenizer that a policy needs: each letter is an id."""
 
     def decode(self, ids):
         return "".join(chr(97 + one % 26) for one in ids)
@@ -72,14 +72,14 @@ def models(count):
 
 
 def worth_to(model, batch):
-    """ln p of the targets of a batch."""
+    """Return ln p of the targets of a batch."""
     source = Rollouts.__new__(Rollouts)
     source.config, source.rl, source.ranks = tiny(), RlConfig(), ALONE
     return source._logprobs(model, batch)
 
 
 @pytest.mark.parametrize("kind", [Embedded, Beside])
-def test_the_answers_of_a_step_are_of_the_weights_before_and_its_ratio_is_to_them(begin, kind):
+def test_answers_of_a_step_come_from_the_previous_weights_with_the_matching_ratio(begin, kind):
     weights, source = models(5), begin(kind([0], 16))
     made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights)]
     for step, batch in enumerate(made):
@@ -94,8 +94,8 @@ def test_the_answers_of_a_step_are_of_the_weights_before_and_its_ratio_is_to_the
         assert source.policy.engine.thread is not threading.main_thread()
 
 
-def test_who_has_answered_waits_for_the_others_as_long_as_for_what_one_reads_or_writes(begin, monkeypatch):
-    """The first is measured in between, on hundreds of answers: longer than an exchange of a step may take."""
+def test_finished_process_waits_for_the_others_as_long_as_for_a_read_or_write(begin, monkeypatch):
+    """The first process measures in between, on hundreds of answers: longer than the timeout of a step's exchange."""
     asked = []
 
     def all_gather(heard, said, group):
@@ -110,8 +110,8 @@ def test_who_has_answered_waits_for_the_others_as_long_as_for_what_one_reads_or_
 
 
 @pytest.mark.process
-def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows(begin, monkeypatch):
-    monkeypatch.setattr(source, "ROOM", 1)  # so that there are several rows
+def test_two_processes_compute_the_compared_values_each_for_its_rows(begin, monkeypatch):
+    monkeypatch.setattr(source, "ROOM", 1)  # So that several rows exist.
 
     def work(ranks, tell):
         model, reference = models(2)
@@ -119,7 +119,7 @@ def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows
         reference.hidden = lambda ids, **more: seen.append(len(ids)) or hidden(ids, **more)
         found = begin(Embedded([0], 16), ranks, reference, lag=0, beta=0.1, num_iterations=2).batch(0, model)
         tell("rows", f"{sum(seen)} {len(found['ids'])}")
-        for name, one in (("old", model), ("reference", reference)):  # whoever's share a row was
+        for name, one in (("old", model), ("reference", reference)):  # For the owner of any row.
             np.testing.assert_allclose(found[name], worth_to(one, found), atol=1e-5)
 
     shares, rows = zip(*(map(int, one["rows"].split()) for one in together(2, work)), strict=True)
@@ -127,7 +127,7 @@ def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows
 
 
 @pytest.mark.process
-def test_two_processes_are_measured_on_half_of_the_problems_each_and_tell_the_same(begin):
+def test_two_processes_are_measured_on_half_of_the_problems_each_with_equal_results(begin):
     watched = [("sort", Problem(question="abcdefg"[one:], answer="")) for one in range(5)]
     how = {"lag": 0, "eval_every": 1, "samples_each": 2, "eval_problems": 5}
 
@@ -145,7 +145,7 @@ def test_two_processes_are_measured_on_half_of_the_problems_each_and_tell_the_sa
     assert alone["right"] == "0.60 0.60 0.60" and all(one["right"] == alone["right"] for one in two)
 
 
-def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
+def test_checkpoint_keeps_answers_of_discarded_weights(begin):
     weights, source = models(5), begin(Embedded([0], 16))
     made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights[:3])]
     kept = {name: one.clone() for name, one in source.state().items()}

@@ -1,4 +1,4 @@
-"""The losses of reinforcement learning against their formulas, written out one token at a time."""
+"""The losses of reinforcement learning compared with their formulas, computed one token at a time."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def model():
 
 
 def drift(seed: int) -> list[list[float]]:
-    """A little more or less for each token of the answers: the same where they are the same up to it."""
+    """Return a small change for each token of the answers: equal for answers with an equal prefix."""
 
     def of(prompt: list[int], answer: list[int]) -> list[float]:
         read = ([seed, *prompt, *answer[: place + 1]] for place in range(len(answer)))
@@ -35,7 +35,7 @@ def drift(seed: int) -> list[list[float]]:
 
 
 def logprobs(model: Decoder) -> list[torch.Tensor]:
-    """ln p of each answer's tokens, one answer at a time."""
+    """Return ln p of each answer's tokens, one answer at a time."""
     found = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         logits = model(torch.tensor([[*prompt, *answer][:-1]]))[0, -len(answer) :]
@@ -44,7 +44,7 @@ def logprobs(model: Decoder) -> list[torch.Tensor]:
 
 
 def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
-    """The loss over all answers, as the papers have it."""
+    """Return the loss over all answers, as in the papers."""
     better, per_answer = advantages(REWARDS, config).flatten(), []
     for row, mine in enumerate(now):
         a, before = float(better[row]), mine.detach() + torch.tensor(old[row])
@@ -66,10 +66,10 @@ def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
 @pytest.mark.parametrize("room", [0, 10])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_and_its_gradient_are_the_formula_where_answers_are_left_out_or_share_a_row(model, loss, beta, room):
+def test_loss_and_gradient_follow_the_formula_with_omitted_or_packed_answers(model, loss, beta, room):
     config = RlConfig(loss=loss, group=4, max_new=8, beta=beta)
     now = logprobs(model)
-    # Where a ratio is that of a whole answer, each token's gradient would be corrected by its own share.
+    # With a ratio of whole answers, each token's gradient would be corrected by its own share.
     old, sampled, reference = drift(1), drift(1 if loss == "gspo" else 2), drift(3)
     want = written_out(config, now, old, sampled, reference)
     mine = torch.autograd.grad(want, list(model.parameters()), retain_graph=True)
@@ -100,7 +100,7 @@ def test_a_loss_and_its_gradient_are_the_formula_where_answers_are_left_out_or_s
     assert float(figures["entropy"]) > 0 and ("clipped" in figures) == (loss != "plain")
 
 
-def test_what_answers_begin_with_is_computed_once_and_as_it_is_in_each_of_them(model):
+def test_shared_prefix_of_answers_is_computed_once_with_the_same_values(model):
     chance = np.random.default_rng(5)
     prompts = [[1, 2, 3]] * 6 + [[1, 2]] * 6 + [[4]] * 6
     answers = [chance.integers(5, 7, chance.integers(1, 7)).tolist() for _ in prompts]
@@ -113,7 +113,7 @@ def test_what_answers_begin_with_is_computed_once_and_as_it_is_in_each_of_them(m
         torch.testing.assert_close(hidden[here], alone, atol=1e-5, rtol=1e-4)
 
 
-def test_without_an_older_policy_the_ratio_is_exactly_one(model):
+def test_ratio_without_an_older_policy_is_exactly_one(model):
     batch, spots = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
     batch |= worth(batch["targets"], spots, np.array([1.0, -1.0, -1.0, 1.0]), np.ones(4))
     found, figures = PolicyLoss(RlConfig(group=4)).loss(
@@ -122,14 +122,14 @@ def test_without_an_older_policy_the_ratio_is_exactly_one(model):
     assert float(found.detach()) == -(2 - 1 - 4 + 2) and float(figures["clipped"]) == 0
 
 
-def test_a_group_whose_answers_are_all_worth_the_same_teaches_nothing():
+def test_group_with_equal_rewards_gives_no_gradient():
     assert has_signal(REWARDS).tolist() == [True, False]
     plain, spread = (advantages(REWARDS, RlConfig(loss=one)) for one in ("dr_grpo", "grpo"))
     assert plain.tolist() == [[0.5, -0.5, -0.5, 0.5], [0.0] * 4]
     assert spread[0].tolist() == pytest.approx([0.8660, -0.8660, -0.8660, 0.8660], abs=1e-3)
 
 
-def test_long_answers_cost_more_and_more_and_one_of_k_is_right_more_often():
+def test_overlong_answers_are_penalised_and_pass_at_k_grows():
     config = replace(RlConfig(max_new=100), overlong=20)
     assert [soft_overlong(length, config) for length in (10, 80, 90, 100)] == [0.0, 0.0, -0.5, -1.0]
     assert [pass_at(k, 2, 8) for k in (1, 8)] == [0.25, 1.0]

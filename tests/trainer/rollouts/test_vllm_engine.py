@@ -1,4 +1,4 @@
-"""vLLM as what answers: the real one, in its own environment and process. At night."""
+"""vLLM as the generator of answers: the real vLLM, in its own environment and process. At night."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ GREEDY, DRAWN = Sampling(max_new=8, temperature=0.0), Sampling(max_new=24, tempe
 
 
 def model_of(vocab: int, seed: int) -> Decoder:
-    """A model of heads that vLLM has kernels for, whose next id is neither certain nor a matter of rounding."""
+    """Return a model with head sizes supported by vLLM, whose next id is neither certain nor decided by rounding."""
     model = Decoder(replace(tiny().phases["rl"].model, vocab_size=vocab))
     initialise(model, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -35,10 +35,11 @@ def model_of(vocab: int, seed: int) -> Decoder:
     return model
 
 
-def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_was_killed_or_hung(inputs, tmp_path):
+def test_engine_answers_like_the_trainer_with_the_newest_weights_after_a_kill_or_a_hang(inputs, tmp_path):
     words = inputs[0] / "tokenizer"
     first, second = (model_of(trained.TINY.vocab_size, seed) for seed in (1, 2))
-    opening = EngineSettings(tmp_path / "engine", words, 64, 16, 1.0, devices=("", ""))  # two of them share the prompts
+    # Two engines share the prompts.
+    opening = EngineSettings(tmp_path / "engine", words, 64, 16, 1.0, devices=("", ""))
     engine = Vllm([0], opening, tmp_path / "vllm.log")
     embedded = Embedded([0], 16)
 
@@ -55,7 +56,7 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_
             ours, theirs = (one.answers(PROMPTS, 1, GREEDY, numbers[:3]) for one in (embedded, engine))
             assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
             found = engine.answers(PROMPTS, 4, DRAWN, numbers)
-            assert len({tuple(found.of(row)) for row in range(12)}) > 6  # answers to a prompt differ
+            assert len({tuple(found.of(row)) for row in range(12)}) > 6  # Answers to a prompt differ.
             for row in range(12):
                 prompt, ids = PROMPTS[row // 4], found.of(row)
                 hidden = model.hidden(torch.tensor([[*prompt, *ids[:-1]]]))[0, len(prompt) - 1 :]
@@ -70,21 +71,19 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_
             os.killpg(before[0], signal.SIGKILL)
             os.killpg(before[1], signal.SIGSTOP)
 
-        engine.processes[1].worker.timeout_s = 60.0  # it answers no more, and has not ended
+        engine.processes[1].worker.timeout_s = 60.0  # The process answers no more, and has not ended.
         striker = threading.Thread(target=strike)
         striker.start()
         long = Sampling(max_new=40, temperature=1.0)
         while striker.is_alive():
             engine.answers(PROMPTS, 4, long, uniform(12, 40, 2))
-        with (
-            torch.no_grad()
-        ):  # the model goes on meanwhile, and the new processes are of the weights that they were given
+        with torch.no_grad():  # The model continues meanwhile, and the new processes have their last weights.
             for weights in second.parameters():
                 weights += 1.0
         found = engine.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3))
         assert torch.equal(found.ids, ours.ids)
         assert pid(0) != before[0] and pid(1) != before[1]
-        os.killpg(pid(0), signal.SIGKILL)  # between two rounds
+        os.killpg(pid(0), signal.SIGKILL)  # Between two rounds.
         engine.take(second)
         embedded.take(second)
         ours, theirs = (one.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3)) for one in (embedded, engine))
@@ -94,8 +93,8 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_
     assert all(one.worker.process is None for one in engine.processes) and not (tmp_path / "engine").exists()
 
 
-def test_workers_that_share_one_model_all_take_new_weights(inputs, tmp_path):
-    """Tensor parallelism, on processors: as on GPUs each worker has a part of every matrix."""
+def test_workers_of_one_model_all_take_new_weights(inputs, tmp_path):
+    """Tensor parallelism on CPUs: as on GPUs, each worker has a part of every matrix."""
     opening = EngineSettings(tmp_path / "engine", inputs[0] / "tokenizer", 64, 16, 1.0)
     engine, embedded = Vllm([0], opening, tmp_path / "vllm.log"), Embedded([0], 16)
     engine.processes[0].tensor_parallel = 2

@@ -1,4 +1,4 @@
-"""A tracker is told every step once, whatever dies in between."""
+"""A tracker receives every step once, despite deaths in between."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def tracker(run, folder, configs):
 
 
 def tell(folder: Path, steps: Iterable[int], scale: float = 1.0) -> None:
-    """Figures as a training writes them; from the first step on, into a new file, as one that goes on does."""
+    """Write metrics like a training; from the first step on into a new file, like a resumed training."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = list(steps)
     path = folder / "metrics.jsonl"
@@ -50,18 +50,18 @@ def own(code: str) -> Callable[[TrackedRun], Tracker]:
     return partial(opened, {"tracker": "mine", "code": code})
 
 
-def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
+def test_repeated_steps_after_a_kill_are_sent_once(tmp_path):
     figures = tmp_path / "work" / "runs" / "sft"
     tell(figures, range(1, 8))
     (figures / "samples.jsonl").write_text('{"step": 4, "prompt": "a", "text": "b"}\n' * 2)
     first = sidecar(tmp_path, "mine", own(OWN))
     assert first.look() and not first.look()
     with (figures / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "tokens": 512, "lo')  # half a line, as it is being written
+        file.write('{"step": 8, "tokens": 512, "lo')  # Half a line, while it is written.
     assert not first.look()
-    tell(figures, range(5, 12))  # the training goes on from the checkpoint of step 4
+    tell(figures, range(5, 12))  # The training resumes from the checkpoint of step 4.
     first.look()
-    del first  # it dies without a word; another one goes on
+    del first  # The sidecar dies silently; a second sidecar continues.
     tell(figures, range(5, 14))
     second = sidecar(tmp_path, "mine", own(OWN))
     second.end()
@@ -72,7 +72,7 @@ def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 13}, "")
 
 
-def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_next_time(tmp_path):
+def test_failing_tracker_is_reported_beside_its_link_and_gets_the_rest_later(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
     sidecar(tmp_path, "mine", own(OWN)).look()
     broken = sidecar(tmp_path, "mine", own(OWN.replace("figures):\n", "figures):\n        1 / 0\n")))
@@ -86,11 +86,11 @@ def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_nex
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_configuration_is_told_by_the_path_of_each_value():
+def test_configuration_is_sent_by_the_path_of_each_value():
     assert flat({"steps": 9, "optimizer": {"lr": 0.1, "decay": None}}) == {"steps": 9, "optimizer.lr": 0.1}
 
 
-def test_the_example_of_a_tracker_writes_its_table(tmp_path):
+def test_example_tracker_writes_its_table(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
     code = (ROOT / "examples" / "tracker.py").read_text()
     sidecar(tmp_path, "tracker", own(code)).end()
