@@ -116,7 +116,7 @@ def test_ten_bad_clients_do_not_disturb_ten_good_ones(installation, replicas):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(bool(real.why_not()), reason=real.why_not())
+@pytest.mark.skipif(bool(real.unavailable()), reason=real.unavailable())
 def test_three_bad_clients_do_not_disturb_a_good_client_of_a_real_engine(installation, inputs, tmp_path):
     real.python()  # Create the environment before any process waits for an engine.
     words = Path(inputs[0]) / "tokenizer"

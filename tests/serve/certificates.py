@@ -1,4 +1,4 @@
-"""A certificate authority of a test, and what it issues: files in PEM."""
+"""A certificate authority for tests, and its certificates as PEM files."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ HOUR = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority; `file` is what clients are to trust."""
+    """A certificate authority; clients trust `file`."""
 
     file: Path
     key: ec.EllipticCurvePrivateKey

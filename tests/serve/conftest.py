@@ -13,7 +13,7 @@ def _pair():
 
 @pytest.fixture
 def pair(_pair) -> list[Engine]:
-    """Two engines that work; what a test does to their scripts is undone before the next."""
+    """Return two working engines; reset the scripts of both after the test."""
     for engine in _pair:
         engine.calm()
     return _pair
@@ -21,7 +21,7 @@ def pair(_pair) -> list[Engine]:
 
 @pytest.fixture
 def fresh():
-    """Starts engines that a test may kill."""
+    """Return a function that starts engines for a test to kill."""
     started: list[Engine] = []
 
     def more(*scripts):

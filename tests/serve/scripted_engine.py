@@ -22,7 +22,7 @@ from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 
 ROOT = Path(__file__).parent.parent.parent
-GUARD_S = 60  # against a test that hangs; nothing is measured by it
+GUARD_S = 60  # Guard against a hanging test; no measurement.
 CHAT = "/v1/chat/completions"
 ASK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -30,7 +30,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 @dataclass
 class Engine:
-    """One fake engine. Its port stays its own from start to end."""
+    """A fake engine with a fixed port."""
 
     process: subprocess.Popen[str]
     port: int
@@ -50,11 +50,11 @@ class Engine:
         return self._ask("/fake/seen", {})
 
     def let_go(self) -> None:
-        """Let what was held by `held` happen now."""
+        """Release everything that `held` holds."""
         self.script(held=False)
 
     def calm(self) -> None:
-        """Restore the script of its start."""
+        """Restore the initial script."""
         self.script(**self.first)
 
     def signal(self, number: signal.Signals) -> None:
@@ -79,7 +79,7 @@ def program(module: str, *words: str, cwd: Path = ROOT, **more: Any) -> subproce
 
 
 def port_of(process: subprocess.Popen[str]) -> int:
-    """Return its port once it listens. Fails with its output instead."""
+    """Return the port of an engine once it listens; fail with the engine's output otherwise."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on "), (line, process.wait(GUARD_S))
@@ -87,7 +87,7 @@ def port_of(process: subprocess.Popen[str]) -> int:
 
 
 def start(*scripts: dict[str, Any]) -> list[Engine]:
-    """One engine for each script, all at once."""
+    """Start one engine for each script, in parallel."""
     processes = [program("serve.fake", "--script", json.dumps(one)) for one in scripts]
     engines = [Engine(one, port_of(one)) for one in processes]
     for engine in engines:
@@ -97,7 +97,7 @@ def start(*scripts: dict[str, Any]) -> list[Engine]:
 
 @dataclass
 class Front:
-    """A gateway and a client of it."""
+    """A gateway and a client of the gateway."""
 
     gateway: Gateway
     url: str
@@ -111,7 +111,7 @@ class Front:
         return self.session.post(self.url + path, json=chat(**said))
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum over all series that have these labels."""
+        """Return the sum over all series with these labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
         async with self.session.get(f"{self.url}/metrics") as reply:
@@ -128,7 +128,7 @@ def chat(**said: Any) -> dict[str, Any]:
 async def gateway(
     *engines: Engine, keys: Keys | None = None, log: Path | None = None, key: str = "", **limits: Any
 ) -> AsyncIterator[Front]:
-    """Before `engines`, called r0, r1, ...; at its end nothing may be counted as running any more."""
+    """Yield a gateway in front of `engines`, named r0, r1, ...; afterwards no request may be counted as running."""
     front = Gateway(
         GatewayLimits(**{"slow_start_s": 0.001, **limits}), keys or Keys({}), AccessLog(log) if log else None
     )

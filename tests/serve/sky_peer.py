@@ -1,4 +1,4 @@
-"""Run by the python of the `skypilot` environment: what the real SkyPilot makes of what stands on stdin, as JSON."""
+"""Program for the python of the `skypilot` environment: SkyPilot's results for the input on stdin, as JSON."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ PROCESS = common_utils.ProcessStatus
 
 
 def task(text: str) -> dict:
-    """Return the parts of a task made of a YAML for `sky serve up`; raise what SkyPilot raises."""
+    """Return the parts of a task from the YAML of a `sky serve up`; raise SkyPilot's exceptions."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
@@ -34,7 +34,7 @@ def task(text: str) -> dict:
 
 
 def states() -> list:
-    """Every combination of facts, and the state that SkyServe sees in it."""
+    """Return every combination of facts, with SkyServe's state for it."""
     found = []
     flags = (False, True)
     steps = [one.value for one in PROCESS]
@@ -54,7 +54,7 @@ def states() -> list:
 
 
 def targets(text: str, arrivals: list, ticks: list) -> list:
-    """The autoscaler's target at each of the ticks, with requests that arrive at those times."""
+    """Return the autoscaler's target at each of the ticks, with requests that arrive at those times."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()

@@ -7,7 +7,7 @@ from serve.loops import timeout
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_task_that_is_cancelled_just_when_what_it_waits_for_has_come_ends(steps):
+def test_task_cancelled_at_the_completion_of_its_wait_ends(steps):
     async def main():
         changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The service file: what is read, what is refused and with which hint, what is exported."""
+"""The service file: accepted keys, refusals with hints, and the export."""
 
 import pytest
 import yaml
@@ -17,7 +17,7 @@ def parse(text: str) -> service.Service:
     return service.parse("x.yaml", yaml.safe_load(text))
 
 
-def test_the_shipped_file_has_the_numbers_that_were_promised():
+def test_shipped_file_has_the_documented_numbers():
     shipped = service.load(ROOT / "serve" / "service.yaml")
     policy, probe, resources = shipped.policy, shipped.probe, shipped.file.resources
     assert (policy.min_replicas, policy.max_replicas, policy.target_qps_per_replica) == (3, 20, 5.0)
@@ -27,7 +27,7 @@ def test_the_shipped_file_has_the_numbers_that_were_promised():
     assert (resources.cpus, resources.memory, resources.disk_size, resources.use_spot) == ("16+", "128+", 100, True)
 
 
-def test_a_small_file_means_what_skyserve_takes_it_for():
+def test_small_file_has_the_meaning_of_skyserve():
     small = parse(SMALL)
     assert small.probe == Probe(path="/health") and small.probe.initial_delay_seconds == 1200
     assert (small.policy.min_replicas, small.policy.most, small.port) == (2, 2, 8000)
@@ -96,13 +96,13 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
         (("ports: 8000", "any_of: [{cpu: 4}]"), "resources: any_of 1: unknown key 'cpu'; did you mean cpus"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(change, says):
+def test_invalid_value_is_refused_with_its_place(change, says):
     with pytest.raises(UsageError) as refused:
         parse(SMALL.replace(*change))
     assert str(refused.value).startswith("x.yaml") and says in str(refused.value)
 
 
-def test_what_a_request_may_hold_is_said_in_the_file_and_holds_in_the_gateway():
+def test_request_bounds_of_the_file_apply_in_the_gateway():
     said = "slipway: {limits: {max_tokens: 9, media_domains: [example.org], max_tools_bytes: 1000}}\n"
     limits = limits_of(parse(SMALL + said))
     assert (limits.max_tokens, limits.media_domains, limits.max_tools_bytes) == (9, ("example.org",), 1000)
@@ -111,17 +111,17 @@ def test_what_a_request_may_hold_is_said_in_the_file_and_holds_in_the_gateway():
 
 
 @pytest.mark.parametrize("text", ["[]", "a", "name: x", "service: 3"])
-def test_what_is_no_service_is_refused(text):
+def test_invalid_service_is_refused(text):
     with pytest.raises(UsageError, match="x.yaml"):
         parse(text)
 
 
-def test_no_file_says_what_to_copy(tmp_path):
+def test_missing_file_names_the_example_to_copy(tmp_path):
     with pytest.raises(UsageError, match="copy serve/service.yaml"):
         service.load(tmp_path / "service.yaml")
 
 
-def test_a_queue_alone_may_scale_ours_but_is_not_exported():
+def test_queue_target_alone_scales_but_is_not_exported():
     text = SMALL.replace("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 3}")
     ours = parse(text + "slipway: {target_queue_per_replica: 4}\n")
     assert ours.policy.most == 3
@@ -143,12 +143,12 @@ def test_a_model_is_named_or_mounted(model, env, mounts):
     assert made["envs"]["MODEL"] == env and made.get("file_mounts") == mounts
 
 
-def test_a_name_that_only_we_know_cannot_be_exported():
+def test_name_known_only_to_slipway_cannot_be_exported():
     with pytest.raises(UsageError, match="SkyServe cannot reach"):
         service.to_skyserve(parse(SMALL), "brave-otter-3")
 
 
-def test_an_export_holds_no_word_of_ours_and_is_read_back_the_same():
+def test_export_contains_no_slipway_key_and_is_read_back_unchanged():
     shipped = service.load(ROOT / "serve" / "service.yaml")
     made = service.to_skyserve(shipped)
     assert "slipway" not in made and made["envs"]["HOST"] == "0.0.0.0"
@@ -157,7 +157,7 @@ def test_an_export_holds_no_word_of_ours_and_is_read_back_the_same():
     assert service.to_skyserve(again) == made
 
 
-def test_every_number_of_scaling_says_what_it_is_for():
+def test_every_scaling_number_has_a_description():
     about = {name: said for name, _, said in reference.keys(service.ServiceFile)}
     for name in (
         "min_replicas",

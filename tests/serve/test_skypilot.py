@@ -1,4 +1,4 @@
-"""Ours against the real SkyPilot, which is installed for it in an environment of its own."""
+"""Slipway's service logic compared with the real SkyPilot, in a separate environment."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory):
-    """Asks it something. Its home is a folder of the test: it writes there."""
+    """Return a function that queries SkyPilot. Its home is a folder of the test, because it writes files there."""
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     home = tmp_path_factory.mktemp("home")
     environ = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
@@ -40,7 +40,7 @@ def exported(text: str, model: str = "") -> str:
     return yaml.safe_dump(made, sort_keys=False)
 
 
-def test_the_shipped_service_is_one_for_skyserve(sky):
+def test_shipped_service_is_valid_for_skyserve(sky):
     said = sky("task", exported((ROOT / "serve" / "service.yaml").read_text()))
     assert said["policy"] == [3, 20, 5.0] and said["delays"] == [60, 300]
     assert said["probe"] == ["/health", 120, 30]
@@ -86,7 +86,7 @@ slipway: {model: ./weights, served_name: mine, target_queue_per_replica: 4, hold
 """
 
 
-def test_every_key_that_is_read_is_one_for_skyserve(sky, tmp_path):
+def test_every_accepted_key_is_valid_for_skyserve(sky, tmp_path):
     (tmp_path / "weights").mkdir()
     said = sky("task", exported(EVERYTHING.replace("workdir: .", ""), str(tmp_path / "weights")))
     assert said["envs"] == {
@@ -99,7 +99,7 @@ def test_every_key_that_is_read_is_one_for_skyserve(sky, tmp_path):
     assert said["mounts"] == {"/model": str(tmp_path / "weights")}
 
 
-def test_replicas_are_what_skyserve_sees_in_them(sky):
+def test_replica_states_equal_skyserve(sky):
     for launch, down, app_failed, is_ready, preempted, first, state in sky("states"):
         facts = Facts(
             launch=ProcessStatus[launch],
@@ -114,7 +114,7 @@ def test_replicas_are_what_skyserve_sees_in_them(sky):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_autoscaler_wants_what_skyserves_wants(sky, seed):
+def test_autoscaler_targets_equal_skyserve(sky, seed):
     chance = random.Random(seed)
     arrivals, now = [], 0.0
     while now < 9000:
@@ -138,7 +138,7 @@ def test_the_autoscaler_wants_what_skyserves_wants(sky, seed):
     assert len(set(ours)) > 3
 
 
-def test_those_go_first_that_skyserve_lets_go_first(sky):
+def test_replicas_are_ended_in_the_order_of_skyserve(sky):
     chance = random.Random(7)
     for _ in range(3):
         members = [(number, chance.choice([one.value for one in replica_states.LIVE])) for number in range(1, 15)]

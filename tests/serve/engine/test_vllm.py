@@ -1,4 +1,6 @@
-"""Models of ours, served unchanged: what vLLM says is what our own decoder says. Real engines on the CPU, at night."""
+"""Models of Slipway served unchanged: vLLM's text equals the text of Slipway's decoder. Real engines on the CPU, at
+night.
+"""
 
 import json
 import random
@@ -55,7 +57,7 @@ class Served:
         return tokenizer.load(self.folder)
 
     def agrees(self, prompt: list[int], said: list[int]) -> bool:
-        """Return whether the answer is ours, for a prompt after which our model has no doubt; fails where it is not."""
+        """Return whether the answer equals the decoder's, for a prompt with a clear margin; fail on a difference."""
         ours, least = greedy(self.model, prompt, len(said))
         if least < self.near:
             return False
@@ -70,7 +72,7 @@ def python() -> Path:
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def pair(request, python, inputs, tmp_path_factory) -> Iterator[dict[str, Served]]:
-    """A Llama and a Qwen3, served by an engine each."""
+    """Yield a Llama and a Qwen3, served by an engine each."""
     folder, words = tmp_path_factory.mktemp("pair"), Path(inputs[0]) / "tokenizer"
     kinds = ("llama", "qwen3")
     models = [real.write_model(folder / kind, real.random_model(kind, seed=3), words) for kind in kinds]
@@ -87,7 +89,7 @@ def served(request, pair) -> Served:
     return pair[request.param]
 
 
-def test_what_vllm_says_is_what_our_decoder_says(served):
+def test_vllm_gives_the_text_of_our_decoder(served):
     draw, count = random.Random(5), TOKENS[served.dtype]
     agreed = 0
     for _ in range(64):
@@ -96,23 +98,23 @@ def test_what_vllm_says_is_what_our_decoder_says(served):
             "/v1/completions", prompt=prompt, max_tokens=count, ignore_eos=True, return_token_ids=True
         )
         agreed += served.agrees(prompt, answer["choices"][0]["token_ids"])
-    assert agreed >= 8  # prompts after which nothing was near
+    assert agreed >= 8  # Prompts with a clear margin.
 
 
-def test_a_chat_is_written_as_the_trainer_writes_it(served):
+def test_chat_is_rendered_like_in_training(served):
     for talk in TALKS:
         answer = served.engine.ask(CHAT, messages=talk, max_tokens=TOKENS[served.dtype], return_token_ids=True)
         assert answer["prompt_token_ids"] == conversations.prompt(talk, served.words)
 
 
-def test_text_comes_as_ours_does(served):
+def test_text_equals_our_decoder(served):
     answer = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16, return_token_ids=True)["choices"][0]
-    special = {served.words.special(name) for name in tokenizer.SPECIALS}  # which neither writes out
+    special = {served.words.special(name) for name in tokenizer.SPECIALS}  # Neither writes the stop token.
     ids = [one for one in answer["token_ids"] if one not in special]
     assert answer["message"]["content"].rstrip("\ufffd") == "".join(as_text(ids, served.words.decode))
 
 
-def test_a_stream_is_the_answer_in_pieces(served):
+def test_stream_is_the_answer_in_pieces(served):
     ask = {"model": "demo", "messages": TALKS[0], "max_tokens": 16, "temperature": 0, "stream": True}
     whole = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16)["choices"][0]["message"]["content"]
     request = urllib.request.Request(
@@ -124,7 +126,7 @@ def test_a_stream_is_the_answer_in_pieces(served):
     assert "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines[:-1]) == whole
 
 
-def test_what_a_client_does_wrong_is_told_in_the_shape_that_the_gateway_knows(served):
+def test_client_errors_have_the_format_known_to_the_gateway(served):
     engine = served.engine
     unknown = engine.hear(CHAT, model="other", messages=TALKS[0])
     assert (unknown["status"], unknown["error"]["type"]) == (404, "NotFoundError")
@@ -136,12 +138,12 @@ def test_what_a_client_does_wrong_is_told_in_the_shape_that_the_gateway_knows(se
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
-def test_a_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
+def test_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     world, monkeypatch, python, tmp_path, kind
 ):
-    """`inv train --init FOLDER --phase sft`, step by step, long enough to learn one answer by heart.
+    """Run `inv train --init FOLDER --phase sft`, step by step, long enough to memorise one answer.
 
-    The Qwen2 has biases, and a tokenizer and a chat template of its own.
+    The Qwen2 has biases, and a separate tokenizer and chat template.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

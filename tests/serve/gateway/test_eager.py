@@ -1,4 +1,4 @@
-"""Tasks that go on within the call that wakes them."""
+"""Tasks that continue within the call that wakes them."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ import pytest
 from serve.gateway.http.eager import EagerTask, Signal
 
 
-class Story:
-    """A coroutine that writes down what happens to it."""
+class Recorder:
+    """A coroutine that records its events."""
 
     def __init__(self):
         self.said = []
@@ -26,21 +26,21 @@ class Story:
             self.said.append("end")
 
 
-def test_it_runs_at_once_and_goes_on_within_the_call():
-    story = Story()
+def test_task_runs_at_once_and_continues_within_the_call():
+    story = Recorder()
     task = EagerTask(story.wait(2))
     assert story.said == [] and not task.is_done
     story.signal.set()
     assert story.said == [0]
     story.signal.set()
     assert story.said == [0, 1, "end"] and task.is_done
-    story.signal.set()  # nobody waits any more
+    story.signal.set()  # No task waits any more.
     task.cancel()
     assert story.said == [0, 1, "end"]
 
 
-def test_it_is_cancelled_within_the_call_and_once():
-    story = Story()
+def test_task_is_cancelled_within_the_call_and_once():
+    story = Recorder()
     task = EagerTask(story.wait())
     task.cancel()
     assert story.said == ["cancelled", "end"] and task.is_done
@@ -48,8 +48,8 @@ def test_it_is_cancelled_within_the_call_and_once():
     assert story.said == ["cancelled", "end"]
 
 
-def test_one_that_is_cancelled_while_it_runs_hears_of_it_where_it_waits_next():
-    story, said = Story(), []
+def test_running_task_receives_its_cancellation_at_the_next_wait():
+    story, said = Recorder(), []
 
     async def main():
         await story.signal
@@ -69,8 +69,8 @@ def test_one_that_is_cancelled_while_it_runs_hears_of_it_where_it_waits_next():
     assert said == ["runs on", 0, "went on"] and task.is_done
 
 
-def test_two_cancellations_are_told_apart():
-    """A limit that is over and a client that leaves in the same moment: the first alone may be forgiven."""
+def test_two_cancellations_are_distinguished():
+    """A timeout and a disconnect at the same moment: only the timeout may be suppressed."""
 
     async def main():
         future = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ def test_two_cancellations_are_told_apart():
 
 
 @pytest.mark.parametrize("way", ["result", "error", "cancel", "cancel when done"])
-def test_it_waits_for_futures_of_asyncio_too(way):
+def test_task_waits_for_asyncio_futures_too(way):
     async def main():
         future = asyncio.get_running_loop().create_future()
         said = []
@@ -117,11 +117,11 @@ def test_it_waits_for_futures_of_asyncio_too(way):
     asyncio.run(main())
 
 
-def test_a_mistake_is_told_to_the_loop_and_ends_the_task():
+def test_exception_is_reported_to_the_loop_and_ends_the_task():
     async def main():
         told = []
         asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["exception"]))
-        story = Story()
+        story = Recorder()
 
         async def work():
             await story.signal

@@ -1,4 +1,4 @@
-"""An open port and whatever the internet sends to it: row 29."""
+"""An open port under arbitrary traffic: row 29."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def rss_kb(pid: int) -> int:
 
 
 async def throw(port: int, sent: bytes, chance: random.Random) -> bytes:
-    """Return the reply. The request is sent in pieces; then the sender waits for an end, closes, or resets."""
+    """Return the reply. Send the request in pieces; then wait for the end, close, or reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         end = chance.random()
@@ -45,16 +45,16 @@ async def throw(port: int, sent: bytes, chance: random.Random) -> bytes:
             return await asyncio.wait_for(reader.read(12), GUARD_S)
         if end < 0.8:
             return b""
-        writer.get_extra_info("socket").setsockopt(1, 13, RST)  # SO_LINGER of 0 s
+        writer.get_extra_info("socket").setsockopt(1, 13, RST)  # SO_LINGER of 0 s.
         return b""
-    except OSError:  # it was closed on the other side
+    except OSError:  # The other side closed the connection.
         return b""
     finally:
         writer.transport.abort() if writer.transport.is_closing() else writer.close()
 
 
 async def storm(port: int, count: int, seed: int) -> list[bytes]:
-    """`count` cases, so many at once; the first bytes of each answer."""
+    """Send `count` cases, several at once; return the first bytes of each answer."""
     heads: list[bytes] = []
 
     async def one(number: int) -> None:
@@ -73,7 +73,7 @@ async def storm(port: int, count: int, seed: int) -> list[bytes]:
 
 
 @rounds(2_000, 100_000)
-def test_no_bytes_end_it_slow_it_or_make_it_grow(pair, tmp_path, rounds):
+def test_no_bytes_end_slow_or_grow_the_gateway(pair, tmp_path, rounds):
     seed = seeds.seed()
     path = tmp_path / "gateway.json"
     replicas = [{"replica_id": f"r{number}", "url": one.url} for number, one in enumerate(pair)]
@@ -103,7 +103,7 @@ def test_no_bytes_end_it_slow_it_or_make_it_grow(pair, tmp_path, rounds):
 
 
 async def settled(port: int) -> int:
-    """The status of a chat once nothing of the storm is inside any more."""
+    """Return the status of a chat once no request of the storm is inside any more."""
     url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(GUARD_S)) as session:
         while True:
@@ -117,7 +117,7 @@ async def settled(port: int) -> int:
             return reply.status
 
 
-def test_headers_that_come_byte_by_byte_hold_up_nobody(pair, tmp_path):
+def test_slow_headers_delay_no_other_client(pair, tmp_path):
     """Slowloris: many connections that never finish their headers, while others are served."""
     path = tmp_path / "gateway.json"
     limits = {"keepalive_s": 1}
@@ -132,7 +132,7 @@ def test_headers_that_come_byte_by_byte_hold_up_nobody(pair, tmp_path):
             for _ in range(20):
                 async with session.post(f"http://127.0.0.1:{port}{CHAT}", json=chat()) as reply:
                     assert reply.status == 200
-        for reader, writer in slow:  # all are closed
+        for reader, writer in slow:  # All are closed.
             assert await asyncio.wait_for(reader.read(), GUARD_S) == b""
             writer.close()
 

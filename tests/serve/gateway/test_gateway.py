@@ -1,4 +1,4 @@
-"""The gateway as clients see it, before engines that work."""
+"""The gateway from the clients' side, with working engines."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def run(main):
     return asyncio.run(main())
 
 
-def test_answers_come_from_all_replicas_and_say_from_which(pair):
+def test_answers_come_from_all_replicas_with_the_replica_name(pair):
     async def main():
         async with gateway(*pair) as front:
             seen = set()
@@ -38,7 +38,7 @@ def test_answers_come_from_all_replicas_and_say_from_which(pair):
     run(main)
 
 
-def test_a_list_of_models_names_no_folder(pair):
+def test_model_list_contains_no_folder(pair):
     async def main():
         async with gateway(*pair) as front, front.session.get(f"{front.url}/v1/models") as reply:
             text = await reply.text()
@@ -50,7 +50,7 @@ def test_a_list_of_models_names_no_folder(pair):
 @pytest.mark.parametrize(
     "path", ["/invocations", "/collective_rpc", "/tokenize", "/pause", "/fake/seen", "/v1/../pause"]
 )
-def test_what_is_not_on_the_list_does_not_exist(pair, path):
+def test_unlisted_route_does_not_exist(pair, path):
     async def main():
         async with gateway(*pair) as front, front.ask(path) as reply:
             assert reply.status == 404 and "reached" not in await reply.text()
@@ -58,7 +58,7 @@ def test_what_is_not_on_the_list_does_not_exist(pair, path):
     run(main)
 
 
-def test_a_route_is_asked_with_its_own_method_only(pair):
+def test_route_accepts_only_its_own_method(pair):
     async def main():
         async with gateway(*pair) as front, front.session.get(front.url + CHAT) as reply:
             assert reply.status == 405
@@ -66,7 +66,7 @@ def test_a_route_is_asked_with_its_own_method_only(pair):
     run(main)
 
 
-def test_a_key_lets_in_and_goes_no_further(pair, tmp_path):
+def test_key_admits_a_client_and_is_not_forwarded(pair, tmp_path):
     (ada, line), (_, other) = keys.make("ada"), keys.make("bob")
     path = tmp_path / "keys"
     path.write_text(f"# who may ask\n{line}\n{other}\n")
@@ -99,7 +99,7 @@ def test_a_key_lets_in_and_goes_no_further(pair, tmp_path):
     assert "Who are you" not in (tmp_path / "log").read_text() and ada not in (tmp_path / "log").read_text()
 
 
-def test_nobody_listens_to_the_world_without_a_key():
+def test_gateway_without_a_key_does_not_listen_on_a_public_address():
     async def main():
         await Gateway(GatewayLimits(), Keys({})).start("0.0.0.0", 0)
 
@@ -107,7 +107,7 @@ def test_nobody_listens_to_the_world_without_a_key():
         asyncio.run(main())
 
 
-def test_engines_have_keys_of_their_own_that_outlive_a_controller_and_a_damaged_file_gives_others(tmp_path):
+def test_engine_keys_survive_a_controller_and_a_damaged_file_is_replaced(tmp_path):
     path = tmp_path / "service" / "engine-seed"
     first = keys.seed(path)
     assert keys.seed(path) == first and path.stat().st_mode & 0o777 == 0o600
@@ -116,7 +116,7 @@ def test_engines_have_keys_of_their_own_that_outlive_a_controller_and_a_damaged_
     assert keys.seed(path) != first and keys.seed(path) == keys.seed(path)
 
 
-def test_a_file_of_keys_that_others_may_write_to_is_refused(tmp_path):
+def test_key_file_writable_by_others_is_refused(tmp_path):
     path = tmp_path / "keys"
     path.write_text(keys.make("ada")[1])
     path.chmod(0o666)
@@ -143,7 +143,7 @@ def test_a_file_of_keys_that_others_may_write_to_is_refused(tmp_path):
         (413, {"messages": [{"role": "user", "content": "x" * 70000}]}),
     ],
 )
-def test_what_would_keep_an_engine_busy_never_reaches_it(pair, status, said):
+def test_excessive_work_never_reaches_an_engine(pair, status, said):
     async def main():
         before = [one.seen()["requests"] for one in pair]
         async with gateway(*pair, max_body_bytes=65536, max_tokens=4096) as front, front.ask(**said) as reply:
@@ -153,7 +153,7 @@ def test_what_would_keep_an_engine_busy_never_reaches_it(pair, status, said):
     run(main)
 
 
-def test_a_stream_may_be_asked_for_as_an_engine_understands_it(pair):
+def test_stream_flag_is_interpreted_like_the_engine(pair):
     async def main():
         async with gateway(*pair) as front:
             for stream, kind in ((1, "text/event-stream"), (0, "application/json")):
@@ -163,7 +163,7 @@ def test_a_stream_may_be_asked_for_as_an_engine_understands_it(pair):
     run(main)
 
 
-def test_prompts_times_answers_are_bounded(pair):
+def test_number_of_prompts_times_answers_is_bounded(pair):
     async def main():
         async with gateway(*pair) as front:
             for prompt, n, status in ([["a"] * 4, 4, 200], [["a"] * 4, 5, 400], [list(range(100)), 16, 200]):
@@ -173,7 +173,7 @@ def test_prompts_times_answers_are_bounded(pair):
     run(main)
 
 
-def test_a_body_without_a_length_is_bounded_too(pair):
+def test_body_without_a_length_is_bounded_too(pair):
     async def endless():
         for _ in range(100):
             yield b" " * 4096
@@ -189,10 +189,10 @@ def test_a_body_without_a_length_is_bounded_too(pair):
     run(main)
 
 
-def test_a_stream_arrives_while_it_is_made(pair):
+def test_stream_arrives_during_its_generation(pair):
     async def main():
         async with gateway(pair[0]) as front:
-            pair[0].script(fail="hang", after_tokens=2, times=1)  # the rest never comes
+            pair[0].script(fail="hang", after_tokens=2, times=1)  # The rest never arrives.
             async with front.ask(stream=True, max_tokens=5) as reply:
                 assert reply.headers["Content-Type"].startswith("text/event-stream")
                 words = []
@@ -212,7 +212,7 @@ def test_a_stream_arrives_while_it_is_made(pair):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_takes_its_work_along(pair, stream):
+def test_work_of_a_disconnected_client_is_cancelled(pair, stream):
     async def main():
         pair[0].script(first_token_s=600)
         before = pair[0].seen()["aborted"]
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_takes_its_work_along(pair, stream):
     run(main)
 
 
-def test_a_mistake_of_our_own_is_an_answer_and_stands_in_the_log(pair, monkeypatch, caplog):
+def test_internal_error_is_answered_and_logged(pair, monkeypatch, caplog):
     async def main():
         async with gateway(*pair) as front:
             monkeypatch.setattr(front.gateway.turns, "take", None)
@@ -240,7 +240,7 @@ def test_a_mistake_of_our_own_is_an_answer_and_stands_in_the_log(pair, monkeypat
     assert "TypeError" in caplog.text
 
 
-def test_who_finds_no_room_waits_in_line_and_the_line_is_bounded(pair):
+def test_request_without_capacity_waits_in_a_bounded_queue(pair):
     async def main():
         pair[0].script(fail="hang", times=1)
         limits = {"max_in_flight_per_replica": 1, "max_queued": 1, "queue_s": GUARD_S}
@@ -258,7 +258,7 @@ def test_who_finds_no_room_waits_in_line_and_the_line_is_bounded(pair):
     run(main)
 
 
-def test_who_waits_in_line_too_long_is_told(pair):
+def test_request_that_waits_too_long_is_refused(pair):
     async def main():
         pair[0].script(first_token_s=600)
         async with gateway(pair[0], max_in_flight_per_replica=1, queue_s=0.1) as front:
@@ -271,7 +271,7 @@ def test_who_waits_in_line_too_long_is_told(pair):
     run(main)
 
 
-def test_a_key_has_its_share_only(pair):
+def test_key_gets_only_its_share_of_the_capacity(pair):
     (ada, line), (bob, other) = keys.make("ada"), keys.make("bob")
     known = Keys(dict(one.split() for one in (line, other)))
 
@@ -291,7 +291,7 @@ def test_a_key_has_its_share_only(pair):
     run(main)
 
 
-def test_without_a_replica_it_says_so_unless_it_may_hold(pair):
+def test_service_without_a_replica_refuses_unless_it_may_hold(pair):
     async def main():
         async with gateway() as front:
             async with front.ask() as reply:
@@ -303,14 +303,15 @@ def test_without_a_replica_it_says_so_unless_it_may_hold(pair):
                 assert (reply.status, (await reply.json())["status"]) == (200, "asleep")
             asking = asyncio.ensure_future(front.session.post(front.url + CHAT, json=chat()))
             await until(lambda: front.gateway.turns.waiting, "it is held")
-            assert front.gateway.metrics.arrivals.per_second(front.gateway.turns.clock()) > 0  # what wakes the service
+            # The request that wakes the service.
+            assert front.gateway.metrics.arrivals.per_second(front.gateway.turns.clock()) > 0
             front.gateway.replace([pair[1].replica("r7")])
             assert (await asking).headers["X-Slipway-Replica"] == "r7"
 
     run(main)
 
 
-def test_other_limits_hold_from_the_next_request_on(pair):
+def test_new_limits_apply_from_the_next_request(pair):
     async def main():
         async with gateway(*pair) as front:
 
@@ -327,7 +328,7 @@ def test_other_limits_hold_from_the_next_request_on(pair):
             for one in pair:
                 one.script(fail="hang")
             front.gateway.limit(replace(front.gateway.limits, first_byte_s=0.05, tries=1))
-            async with front.ask(stream=True) as reply:  # it would wait for a minute
+            async with front.ask(stream=True) as reply:  # Without the limit the request would wait for a minute.
                 assert reply.status == 502
             front.gateway.replace([])
             front.gateway.limit(replace(front.gateway.limits, hold_s=0.05))
@@ -337,7 +338,7 @@ def test_other_limits_hold_from_the_next_request_on(pair):
     run(main)
 
 
-def test_a_replica_that_leaves_finishes_what_it_has_begun(pair):
+def test_removed_replica_finishes_its_requests(pair):
     async def main():
         pair[0].script(fail="hang", after_tokens=1, times=1)
         async with gateway(pair[0]) as front:
@@ -353,13 +354,14 @@ def test_a_replica_that_leaves_finishes_what_it_has_begun(pair):
             await until(lambda: front.gateway.in_flight(leaving) == 0, "it has finished")
             assert await front.metric("in_flight", replica="r1") == 0
             front.gateway.replace([pair[1].replica("r2")])
-            assert await front.metric("requests_total", replica="r0") == 0  # its series have left with it
+            # The metrics of the replica were removed with the replica.
+            assert await front.metric("requests_total", replica="r0") == 0
             assert await front.metric("replicas") == 1
 
     run(main)
 
 
-def test_numbers_add_up(pair):
+def test_metrics_add_up(pair):
     async def main():
         async with gateway(*pair) as front:
             for _ in range(6):
@@ -378,7 +380,7 @@ def test_numbers_add_up(pair):
     run(main)
 
 
-def test_a_log_that_cannot_be_written_is_counted_and_ends_nothing(pair, tmp_path):
+def test_unwritable_log_is_counted_and_ends_no_request(pair, tmp_path):
     async def main():
         async with gateway(pair[0], log=tmp_path / "later" / "log") as front:
             for number in (1, 2):
@@ -394,7 +396,7 @@ def test_a_log_that_cannot_be_written_is_counted_and_ends_nothing(pair, tmp_path
 
 
 @pytest.mark.needs("curl")
-def test_curl_and_a_large_body_that_asks_first(pair):
+def test_curl_with_a_large_body_and_expect_100_is_answered(pair):
     async def main():
         async with gateway(pair[0]) as front:
             body = json.dumps(chat(messages=[{"role": "user", "content": "x" * (2 << 20)}]))
@@ -418,7 +420,7 @@ def test_curl_and_a_large_body_that_asks_first(pair):
     run(main)
 
 
-def test_the_program_is_told_of_replicas_by_its_file_and_ends_without_losing_a_stream(pair, tmp_path):
+def test_gateway_reads_replicas_from_its_file_and_exits_without_losing_a_stream(pair, tmp_path):
     path = tmp_path / "gateway.json"
     setup = {"replicas": [{"replica_id": "a", "url": pair[0].url}], "limits": {"slow_start_s": 0.001}}
     path.write_text(json.dumps(setup))

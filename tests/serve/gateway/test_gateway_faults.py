@@ -1,4 +1,4 @@
-"""The gateway as clients see it while engines fail, each in its own way."""
+"""The gateway from the clients' side, with engines that fail in separate ways."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def run(main):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fail", KINDS)
-def test_who_has_not_got_a_byte_is_served_by_another_replica(pair, fresh, fail, stream):
+def test_request_without_a_first_byte_is_retried_on_a_second_replica(pair, fresh, fail, stream):
     async def main():
         (ill,) = fresh({"fail": fail, "words": ["X"]})
         async with gateway(ill, pair[0], eject_after=3, eject_s=600) as front:
@@ -46,7 +46,7 @@ def test_who_has_not_got_a_byte_is_served_by_another_replica(pair, fresh, fail, 
     run(main)
 
 
-def test_an_engine_that_shuts_down_says_500_to_new_requests_and_finishes_the_old(pair, fresh):
+def test_stopping_engine_answers_500_to_new_requests_and_finishes_the_old(pair, fresh):
     async def main():
         (old,) = fresh({"shutdown_s": GUARD_S, "token_s": 0.05, "words": ["X"]})
         async with gateway(old) as front:
@@ -64,7 +64,7 @@ def test_an_engine_that_shuts_down_says_500_to_new_requests_and_finishes_the_old
 
 
 @pytest.mark.parametrize("fail", ["die", "cut"])
-def test_an_engine_that_dies_mid_stream_is_told_to_the_client_and_not_hidden(pair, fresh, fail):
+def test_engine_death_mid_stream_is_reported_to_the_client(pair, fresh, fail):
     async def main():
         (ill,) = fresh({"fail": fail, "after_tokens": 2, "held": True})
         async with gateway(ill) as front:
@@ -72,20 +72,20 @@ def test_an_engine_that_dies_mid_stream_is_told_to_the_client_and_not_hidden(pai
             async with front.ask(stream=True, max_tokens=5) as reply:
                 front.add(pair[0], "r1")
                 said = b""
-                with pytest.raises(aiohttp.ClientPayloadError):  # no last chunk
+                with pytest.raises(aiohttp.ClientPayloadError):  # No last chunk.
                     async for part in reply.content.iter_any():
                         if not said:
                             ill.let_go()
                         said += part
             events = [line[6:] for line in said.splitlines() if line.startswith(b"data: ")]
             assert json.loads(events[-1])["error"]["code"] == 502 and b"[DONE]" not in said
-            assert pair[0].seen()["requests"] == before  # nobody else was asked for the rest
+            assert pair[0].seen()["requests"] == before  # No other replica was asked for the rest.
             assert await front.metric("replica_failures_total", replica="r0") == 1
 
     run(main)
 
 
-def test_an_error_in_a_stream_that_ends_in_order_is_a_failure(fresh):
+def test_error_in_a_stream_that_ends_normally_is_a_failure(fresh):
     async def main():
         (ill,) = fresh({"fail": "error", "after_tokens": 2, "held": True})
         async with gateway(ill, eject_after=1) as front:
@@ -96,7 +96,7 @@ def test_an_error_in_a_stream_that_ends_in_order_is_a_failure(fresh):
             assert text.count('"error"') == 1 and text.endswith("data: [DONE]\n\n")
             assert await front.metric("requests_total", code="200") == 1
             assert await front.metric("replica_failures_total") == 1
-            assert await front.metric("replicas_ejected") == 0  # its controller asks the engine itself
+            assert await front.metric("replicas_ejected") == 0  # The controller asks the engine itself.
 
     run(main)
 
@@ -105,7 +105,7 @@ BAD = {"role": "user", "content": "poison"}
 
 
 @pytest.mark.parametrize("fail", ["500", "503", "cut", "garbage"])
-def test_a_request_that_fails_everywhere_is_held_against_no_replica(pair, fail):
+def test_request_that_fails_everywhere_is_blamed_on_no_replica(pair, fail):
     async def main():
         for one in pair:
             one.script(fail=fail, only="poison")
@@ -126,7 +126,7 @@ def test_a_request_that_fails_everywhere_is_held_against_no_replica(pair, fail):
     run(main)
 
 
-def test_one_client_s_failures_leave_the_retries_of_others_alone(pair, fresh):
+def test_failures_of_one_client_do_not_use_up_the_retries_of_others(pair, fresh):
     async def main():
         (ill,) = fresh({"fail": "cut"})
         pair[0].script(fail="500", only="poison")
@@ -142,8 +142,8 @@ def test_one_client_s_failures_leave_the_retries_of_others_alone(pair, fresh):
     run(main)
 
 
-def test_one_port_where_nobody_listens_takes_no_request_away(pair, fresh):
-    """Such a try has reached no engine, so that it needs no saved retry."""
+def test_one_closed_port_fails_no_request(pair, fresh):
+    """Such a try has reached no engine, so it needs no saved retry."""
 
     async def main():
         (gone,) = fresh({})
@@ -156,9 +156,9 @@ def test_one_port_where_nobody_listens_takes_no_request_away(pair, fresh):
     run(main)
 
 
-def test_an_engine_that_hangs_is_left_and_comes_back_when_it_works(pair):
+def test_hanging_engine_is_avoided_and_returns_when_it_works(pair):
     async def main():
-        pair[0].script(fail="hang", times=2)  # /health is 200 all the while
+        pair[0].script(fail="hang", times=2)  # /health is 200 all the while.
         async with gateway(*pair, first_byte_s=0.15, eject_after=2, eject_s=0.3) as front:
             seen = []
             while seen[-3:].count("r0") < 2:
@@ -173,8 +173,8 @@ def test_an_engine_that_hangs_is_left_and_comes_back_when_it_works(pair):
     run(main)
 
 
-def test_a_stopped_engine_does_not_slow_down_the_others(pair, fresh):
-    """Row 28: requests to it wait for their first byte; all others go elsewhere meanwhile."""
+def test_frozen_engine_does_not_slow_down_the_others(pair, fresh):
+    """Row 28: requests to the engine wait for their first byte; all others go elsewhere meanwhile."""
 
     async def main():
         (ill,) = fresh({})
@@ -217,7 +217,7 @@ def test_silence_in_the_middle_of_a_stream_has_a_limit(pair):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_request_lasts_longer_than_the_total(pair, stream):
+def test_no_request_exceeds_the_total_timeout(pair, stream):
     async def main():
         pair[0].script(first_token_s=0.02, token_s=0.02)
         async with gateway(pair[0], total_s=0.3) as front:
@@ -232,7 +232,7 @@ def test_no_request_lasts_longer_than_the_total(pair, stream):
     run(main)
 
 
-def test_a_fleet_in_trouble_is_not_asked_three_times_for_everything(pair):
+def test_failing_fleet_does_not_get_three_tries_for_every_request(pair):
     async def main():
         for one in pair:
             one.script(fail="500")
@@ -240,9 +240,9 @@ def test_a_fleet_in_trouble_is_not_asked_three_times_for_everything(pair):
         async with gateway(*pair, retry_floor=5, retry_ratio=0.1) as front:
             for _ in range(40):
                 async with front.ask() as reply:
-                    assert reply.status == 500 and "EngineCore" in await reply.text()  # the engine's own words
+                    assert reply.status == 500 and "EngineCore" in await reply.text()  # The engine's own error.
             assert sum(one.seen()["requests"] for one in pair) - before in range(45, 50)
-            for one in pair:  # all are out, so that being out means nothing
+            for one in pair:  # All are out, so being out has no effect.
                 one.calm()
             async with front.ask() as reply:
                 assert reply.status == 200
@@ -250,7 +250,7 @@ def test_a_fleet_in_trouble_is_not_asked_three_times_for_everything(pair):
     run(main)
 
 
-def test_a_port_where_nobody_listens_is_a_failed_try(pair, fresh):
+def test_closed_port_is_a_failed_try(pair, fresh):
     async def main():
         (gone,) = fresh({})
         gone.stop()
@@ -264,7 +264,7 @@ def test_a_port_where_nobody_listens_is_a_failed_try(pair, fresh):
     run(main)
 
 
-def test_an_engine_that_wants_another_key_is_not_taken_for_the_clients_mistake(pair):
+def test_engine_with_a_wrong_key_is_not_a_client_error(pair):
     async def main():
         pair[0].script(api_key="other")
         async with gateway(*pair) as front:
@@ -275,7 +275,7 @@ def test_an_engine_that_wants_another_key_is_not_taken_for_the_clients_mistake(p
     run(main)
 
 
-def test_idle_connections_that_an_engine_has_closed_cost_no_request(pair, fresh):
+def test_idle_connections_closed_by_an_engine_cost_no_request(pair, fresh):
     """A pooled connection that is reset at its next use is a try like any other."""
 
     async def main():
@@ -294,7 +294,7 @@ def test_idle_connections_that_an_engine_has_closed_cost_no_request(pair, fresh)
 
 @contextlib.asynccontextmanager
 async def wicked(answer):
-    """The address of an engine that does with each connection what `answer` says, once a request begins."""
+    """Yield the address of an engine that handles each connection with `answer`, once a request begins."""
 
     async def serve(reader, writer):
         try:
@@ -315,7 +315,7 @@ async def wicked(answer):
 @pytest.mark.parametrize(
     "begin", [b"X: ", b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n7\r\ndata: 1\r\n1;"]
 )
-def test_an_engine_that_sends_headers_without_end_is_cut_off(begin):
+def test_engine_that_sends_endless_headers_is_cut_off(begin):
     async def main():
         was_cut = asyncio.get_running_loop().create_future()
 
@@ -340,10 +340,10 @@ def test_an_engine_that_sends_headers_without_end_is_cut_off(begin):
     run(main)
 
 
-def test_what_an_engine_says_before_its_answer_does_not_frame_it():
+def test_informational_responses_do_not_frame_the_answer():
     async def answer(reader, writer):
         writer.write(b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}")  # to the end of the connection
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}")  # To the end of the connection.
 
     async def main():
         async with wicked(answer) as url, gateway() as front:
@@ -354,8 +354,8 @@ def test_what_an_engine_says_before_its_answer_does_not_frame_it():
     run(main)
 
 
-def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch):
-    """Cancel such requests, or each would wait with its body until the engine died."""
+def test_request_that_an_engine_does_not_read_is_cancelled_with_its_client(monkeypatch):
+    """Cancel such requests, or each would wait with its body until the engine dies."""
     lost, connection_lost = [], Line.connection_lost
     monkeypatch.setattr(Line, "connection_lost", lambda self, why: (lost.append(self), connection_lost(self, why)))
 
@@ -376,8 +376,8 @@ def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch
     run(main)
 
 
-def test_a_connection_that_was_stopped_is_not_used_again():
-    """All of an answer had come, and nobody read it: its client left."""
+def test_interrupted_connection_is_not_reused():
+    """All of an answer had arrived unread: the client disconnected."""
 
     async def main():
         async def answer(reader, writer):
@@ -398,7 +398,7 @@ def test_a_connection_that_was_stopped_is_not_used_again():
 
 
 @rounds(3, 60)
-def test_clients_that_come_and_go_while_replicas_are_replaced_leave_no_count_behind(pair, rounds):
+def test_clients_and_replicas_that_come_and_go_leave_no_count_behind(pair, rounds):
     """Row of the issue: in-flight counters under churn, with real connections; `gateway` checks them at its end."""
 
     async def main():

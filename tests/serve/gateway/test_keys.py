@@ -1,11 +1,11 @@
-"""API keys of a service: whose they are, and which are never taken."""
+"""API keys of a service: their owners, and keys that are never accepted."""
 
 import hashlib
 
 from serve.gateway import keys
 
 
-def test_a_key_of_fewer_than_16_letters_is_refused_whoever_put_its_hash_into_the_file(tmp_path):
+def test_key_shorter_than_16_characters_is_refused_even_if_listed(tmp_path):
     said = {"k": "k", "short": "x" * 15, "long": "x" * 16}
     path = tmp_path / "keys"
     path.write_text("".join(f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n" for name, key in said.items()))

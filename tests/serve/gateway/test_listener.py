@@ -1,4 +1,4 @@
-"""Connections of clients: what they send, take, and leave undone."""
+"""Connections of clients: unusual requests, unread answers, and incomplete requests."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ async def connected(front):
     return await asyncio.open_connection(host, int(port))
 
 
-def test_what_a_client_does_not_take_stays_with_the_engine(pair):
-    tokens = 20_000  # some 44 MB of events: more than the kernel takes for two connections
+def test_unread_answers_stay_in_the_engine(pair):
+    tokens = 20_000  # About 44 MB of events: more than the kernel buffers for two connections.
 
     async def main():
         pair[0].script(max_model_len=tokens, words=["A" * 2000])
@@ -36,7 +36,7 @@ def test_what_a_client_does_not_take_stays_with_the_engine(pair):
             while len(set(steady[-6:])) > 1 or not steady[-1]:
                 await asyncio.sleep(0.1)
                 steady.append(pair[0].seen()["tokens"] - before)
-            assert steady[-1] < tokens * 0.9  # the rest waits in the engine
+            assert steady[-1] < tokens * 0.9  # The rest waits in the engine.
             size = 0
             while not (chunk := await reader.read(65536)).endswith(b"0\r\n\r\n"):
                 assert chunk
@@ -47,7 +47,7 @@ def test_what_a_client_does_not_take_stays_with_the_engine(pair):
     run(main)
 
 
-def test_a_client_that_takes_nothing_is_cut_off(pair):
+def test_client_that_reads_no_answer_is_disconnected(pair):
     async def main():
         pair[0].script(max_model_len=60_000, words=["A" * 2000])
         async with gateway(pair[0], max_tokens=None, client_idle_s=0.3) as front:
@@ -63,7 +63,7 @@ def test_a_client_that_takes_nothing_is_cut_off(pair):
     run(main)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(pair):
+def test_missing_body_times_out(pair):
     async def main():
         async with gateway(*pair, client_idle_s=0.2) as front:
             reader, writer = await connected(front)
@@ -74,7 +74,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(pair):
     run(main)
 
 
-def test_headers_that_do_not_come_are_not_waited_for(pair):
+def test_missing_headers_time_out(pair):
     async def main():
         async with gateway(*pair, keepalive_s=0.2) as front:
             reader, writer = await connected(front)
@@ -92,7 +92,7 @@ def post(version: bytes = b"1.1", headers: bytes = b"", **said) -> bytes:
 
 
 async def raw(front, *parts: bytes) -> bytes:
-    """All that a connection is sent until the gateway closes it."""
+    """Return all bytes of a connection until the gateway closes it."""
     reader, writer = await connected(front)
     for part in parts:
         writer.write(part)
@@ -102,7 +102,7 @@ async def raw(front, *parts: bytes) -> bytes:
     return said
 
 
-def test_requests_sent_ahead_are_answered_in_their_order(pair):
+def test_pipelined_requests_are_answered_in_order(pair):
     async def main():
         async with gateway(*pair) as front:
             ahead = [post(headers=b"X-Request-Id: n%d\r\n" % number) for number in range(40)]
@@ -114,7 +114,7 @@ def test_requests_sent_ahead_are_answered_in_their_order(pair):
     run(main)
 
 
-def test_far_more_requests_ahead_than_are_kept_are_all_answered(pair):
+def test_pipelined_requests_beyond_the_buffer_are_all_answered(pair):
     async def main():
         async with gateway(*pair) as front:
             ahead = (HEALTH + b"\r\n") * 3000
@@ -124,13 +124,13 @@ def test_far_more_requests_ahead_than_are_kept_are_all_answered(pair):
     run(main)
 
 
-def test_requests_sent_ahead_in_small_pieces_are_held_up_too(pair):
+def test_pipelined_requests_in_small_pieces_are_paused_too(pair):
     few = (HEALTH + b"\r\n") * 50
 
     async def main():
         async with gateway(hold_s=GUARD_S) as front:
             reader, writer = await connected(front)
-            writer.write(post())  # which waits for a replica
+            writer.write(post())  # The request waits for a replica.
             await until(lambda: front.gateway.turns.waiting, "it waits")
             (line,) = front.gateway._listener.connections
             pieces = 0
@@ -148,7 +148,7 @@ def test_requests_sent_ahead_in_small_pieces_are_held_up_too(pair):
     run(main)
 
 
-def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
+def test_large_unwanted_body_does_not_delay_the_next_request(pair):
     async def main():
         async with gateway(hold_s=GUARD_S, keepalive_s=2) as front:
             reader, writer = await connected(front)
@@ -160,7 +160,7 @@ def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
             )
             writer.write(b"x" * (HELD_BYTES - 9))
             await until(lambda: line._coming is not None and line._coming._held == HELD_BYTES - 9, "most is here")
-            writer.write(b"x" * 18)  # with which it is whole, and more than is held
+            writer.write(b"x" * 18)  # With this piece the body is whole, and exceeds the held bytes.
             await until(lambda: line.is_stopped, "no more is received")
             writer.write(HEALTH + b"Connection: close\r\n\r\n")
             front.add(pair[0], "r0")
@@ -172,8 +172,8 @@ def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
 
 
 @pytest.mark.parametrize("last", [b"", HEALTH + b"Connection: close\r\n\r\n"])
-def test_who_asks_on_and_takes_no_answer_is_cut_off(pair, last):
-    """Cut it off also when its connection is being closed, behind answers that it does not take."""
+def test_pipelining_client_that_reads_no_answer_is_disconnected(pair, last):
+    """Cut it off also when its connection is being closed, behind unread answers."""
 
     async def main():
         async with gateway(pair[0], keepalive_s=0.3) as front:
@@ -190,7 +190,7 @@ def test_who_asks_on_and_takes_no_answer_is_cut_off(pair, last):
                     await asyncio.sleep(0.001)
                 client.sendall(last)
             else:
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)  # some 2 MB of answers
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)  # About 2 MB of answers.
                 await until(lambda: line.is_slow, "more than it takes")
                 assert line.transport.get_write_buffer_size() < 200_000
             await until(lambda: not front.gateway._listener.connections, "it is gone")
@@ -200,7 +200,7 @@ def test_who_asks_on_and_takes_no_answer_is_cut_off(pair, last):
 
 
 @pytest.mark.parametrize("headers", [b"", b"Connection: keep-alive\r\n", b"Proxy-Connection: keep-alive\r\n"])
-def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pair, headers):
+def test_http_1_0_client_gets_a_stream_that_ends_with_its_connection(pair, headers):
     async def main():
         async with gateway(*pair, keepalive_s=2) as front:
             head, _, body = (await raw(front, post(b"1.0", headers, stream=True))).partition(b"\r\n\r\n")
@@ -210,7 +210,7 @@ def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pai
     run(main)
 
 
-def test_who_asks_for_another_protocol_is_answered_in_this_one_and_sent_away(pair):
+def test_protocol_upgrade_is_answered_in_http_1_1_and_closed(pair):
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
     async def main():
@@ -225,7 +225,7 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one_and_sent_away(pai
     run(main)
 
 
-def test_java_s_offer_of_http_2_costs_neither_body_nor_connection(pair):
+def test_http_2_offer_of_java_costs_neither_body_nor_connection(pair):
     offer = ASK + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
     body = json.dumps(chat()).encode()
     counted = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -250,7 +250,7 @@ def test_java_s_offer_of_http_2_costs_neither_body_nor_connection(pair):
         (ASK + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", "requests_total"),
     ],
 )
-def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
+def test_endless_headers_and_trailers_are_bounded(pair, sent, metric):
     async def main():
         async with gateway(*pair) as front:
             _, writer = await connected(front)
@@ -266,7 +266,7 @@ def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
     run(main)
 
 
-def test_headers_count_once_and_without_the_space_around_them(pair):
+def test_headers_are_counted_once_and_stripped(pair):
     async def main():
         async with gateway(pair[0]) as front:
             body = json.dumps(chat()).encode()
@@ -281,7 +281,7 @@ def test_headers_count_once_and_without_the_space_around_them(pair):
     run(main)
 
 
-def test_a_body_that_breaks_is_refused_at_once(pair):
+def test_malformed_body_is_refused_at_once(pair):
     async def main():
         async with gateway(*pair) as front:
             head = ASK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n[1,2,\r\n"
@@ -328,7 +328,7 @@ CHUNKS = b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
         (400, ASK.replace(b"/1.1", b"/1.0") + b"Transfer-Encoding: chunked" + CHUNKS),
     ],
 )
-def test_a_request_that_could_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_served(pair, status, sent):
+def test_ambiguous_request_is_refused_and_later_bytes_are_not_served(pair, status, sent):
     async def main():
         before = pair[0].seen()["requests"]
         async with gateway(pair[0]) as front:
@@ -351,7 +351,7 @@ def test_a_request_that_could_be_read_in_two_ways_is_refused_and_nothing_behind_
         b'{"messages": [{"role": "user", "content": "a"}]\r\n1\r\n}\r\n0\r\n\r\n',
     ],
 )
-def test_a_request_that_is_sound_by_the_rfc_is_served(pair, sent):
+def test_valid_request_of_the_rfc_is_served(pair, sent):
     async def main():
         async with gateway(*pair) as front:
             assert (await raw(front, sent)).startswith(b"HTTP/1.1 200")

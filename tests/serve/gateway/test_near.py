@@ -1,4 +1,4 @@
-"""A gateway without a key: programs of this machine are served, pages of other sites in its browser are not."""
+"""A gateway without a key: programs of this machine are served, pages of other sites in its browser are refused."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def statuses(front, headers) -> list[int]:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:8000"])
-def test_without_a_key_this_machine_is_answered_by_its_names(pair, host):
+def test_keyless_gateway_answers_this_machine_by_its_names(pair, host):
     async def main():
         async with gateway(*pair) as front:
             assert await statuses(front, {"Host": host}) == [200] * 4
@@ -42,7 +42,7 @@ def test_without_a_key_this_machine_is_answered_by_its_names(pair, host):
     "host",
     ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "0.0.0.0", "[::]", "", "notlocalhost"],
 )
-def test_without_a_key_a_name_that_was_bound_to_this_machine_reads_nothing(pair, host):
+def test_keyless_gateway_refuses_a_foreign_name_bound_to_this_machine(pair, host):
     async def main():
         async with gateway(*pair) as front:
             assert await statuses(front, {"Host": host}) == [403] * 4
@@ -53,7 +53,7 @@ def test_without_a_key_a_name_that_was_bound_to_this_machine_reads_nothing(pair,
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost.evil.example", "http://evil@localhost", "file://", ""]
 )
-def test_without_a_key_no_page_of_another_site_is_answered(pair, origin):
+def test_keyless_gateway_refuses_pages_of_other_sites(pair, origin):
     async def main():
         async with gateway(*pair) as front:
             assert await statuses(front, {"Origin": origin}) == [403] * 4
@@ -64,7 +64,7 @@ def test_without_a_key_no_page_of_another_site_is_answered(pair, origin):
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", ""]
 )
-def test_without_a_key_a_form_is_not_taken(pair, kind):
+def test_keyless_gateway_refuses_forms(pair, kind):
     async def main():
         async with gateway(*pair) as front:
             url = front.url + CHAT
@@ -79,7 +79,7 @@ def test_without_a_key_a_form_is_not_taken(pair, kind):
     run(main)
 
 
-def test_an_address_in_the_request_line_counts_and_not_the_host_beside_it(pair):
+def test_address_in_the_request_line_overrides_the_host_header(pair):
     async def main():
         async with gateway(*pair) as front:
             host, _, port = front.url.removeprefix("http://").rpartition(":")
@@ -92,7 +92,7 @@ def test_an_address_in_the_request_line_counts_and_not_the_host_beside_it(pair):
     run(main)
 
 
-def test_another_loopback_address_is_asked_by_itself(pair):
+def test_second_loopback_address_is_accepted_as_its_own_host(pair):
     async def main():
         front = Gateway(GatewayLimits(), Keys({}))
         port = await front.start("127.0.0.3", 0)
@@ -105,7 +105,7 @@ def test_another_loopback_address_is_asked_by_itself(pair):
     run(main)
 
 
-def test_who_has_a_key_may_come_by_any_name_from_any_page(pair):
+def test_client_with_a_key_may_use_any_name_from_any_page(pair):
     ada, line = keys.make("ada")
     said = {"Host": "llm.example", "Origin": "https://app.example", "Content-Type": "text/plain"}
 

@@ -1,4 +1,4 @@
-"""Connections by the thousand, and a machine that has no files left: who has a key is served all the same."""
+"""Thousands of connections, and a machine without free files: clients with a key are served."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.serve.scripted_engine import ASK, CHAT, GUARD_S, chat, gateway, port_
 pytestmark = pytest.mark.process
 
 ELSEWHERE = "127.0.0.2"
-STANDARD_FILES = 3  # input, output, errors
+STANDARD_FILES = 3  # stdin, stdout, stderr.
 (ADA, LINE), (BOB, OTHER) = keys.make("ada"), keys.make("bob")
 KNOWN = Keys(dict(one.split() for one in (LINE, OTHER)))
 BY_ADA = {"Authorization": f"Bearer {ADA}"}
@@ -34,7 +34,7 @@ def run(main):
 
 @contextlib.asynccontextmanager
 async def idle(port: int, count: int, address: str = ELSEWHERE):
-    """Yield this many connections that send nothing, all still open on this side."""
+    """Yield this many silent connections, all still open on this side."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     made: list[socket.socket] = []
@@ -55,7 +55,7 @@ async def idle(port: int, count: int, address: str = ELSEWHERE):
 
 
 async def asked(url: str) -> int:
-    """The status of a chat by a connection of its own."""
+    """Return the status of a chat on a new connection."""
     limit = aiohttp.ClientTimeout(GUARD_S)
     async with (
         aiohttp.ClientSession(timeout=limit) as session,
@@ -66,7 +66,7 @@ async def asked(url: str) -> int:
 
 
 @pytest.mark.parametrize("is_hard", [False, True])
-def test_two_thousand_idle_connections_cost_nobody_a_request_under_a_limit_of_1024_files(pair, tmp_path, is_hard):
+def test_two_thousand_idle_connections_cost_no_request_under_a_limit_of_1024_files(pair, tmp_path, is_hard):
     (tmp_path / "keys").write_text(f"{LINE}\n")
     (tmp_path / "keys").chmod(0o600)
     replicas = [{"replica_id": f"r{number}", "url": one.url} for number, one in enumerate(pair)]
@@ -102,8 +102,8 @@ def test_two_thousand_idle_connections_cost_nobody_a_request_under_a_limit_of_10
 
 
 @pytest.mark.parametrize("address", [ELSEWHERE, "127.0.0.1"])
-def test_idle_connections_lock_nobody_out(pair, address):
-    """Try also connections from the address of clients that have a key."""
+def test_idle_connections_lock_out_no_client(pair, address):
+    """Also try connections from the address of clients with a key."""
 
     async def main():
         async with gateway(pair[0], keys=KNOWN, key=ADA, max_connections=64, max_strangers_per_address=48) as front:
@@ -114,18 +114,18 @@ def test_idle_connections_lock_nobody_out(pair, address):
                 assert [await asked(front.url) for _ in range(20)] == [200] * 20
                 async with front.ask() as reply:
                     assert reply.status == 200
-                assert kept in front.gateway._listener.connections  # who was let in is not in the way
+                assert kept in front.gateway._listener.connections  # Connections with an accepted key do not count.
                 assert len(front.gateway._listener.connections) <= 64
 
     run(main)
 
 
-def test_the_oldest_idle_connection_is_given_up_for_the_next(pair):
+def test_oldest_idle_connection_is_closed_for_the_next(pair):
     async def main():
         async with gateway(*pair, max_connections=3) as front:
             port = int(front.url.rpartition(":")[2])
             async with idle(port, 3) as made:
-                made[0].send(b"POST /v1/chat")  # a head without its end is none
+                made[0].send(b"POST /v1/chat")  # Headers without an end are no request.
                 await until(lambda: len(front.gateway._listener.connections) == 3, "all are there")
                 assert await asked(front.url) == 200
                 loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ def test_the_oldest_idle_connection_is_given_up_for_the_next(pair):
 
 @contextlib.contextmanager
 def no_files():
-    """Within it this process can open none, not even under a number that something else closes meanwhile."""
+    """Prevent this process from opening files, even under a number that another thread closes meanwhile."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD_FILES, before[1]))
     try:
@@ -149,11 +149,11 @@ def no_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_gateway_without_files_blames_no_replica(pair):
+def test_gateway_without_files_blames_no_replica(pair):
     async def main():
         async with gateway(*pair, eject_after=1, eject_s=600) as front:
             async with front.session.get(f"{front.url}/health") as reply:
-                assert reply.status == 200  # by a connection that stays
+                assert reply.status == 200  # On a connection that stays open.
             with no_files():
                 for _ in range(4):
                     async with front.ask() as reply:
@@ -166,7 +166,7 @@ def test_a_gateway_without_files_blames_no_replica(pair):
     run(main)
 
 
-def test_a_port_outlasts_a_time_without_files(pair, caplog):
+def test_port_survives_a_time_without_files(pair, caplog):
     async def main():
         async with gateway(*pair) as front:
             host, _, port = front.url.removeprefix("http://").rpartition(":")
@@ -183,7 +183,7 @@ def test_a_port_outlasts_a_time_without_files(pair, caplog):
     run(main)
 
 
-def test_a_forwarded_port_outlasts_a_time_without_files(caplog):
+def test_forwarded_port_survives_a_time_without_files(caplog):
     with socket.create_server(("127.0.0.1", 0)) as engine, socket.socket() as client:
         far = engine.getsockname()
         with relay(0, lambda: socket.create_connection(far, timeout=GUARD_S)) as port:
@@ -198,12 +198,12 @@ def test_a_forwarded_port_outlasts_a_time_without_files(caplog):
                 assert call.recv(5) == b"hello"
 
 
-def test_a_port_is_not_looked_for_where_none_can_be_tried():
+def test_free_port_search_stops_when_no_port_can_be_tried():
     with no_files(), pytest.raises(OSError, match="Too many open files"):
         free_port([])
 
 
-def test_who_tries_key_after_key_waits_and_who_has_one_does_not(pair):
+def test_client_with_wrong_keys_waits_and_a_client_with_a_key_does_not(pair):
     async def main():
         limits = {"wrong_keys_per_s": 0.01, "wrong_key_most_s": 2 * GUARD_S}
         async with gateway(*pair, keys=KNOWN, **limits) as front:
@@ -224,7 +224,7 @@ def test_who_tries_key_after_key_waits_and_who_has_one_does_not(pair):
     run(main)
 
 
-def test_slow_readers_by_the_dozen_hold_up_nobody_else_and_are_cut_off(pair):
+def test_dozens_of_slow_readers_delay_no_other_client_and_are_disconnected(pair):
     async def main():
         pair[0].script(max_model_len=60_000, words=["A" * 20_000])
         limits = {"client_idle_s": 0.5}

@@ -27,7 +27,7 @@ def replica(number: int, generation: int = 0) -> Target:
 
 
 class Churn(RuleBasedStateMachine):
-    """Requests begin and end in any order while replicas come and go: the counts are those of a book kept by hand."""
+    """Requests begin and end in any order while replicas come and go: the counts must equal counts kept by hand."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def fleet_of(count: int, limits: GatewayLimits = LIMITS, now: float = 0.0) -> Fl
     return fleet
 
 
-def test_an_address_that_is_used_again_inherits_nothing():
+def test_reused_address_inherits_no_state():
     fleet = fleet_of(1)
     ghost = fleet.take(0.0)
     fleet.replace([replica(0, 1)], 1.0)
@@ -95,14 +95,14 @@ def test_an_address_that_is_used_again_inherits_nothing():
     assert fleet.seats[replica(0, 1)].failures == 0 and not fleet.leaving
 
 
-def test_two_replicas_with_one_id_are_refused_and_nothing_changes():
+def test_two_replicas_with_one_id_are_refused_without_a_change():
     fleet = fleet_of(2)
     with pytest.raises(ValueError, match="the same id"):
         fleet.replace([Target(replica_id="a", url="http://x"), Target(replica_id="a", url="http://y")], 0.0)
     assert len(fleet.seats) == 2
 
 
-def test_equals_take_turns_and_the_least_loaded_is_first():
+def test_equal_replicas_alternate_and_the_least_loaded_is_first():
     fleet = fleet_of(3)
     assignments = [fleet.take(100.0) for _ in range(6)]
     assert sorted(Counter(one.replica.replica_id for one in assignments).values()) == [2, 2, 2]
@@ -110,19 +110,19 @@ def test_equals_take_turns_and_the_least_loaded_is_first():
     assert fleet.take(101.0).replica == assignments[4].replica
 
 
-def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial_goes_well():
+def test_consecutive_failures_remove_a_replica_for_longer_each_time_until_a_trial_succeeds():
     fleet = fleet_of(2)
     ill, well = fleet.seats.values()
 
     def fail(now):
         assignment = fleet.take(now, tried=[well])
         fleet.release(assignment, RequestOutcome.FAILED, now)
-        fleet.blame([assignment.seat], now)  # another replica has served the request
+        fleet.blame([assignment.seat], now)  # A second replica has served the request.
         return assignment.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
     assert {fleet.take(5.0).seat for _ in range(CAP)} == {well}
-    for now, out_s in ((11.0, 20), (31.0, 40), (71.0, 40)):  # doubled, up to the most
+    for now, out_s in ((11.0, 20), (31.0, 40), (71.0, 40)):  # Doubled, up to the maximum.
         assert fail(now) and ill.ejected_until == now + out_s
     trial = fleet.take(111.0)
     assert trial.seat is ill and trial.is_trial
@@ -136,9 +136,9 @@ SERVED, LOST, FAILED, NEITHER = RequestOutcome
 @pytest.mark.parametrize(
     ("outcomes", "counts", "is_out"),
     [
-        ([FAILED] * 50, (0, 0, 50), False),  # which one client can cause
+        ([FAILED] * 50, (0, 0, 50), False),  # One client can cause such failures.
         ([FAILED, SERVED, FAILED], (0, 0, 1), False),
-        ([FAILED, NEITHER, FAILED], (0, 0, 2), False),  # a client's mistakes do not hide failures
+        ([FAILED, NEITHER, FAILED], (0, 0, 2), False),  # A client's errors do not hide failures.
         ([LOST], (1, 1, 0), False),
         ([LOST, LOST], (2, 2, 0), True),
         ([LOST, SERVED, LOST], (1, 1, 0), False),
@@ -146,7 +146,7 @@ SERVED, LOST, FAILED, NEITHER = RequestOutcome
         ([NEITHER] * 50, (0, 0, 0), False),
     ],
 )
-def test_what_the_end_of_a_request_says_of_its_replica(outcomes, counts, is_out):
+def test_end_of_a_request_updates_the_health_of_its_replica(outcomes, counts, is_out):
     fleet = fleet_of(1)
     for outcome in outcomes:
         fleet.release(fleet.take(0.0), outcome, 0.0)
@@ -155,7 +155,7 @@ def test_what_the_end_of_a_request_says_of_its_replica(outcomes, counts, is_out)
     assert (seat.ejected_until is not None) is is_out
 
 
-def test_a_trial_that_fails_everywhere_is_tried_again():
+def test_trial_that_fails_everywhere_is_repeated():
     fleet = fleet_of(1)
     for _ in range(2):
         fleet.release(fleet.take(0.0), LOST, 0.0)
@@ -167,7 +167,7 @@ def test_a_trial_that_fails_everywhere_is_tried_again():
     assert next(iter(fleet.seats.values())).ejected_until is None
 
 
-def test_when_all_are_out_all_are_asked():
+def test_all_replicas_are_asked_when_all_are_out():
     fleet = fleet_of(2)
     for seat in fleet.seats.values():
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_when_all_are_out_all_are_asked():
     assert fleet.take(1.0) is not None
 
 
-def test_a_new_replica_comes_to_its_share_slowly():
+def test_new_replica_ramps_up_slowly():
     fleet = fleet_of(1, GatewayLimits(slow_start_s=10))
     fleet.replace([replica(0), replica(1)], 100.0)
     shares = []
@@ -192,27 +192,27 @@ def test_a_new_replica_comes_to_its_share_slowly():
     assert shares[0] <= 6 and shares[0] < shares[1] < shares[2] == 30
 
 
-def test_one_that_says_nothing_is_asked_last():
+def test_silent_replica_is_asked_last():
     fleet = fleet_of(2)
     mute = fleet.take(0.0).seat
     other = fleet.take(0.0)
     fleet.release(other, RequestOutcome.SERVED, 1.0)
     for now in (9.0, 9.1, 9.2):
         assert fleet.take(now).seat is not mute
-    assert fleet.take(9.3).seat is mute  # the other is full
+    assert fleet.take(9.3).seat is mute  # The other is full.
 
 
-def home(count: int, word: bytes) -> Target:
-    """Return the replica that a prompt goes to in an idle fleet."""
+def replica_for(count: int, word: bytes) -> Target:
+    """Return the replica for a prompt in an idle fleet."""
     return fleet_of(count).take(100.0, (), word).replica
 
 
-def test_prompts_that_begin_alike_meet_again_until_that_would_be_unfair():
+def test_prompts_with_a_common_prefix_share_a_replica_until_the_load_is_unfair():
     words = [bytes([one]) for one in range(40)]
-    homes = {word: home(4, word) for word in words}
-    assert homes == {word: home(4, word) for word in words} and len(set(homes.values())) == 4
-    # Without the last one, whoever was not at home there stays where he is.
-    assert all(home(3, word) == homes[word] for word in words if homes[word] != replica(3))
+    homes = {word: replica_for(4, word) for word in words}
+    assert homes == {word: replica_for(4, word) for word in words} and len(set(homes.values())) == 4
+    # After the removal of the last replica, prompts of other replicas stay on their replica.
+    assert all(replica_for(3, word) == homes[word] for word in words if homes[word] != replica(3))
     fleet = fleet_of(4, GatewayLimits(max_in_flight_per_replica=1000, slow_start_s=0.001))
     for _ in range(400):
         fleet.take(1.0, (), b"a")
@@ -227,7 +227,7 @@ def test_retries_are_earned():
     assert [budget.spend(), budget.spend()] == [True, False]
 
 
-def test_a_minute_is_a_minute():
+def test_minute_counter_covers_a_minute():
     window = Window()
     for second in range(100, 160):
         window.add(second + 0.5)
@@ -238,7 +238,7 @@ def test_a_minute_is_a_minute():
     assert window.per_second(10_000.9) == pytest.approx(1 / 60)
 
 
-def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
+def test_minute_counter_ends_at_the_current_second():
     chance = random.Random(3)
     window, arrivals, now = Window(), [], 1000.0
     for _ in range(3000):
@@ -250,7 +250,7 @@ def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
         assert abs(window.per_second(now) * 60 - exact) <= unsure + 1e-6
 
 
-def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_back():
+def test_queue_is_served_in_order_and_a_late_turn_is_returned():
     async def main():
         turns = WaitQueue(GatewayLimits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
         turns.replace([replica(0)])
@@ -266,8 +266,8 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
             order.append(number)
         last = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
-        turns.release(assignment, RequestOutcome.SERVED)  # it has its turn now,
-        last.cancel()  # and leaves in the same moment
+        turns.release(assignment, RequestOutcome.SERVED)  # The request has its turn now,
+        last.cancel()  # and leaves at the same moment.
         with pytest.raises(asyncio.CancelledError):
             await last
         assert turns.fleet.in_flight(replica(0)) == 0 and not turns.waiting
@@ -276,7 +276,7 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
     asyncio.run(main())
 
 
-def test_whoever_waits_goes_to_the_replica_that_comes():
+def test_waiting_request_goes_to_the_next_new_replica():
     async def main():
         turns = WaitQueue(GatewayLimits(hold_s=30), lambda: 0.0)
         held = asyncio.ensure_future(turns.wait(b""))
@@ -290,7 +290,7 @@ def test_whoever_waits_goes_to_the_replica_that_comes():
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
-def test_who_always_asks_twice_at_once_reaches_all_alike(count):
+def test_client_with_two_parallel_requests_reaches_all_replicas_alike(count):
     fleet = Fleet(GatewayLimits(slow_start_s=0.001))
     fleet.replace([replica(number) for number in range(count)], 0.0)
     chosen = []

@@ -1,4 +1,4 @@
-"""The gateway with a certificate: what it takes, what it refuses, and whom it does not wait for."""
+"""The gateway with a certificate: accepted files, refusals, and clients that are not waited for."""
 
 import asyncio
 import ssl
@@ -25,7 +25,7 @@ def tls(tmp_path):
     return Tls(keyfile=str(tmp_path / "its key.pem"), certfile=str(tmp_path / "chain.pem"))
 
 
-def test_a_certificate_that_cannot_be_used_is_refused_with_what_to_do(authority, tls):
+def test_unusable_certificate_is_refused_with_the_fix(authority, tls):
     key, chain = Path(tls.keyfile), Path(tls.certfile)
     authority.issue(tls)
     sound = key.read_bytes(), chain.read_bytes()
@@ -51,7 +51,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_with_what_to_do(authority,
     certificate.server_context(tls)
 
 
-def test_a_renewed_certificate_counts_once_both_files_fit(authority, tls):
+def test_renewed_certificate_is_used_once_both_files_match(authority, tls):
     authority.issue(tls)
     one = Certificate(tls)
     first = one.context
@@ -60,7 +60,7 @@ def test_a_renewed_certificate_counts_once_both_files_fit(authority, tls):
     authority.issue(tls)
     renewed = Path(tls.keyfile).read_bytes()
     put(Path(tls.keyfile), key, 0o600)
-    for _ in range(2):  # which is told again each time it is looked at
+    for _ in range(2):  # The error is repeated at each check.
         with pytest.raises(UsageError, match="is not the key of"):
             one.renew()
     assert one.context is first
@@ -69,7 +69,7 @@ def test_a_renewed_certificate_counts_once_both_files_fit(authority, tls):
 
 
 @pytest.mark.process
-def test_clients_agree_on_tls_1_2_or_newer_and_none_that_does_not_is_waited_for(pair, authority, tls, caplog):
+def test_clients_use_tls_1_2_or_newer_and_other_clients_are_not_waited_for(pair, authority, tls, caplog):
     serial = authority.issue(tls)
 
     async def asked(front, context):
@@ -96,9 +96,9 @@ def test_clients_agree_on_tls_1_2_or_newer_and_none_that_does_not_is_waited_for(
                 old.maximum_version = ssl.TLSVersion.TLSv1_1
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await asked(front, old)
-            with pytest.raises(ssl.SSLCertVerificationError):  # of whom it is not known
+            with pytest.raises(ssl.SSLCertVerificationError):  # For clients of unknown kind.
                 await asked(front, ssl.create_default_context())
-            # Plain HTTP is no TLS, and whoever says nothing has to leave when others need the room.
+            # Plain HTTP is no TLS, and a silent connection has to leave when others need the room.
             host, port = front.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(HEALTH + b"\r\n")
@@ -116,7 +116,7 @@ def test_clients_agree_on_tls_1_2_or_newer_and_none_that_does_not_is_waited_for(
     assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
-def test_a_certificate_that_ends_soon_or_has_ended_is_told_of(authority, tls):
+def test_certificate_that_expires_soon_or_has_expired_is_reported(authority, tls):
     authority.issue(tls)
     now = time.time()
     soon, over, early = (service_view.certificate_of(tls, now + days * 86_400) for days in (0, 2, -30))

@@ -21,7 +21,7 @@ RULE = dataclasses.replace(autoscaler.rule_of(SHIPPED), target_waiting=None)
 
 @dataclasses.dataclass
 class World:
-    """A service whose replicas are ready as soon as they are started. `rate`: requests per second at a time."""
+    """A service whose replicas are ready immediately. `rate`: requests per second at a time."""
 
     rule: Rule
     rate: Callable[[float], float]
@@ -34,7 +34,7 @@ class World:
         self.memory = autoscaler.begin(self.rule)
 
     def qps(self) -> float:
-        """Over the last minute, as the gateway counts it."""
+        """Return the rate of the last minute, as counted by the gateway."""
         return sum(self.rate(self.now - second) for second in range(1, 61)) / 60
 
     def tick(self, **seen) -> autoscaler.Decision:
@@ -61,14 +61,14 @@ class World:
         return [count for now, count in self.history if now <= when][-1]
 
 
-def test_the_shipped_numbers_are_those_that_were_promised():
+def test_shipped_file_has_the_documented_numbers():
     assert (RULE.least, RULE.most, RULE.target_qps, RULE.up_ticks, RULE.down_ticks) == (3, 20, 5.0, 3, 15)
     assert RULE.spot
 
 
-def test_a_load_of_26_becomes_six_replicas_after_60_s_and_none_becomes_three_after_300_s():
+def test_load_of_26_becomes_six_replicas_after_60_s_and_no_load_becomes_three_after_300_s():
     steady = World(RULE, lambda now: 26.0 if -60 <= now < 1000 else 0.0).until(400)
-    assert (steady.at(0), steady.at(20), steady.at(40)) == (3, 3, 6)  # the third tick in a row that wants six
+    assert (steady.at(0), steady.at(20), steady.at(40)) == (3, 3, 6)  # The third tick in a row that wants six.
     steady.until(1800)
     # The minute of the mean runs out first: the last tick that wants six is at 1040, less than six but more than three
     # is wanted at 1020 already, and the fifteenth tick that wants less comes 300 s after the first.
@@ -76,50 +76,51 @@ def test_a_load_of_26_becomes_six_replicas_after_60_s_and_none_becomes_three_aft
     assert 1000 + 280 <= fell <= 1000 + 320 and steady.at(1800) == 3
 
 
-def test_from_nothing_the_minute_of_the_mean_is_part_of_the_wait():
+def test_minute_of_the_mean_is_part_of_the_wait_from_an_idle_start():
     began = World(RULE, lambda now: 26.0 if now >= 0 else 0.0).until(200)
     assert [began.at(when) for when in (0, 20, 40, 60, 80, 100)] == [3, 3, 3, 3, 6, 6]
 
 
-def test_it_never_wants_more_than_the_most():
+def test_target_never_exceeds_the_maximum():
     flood = World(RULE, lambda now: 10_000.0).until(2000)
     assert max(count for _, count in flood.history) == 20
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 500), min_size=5, max_size=60), st.integers(0, 3))
-def test_whatever_arrives_it_stays_between_least_and_most(rates, extra):
+def test_target_stays_between_minimum_and_maximum_under_any_load(rates, extra):
     rule = dataclasses.replace(RULE, extra=extra)
     world = World(rule, lambda now: rates[int(now // 60) % len(rates)] if now >= 0 else 0.0).until(60 * len(rates))
     assert all(rule.least + extra <= count <= rule.most + extra for _, count in world.history)
 
 
-def test_one_tick_the_other_way_begins_the_wait_anew():
+def test_one_opposite_tick_restarts_the_wait():
     memory = AutoscalerMemory(3)
     for qps in (26, 26, 10, 26, 26):
         memory = autoscaler.decide(RULE, memory, Measurements(qps=qps)).memory
     assert (memory.target, memory.up) == (3, 2)
-    assert autoscaler.decide(RULE, memory, Measurements(qps=61)).memory.target == 13  # it jumps to the latest want
+    # The target jumps to the latest demand.
+    assert autoscaler.decide(RULE, memory, Measurements(qps=61)).memory.target == 13
 
 
-def test_what_waits_counts_as_well_as_what_arrives():
+def test_waiting_requests_count_like_arriving_requests():
     rule = dataclasses.replace(RULE, target_waiting=8.0, up_ticks=1)
     assert autoscaler.decide(rule, AutoscalerMemory(3), Measurements(qps=1, waiting=60)).memory.target == 8
     assert autoscaler.decide(rule, AutoscalerMemory(3), Measurements(qps=99, waiting=0)).memory.target == 20
 
 
-def test_what_is_not_known_changes_nothing_but_the_dead_are_replaced():
+def test_unknown_load_keeps_the_target_and_replaces_dead_replicas():
     seen = Measurements(qps=None, members=[NewestReplica(number=1, state=State.READY, spot=True)])
     decision = autoscaler.decide(RULE, AutoscalerMemory(6, up=2), seen)
     assert decision.memory == AutoscalerMemory(6, up=2) and decision.start_spot == 5
     rule = dataclasses.replace(RULE, target_waiting=8.0, down_ticks=1, up_ticks=1)
     assert (
         autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=0)).memory.target == 6
-    )  # it may grow, not shrink
+    )  # The target may grow, not shrink.
     assert autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=80)).memory.target == 10
 
 
-def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
+def test_first_request_wakes_a_service_from_zero_with_faster_ticks():
     rule = dataclasses.replace(RULE, least=0)
     world = World(rule, lambda now: 1 / 60 if 100 <= now < 101 else 0.0)
     world.memory = AutoscalerMemory(0)
@@ -130,7 +131,7 @@ def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
     assert world.at(800) == 0
 
 
-def test_a_budget_is_never_passed_and_ends_nothing_that_runs():
+def test_budget_is_never_exceeded_and_ends_no_running_replica():
     alive = [NewestReplica(number=one, state=State.READY, spot=True) for one in range(1, 4)]
     decision = autoscaler.decide(RULE, AutoscalerMemory(9), Measurements(qps=45, members=alive, affordable=2))
     assert (decision.start_spot, decision.stop, decision.held) == (2, (), "the budget allows 2 more")
@@ -139,7 +140,7 @@ def test_a_budget_is_never_passed_and_ends_nothing_that_runs():
 
 
 def crashing(at_once: bool, least: int) -> int:
-    """Launches of a service whose replicas always crash."""
+    """Return the launches of a service whose replicas always crash."""
     rule = dataclasses.replace(RULE, least=least, target_qps=None)
     memory, members, launches = autoscaler.begin(rule), [], 0
     for _ in range(200):
@@ -158,18 +159,18 @@ def crashing(at_once: bool, least: int) -> int:
 
 
 @pytest.mark.parametrize(("at_once", "least"), [(True, 1), (True, 3), (False, 1), (False, 2), (False, 3)])
-def test_a_service_that_always_crashes_is_launched_three_times(at_once, least):
+def test_always_crashing_service_is_launched_three_times(at_once, least):
     assert crashing(at_once, least) == 3
 
 
-def test_one_that_was_ready_is_always_replaced():
+def test_replica_that_was_ready_is_always_replaced():
     dead = [NewestReplica(number=n, state=State.FAILED_PROBING, was_ready=True, spot=True) for n in range(1, 9)]
     assert autoscaler.decide(RULE, AutoscalerMemory(3), Measurements(qps=0, members=dead)).start_spot == 3
     gone = [NewestReplica(number=n, state=State.PREEMPTED, spot=True) for n in range(1, 9)]
     assert autoscaler.decide(RULE, AutoscalerMemory(3), Measurements(qps=0, members=gone)).start_spot == 3
 
 
-def test_the_furthest_from_ready_goes_first_and_of_equals_the_youngest():
+def test_least_ready_replica_is_ended_first_then_the_youngest():
     states = [State.READY, State.STARTING, State.READY, State.NOT_READY, State.PENDING, State.READY]
     alive = [NewestReplica(number=number, state=state, spot=True) for number, state in enumerate(states, 1)]
     decision = autoscaler.decide(
@@ -178,34 +179,34 @@ def test_the_furthest_from_ready_goes_first_and_of_equals_the_youngest():
     assert decision.stop == (5, 2, 4, 6, 3)
 
 
-def test_on_demand_stands_in_until_spot_is_ready():
+def test_on_demand_replicas_stand_in_until_spot_is_ready():
     rule = dataclasses.replace(RULE, base_on_demand=1, fills_with_on_demand=True)
     first = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None))
     assert (first.start_spot, first.start_on_demand) == (4, 5)
     spots = [NewestReplica(number=n, state=State.READY if n < 4 else State.STARTING, spot=True) for n in range(1, 5)]
     others = [NewestReplica(number=n, state=State.READY) for n in range(5, 10)]
     later = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None, members=[*spots, *others]))
-    assert later.stop == (9, 8, 7) and later.start_spot == later.start_on_demand == 0  # one base, one for the gap
+    assert later.stop == (9, 8, 7) and later.start_spot == later.start_on_demand == 0  # One base, one for the gap.
 
 
-def test_gpus_of_different_speed_count_for_what_they_can():
+def test_gpus_count_by_their_speed():
     rule = dataclasses.replace(RULE, spot=False, target_qps={"A100:1": 2.0, "H100:1": 5.0}, up_ticks=1, down_ticks=1)
     mixed = [
         NewestReplica(number=n, state=State.READY, gpu=gpu)
         for n, gpu in enumerate(["A100:1", "A100:1", "H100:1", "H100:1"], 1)
     ]
     assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=24, members=mixed)) == 4 + math.ceil(10 / 5)
-    assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=9, members=mixed)) == 3  # least: 3
+    assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=9, members=mixed)) == 3  # The minimum: 3.
     assert (
         autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(0), Measurements(qps=0.1)) == 1
-    )  # it wakes, here
+    )  # Here the service wakes.
     assert (
         autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(4), Measurements(qps=6, members=mixed))
         == 2
     )
 
 
-def test_a_changed_rule_counts_at_once():
+def test_changed_rule_applies_at_once():
     assert autoscaler.updated(
         dataclasses.replace(RULE, most=4), AutoscalerMemory(9, up=2), Measurements(qps=45)
     ) == AutoscalerMemory(4)

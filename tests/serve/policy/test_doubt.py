@@ -1,4 +1,4 @@
-"""The doubt that failed requests raise about a replica, as tables."""
+"""Doubt about a replica after failed requests, as tables."""
 
 from dataclasses import replace
 
@@ -16,16 +16,16 @@ MISSED = replace(READY, misses=1, first_miss_at=8.0)
     ("facts", "failures", "is_ready"),
     [
         (READY, NO_FAILURES, True),
-        (READY, Failures(errors=10_000), True),  # a client may cause as many as it likes
+        (READY, Failures(errors=10_000), True),  # A client may cause any number of failures.
         (MISSED, Failures(errors=FAILED_REQUESTS - 1), True),
-        (MISSED, Failures(errors=FAILED_REQUESTS), False),  # the next probe has failed as well
+        (MISSED, Failures(errors=FAILED_REQUESTS), False),  # The next probe has failed as well.
         (MISSED, NO_FAILURES, True),
         (READY, Failures(lost=FAILED_REQUESTS - 1), True),
-        (READY, Failures(lost=FAILED_REQUESTS), False),  # no request is the cause of that
+        (READY, Failures(lost=FAILED_REQUESTS), False),  # No request causes such a failure.
         (READY, Failures(errors=10_000, lost=1), True),
     ],
 )
-def test_errors_count_once_a_probe_has_failed_and_lost_connections_at_once(facts, failures, is_ready):
+def test_errors_count_after_a_failed_probe_and_lost_connections_at_once(facts, failures, is_ready):
     found = replica_states.failed_requests(facts, failures, 9.0)
     assert found.is_ready is is_ready
     assert is_ready is (found is facts)
@@ -49,15 +49,15 @@ def steps(*words: str | int) -> ReplicaDoubt:
     [
         ((0,), False),
         ((1,), True),
-        ((3, 0), True),  # open until a careful probe passes, also when it serves again, or is asked for nothing
+        ((3, 0), True),  # Open until a careful probe passes, also after a success, or without further requests.
         ((3, "ask", "pass"), False),
-        ((3, "ask", "pass", 3), False),  # the same failures raise no other doubt
+        ((3, "ask", "pass", 3), False),  # The same failures raise no second doubt.
         ((3, "ask", "pass", 4), True),
-        ((3, "ask", 4, "pass"), True),  # one has failed since the probe began
-        ((3, "ask", "pass", 0, 2), True),  # another row
+        ((3, "ask", 4, "pass"), True),  # One request has failed since the start of the probe.
+        ((3, "ask", "pass", 0, 2), True),  # A new row of failures.
         ((3, "ask", 0, "pass", 0), False),
         ((3, "ask", 0, "pass", 1), True),
     ],
 )
-def test_a_doubt_is_open_from_a_failure_until_a_careful_probe_passes(words, is_open):
+def test_doubt_is_open_from_a_failure_until_a_careful_probe_passes(words, is_open):
     assert steps(*words).is_open is is_open

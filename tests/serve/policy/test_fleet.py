@@ -26,14 +26,14 @@ def course(there, newest=1, mode="rolling", rule=FIXED, memory=TWO, is_tick=Fals
     return fleet.course(mode, rule, memory, newest, there, Load(**load), is_tick)
 
 
-def test_what_is_missing_is_started_between_two_ticks_too():
+def test_missing_replica_is_started_between_two_ticks_too():
     assert course([]).start_on_demand == 2
     assert course(members(READY)).start_on_demand == 1
     assert course(members(READY, STARTING)).start_on_demand == 0
     assert course(members(READY, LEAVING)).start_on_demand == 1
 
 
-def test_a_change_of_the_load_counts_at_ticks_only():
+def test_load_change_applies_only_at_ticks():
     rule = Rule(least=1, most=4, target_qps=1.0, up_ticks=1)
     there = members(READY)
     assert course(there, rule=rule, memory=AutoscalerMemory(1), qps=3.0).start_on_demand == 0
@@ -42,7 +42,7 @@ def test_a_change_of_the_load_counts_at_ticks_only():
 
 
 @pytest.mark.parametrize("failed", [CRASHED, CRASHING])
-def test_three_that_were_never_ready_stop_the_launching_also_while_they_are_being_ended(failed):
+def test_three_replicas_that_were_never_ready_stop_further_launches(failed):
     assert course(members(failed)).start_on_demand == 2
     assert course(members(failed, failed)).start_on_demand == 1
     given_up = course(members(failed, failed, failed))
@@ -50,7 +50,7 @@ def test_three_that_were_never_ready_stop_the_launching_also_while_they_are_bein
     assert course(members(failed, failed, failed, READY)).start_on_demand == 1
 
 
-def test_rolling_swaps_one_for_one_and_both_answer():
+def test_rolling_update_swaps_one_for_one_and_both_versions_answer():
     old, new = members(READY, READY), members(READY, READY, READY, version=2)[2:]
     both = [*old, *new]
     assert fleet.serving("rolling", FIXED, both) == (0, 1, 2)
@@ -59,7 +59,7 @@ def test_rolling_swaps_one_for_one_and_both_answer():
     assert not course(nothing_yet, newest=2).stop and not course(nothing_yet, newest=2).start_on_demand
 
 
-def test_blue_green_changes_all_at_once():
+def test_blue_green_update_switches_all_at_once():
     old, half = members(READY, READY), members(PENDING, PENDING, READY, STARTING, version=2)[2:]
     assert fleet.serving("blue_green", FIXED, [*old, *half]) == (0, 1)
     assert not course([*old, *half], newest=2, mode="blue_green").stop
@@ -68,19 +68,19 @@ def test_blue_green_changes_all_at_once():
     assert [number for number, _ in course(whole, newest=2, mode="blue_green").stop] == [0, 1]
 
 
-def test_a_version_that_fails_leaves_the_old_one_serving():
+def test_failing_version_leaves_the_old_one_serving():
     there = [*members(READY, READY), *members(*[CRASHED] * 5, version=2)[2:]]
     after = course(there, newest=2)
     assert not after.stop and not after.start_on_demand and after.held
     assert fleet.serving("rolling", FIXED, there) == (0, 1)
 
 
-def test_the_budget_is_never_passed():
+def test_budget_is_never_exceeded():
     assert course([], affordable=1).start_on_demand == 1
     assert "budget" in course(members(READY), affordable=0).held
 
 
-def test_what_is_remembered_reads_as_it_was_written():
+def test_stored_state_is_read_back_unchanged():
     version = Version(number=3, document={"service": {"replicas": 1}}, model="hf://a/b", engine="fake")
     wanted = WantedService(versions=(version,), mode="blue_green", port=8000)
     assert wanted_of(write(wanted)) == wanted and wanted.version(7) is version

@@ -1,4 +1,4 @@
-"""The state of a replica, and which replicas answer while a service changes."""
+"""The state of a replica, and the answering replicas during an update of a service."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ READY = replace(UP, is_ready=True, first_ready_at=5.0)
         (replace(READY, down=ProcessStatus.RUNNING, preempted=True), State.PREEMPTED),
     ],
 )
-def test_a_state_follows_from_the_facts(facts, state):
+def test_state_follows_from_the_facts(facts, state):
     assert replica_states.state_of(facts) is state
     assert state.is_alive == (state in replica_states.LIVE)
 
@@ -47,7 +47,7 @@ def probes(facts: Facts, *results: tuple[float, bool]) -> Facts:
     return facts
 
 
-def test_ready_after_two_passes_and_not_ready_after_three_misses():
+def test_replica_is_ready_after_two_passes_and_not_ready_after_three_misses():
     once = probes(UP, (1, False), (2, True))
     assert replica_states.state_of(once) is State.STARTING
     twice = probes(once, (3, True))
@@ -59,7 +59,7 @@ def test_ready_after_two_passes_and_not_ready_after_three_misses():
     assert probes(gone, (7, True), (8, True)).first_ready_at == 3
 
 
-def test_it_may_take_its_time_to_get_ready_and_no_longer():
+def test_replica_may_use_its_initial_delay_and_no_longer():
     waiting = probes(UP, (10, False), (100, False))
     assert replica_states.must_end(waiting, PROBE, 130) == (waiting, "")
     late, why = replica_states.must_end(waiting, PROBE, 131)
@@ -67,22 +67,22 @@ def test_it_may_take_its_time_to_get_ready_and_no_longer():
     assert replica_states.state_of(replace(late, down=ProcessStatus.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
 
 
-def test_its_time_to_get_ready_counts_from_its_engine_s_start():
+def test_initial_delay_counts_from_the_start_of_the_engine():
     making = waiting = probes(UP, (10, False))
-    for now in (50, 500):  # its pod tells that its environment is in the making
+    for now in (50, 500):  # The pod reports that the environment is being created.
         making = replica_states.told(making, None, now)
     assert replica_states.must_end(making, PROBE, 500) == (making, "")
-    started = replica_states.told(making, 2.0, 512)  # 2 s ago, says its pod
+    started = replica_states.told(making, 2.0, 512)  # 2 s ago, by the pod's report.
     assert replica_states.must_end(started, PROBE, 630) == (started, "")
     late, why = replica_states.must_end(started, PROBE, 631)
     assert late.is_late and "(120) of the engine's start" in why
-    assert replica_states.must_end(making, PROBE, 621)[0].is_late  # nothing was heard of it since
-    assert replica_states.must_end(waiting, PROBE, 131)[0].is_late  # nor ever
+    assert replica_states.must_end(making, PROBE, 621)[0].is_late  # No report since then.
+    assert replica_states.must_end(waiting, PROBE, 131)[0].is_late  # Nor ever.
     hanging = replica_states.told(making, None, 4000)
-    assert replica_states.must_end(hanging, PROBE, 4000)[0].is_late  # nobody makes an environment for so long
+    assert replica_states.must_end(hanging, PROBE, 4000)[0].is_late  # No creation of an environment takes that long.
 
 
-def test_one_that_fails_for_too_long_after_it_was_ready_is_ended():
+def test_replica_that_fails_for_too_long_after_ready_is_ended():
     failing = probes(READY, (10, False), (20, False), (30, False))
     assert replica_states.must_end(failing, PROBE, 189)[1] == ""
     ended, why = replica_states.must_end(failing, PROBE, 190)
@@ -93,7 +93,7 @@ def test_one_that_fails_for_too_long_after_it_was_ready_is_ended():
 
 
 @given(st.lists(st.booleans(), max_size=30))
-def test_ready_means_that_two_passed_since_three_missed(results):
+def test_ready_means_two_passes_since_three_misses(results):
     facts = probes(UP, *enumerate(results))
     tail, ready = "".join("+" if one else "-" for one in results), False
     for end in range(1, len(tail) + 1):
@@ -114,7 +114,7 @@ def test_ready_means_that_two_passed_since_three_missed(results):
         ([State.READY], True, ServiceState.SHUTTING_DOWN),
     ],
 )
-def test_the_state_of_a_service(replicas, is_ending, state):
+def test_state_of_a_service_follows_from_its_replicas(replicas, is_ending, state):
     assert replica_states.service_state(replicas, is_ending) is state
 
 
@@ -125,16 +125,16 @@ def fleet(old: int, new: dict[State, int]) -> list[UpdateMember]:
     return members
 
 
-def test_rolling_lets_an_old_one_go_for_each_new_one_that_is_ready():
+def test_rolling_update_removes_one_old_replica_per_ready_new_one():
     for ready in range(4):
         members = fleet(3, {State.READY: ready, State.STARTING: 3 - ready})
         gone = update.outdated("rolling", 3, 3, 2, members)
         assert gone == tuple([3, 2, 1][:ready])
         left = [one for one in update.serving("rolling", 3, members) if one not in gone]
-        assert len(left) == 3  # as many as there must be, at every moment
+        assert len(left) == 3  # Never fewer than required, at every moment.
 
 
-def test_blue_green_changes_over_when_enough_new_ones_are_ready():
+def test_blue_green_update_switches_when_enough_new_replicas_are_ready():
     before, after = fleet(3, {State.READY: 1, State.STARTING: 2}), fleet(3, {State.READY: 2, State.STARTING: 1})
     assert update.serving("blue_green", 2, before) == (1, 2, 3)
     assert update.outdated("blue_green", 2, 3, 2, before) == ()
@@ -143,13 +143,13 @@ def test_blue_green_changes_over_when_enough_new_ones_are_ready():
 
 
 @pytest.mark.parametrize("mode", update.MODES)
-def test_a_version_that_never_gets_ready_leaves_the_old_one_serving(mode):
+def test_version_that_never_becomes_ready_leaves_the_old_one_serving(mode):
     members = fleet(3, {State.FAILED: 3})
     assert update.serving(mode, 1, members) == (1, 2, 3) and update.outdated(mode, 1, 3, 2, members) == ()
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.lists(st.sampled_from(replica_states.LIVE), max_size=5))
-def test_an_update_never_leaves_fewer_ready_than_it_found_or_than_are_wanted(old, final, new):
+def test_update_never_leaves_fewer_ready_than_before_or_than_wanted(old, final, new):
     members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(old)]
     members += [UpdateMember(number=old + n, version=2, state=one) for n, one in enumerate(new)]
     for mode in update.MODES:

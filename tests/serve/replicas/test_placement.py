@@ -1,4 +1,4 @@
-"""The placement of replicas is selected like that of runs: nothing unaffordable, recent failures last."""
+"""Replicas are placed like runs: no unaffordable machine, recent failures last."""
 
 import pytest
 
@@ -18,14 +18,14 @@ L40S = Request(run="demo-0", gpu="L40S", num_gpus=1)
 
 @pytest.fixture
 def poor(tmp_path):
-    """A market in which one vendor would not be paid for an hour; its settings."""
+    """Return a market in which one vendor's account cannot pay for an hour, and the settings."""
     plan = tmp_path / "faults.yaml"
     plan.write_text("balance_usd: {runpod: 0.05}\n")
     with world(tmp_path / "world", "--faults", str(plan)) as running:
         yield settings_of(running, tmp_path)
 
 
-def test_what_the_account_cannot_pay_is_left_out_and_told(poor):
+def test_offer_beyond_the_account_is_left_out_and_reported(poor):
     told = []
     names = placement.candidates("market", poor)
     assert "runpod" in names
@@ -38,7 +38,7 @@ def test_what_the_account_cannot_pay_is_left_out_and_told(poor):
         placement.find(("runpod",), L40S, True, poor, told.append)
 
 
-def test_a_vendor_that_says_nothing_of_its_account_may_do_so_soon(poor, monkeypatch):
+def test_vendor_without_an_account_answer_is_named_in_the_refusal(poor, monkeypatch):
     def silent(self):
         raise Ambiguous("lium: no answer in 30 s")
 
@@ -49,7 +49,7 @@ def test_a_vendor_that_says_nothing_of_its_account_may_do_so_soon(poor, monkeypa
         choose.find_payable(request, poor, told.append)
 
 
-def test_a_machine_that_failed_lately_is_tried_after_all_others_and_that_is_told(poor):
+def test_recently_failed_machine_is_tried_last_with_a_note(poor):
     told = []
     first, *others = placement.find(("shadeform",), L40S, True, poor, told.append)
     assert others and not told
@@ -60,7 +60,7 @@ def test_a_machine_that_failed_lately_is_tried_after_all_others_and_that_is_told
     assert line.startswith("demo-0: tried last: shadeform") and line.endswith("it never booted")
 
 
-def test_a_keeper_of_a_run_is_offered_what_a_command_would_be(poor):
+def test_keeper_of_a_run_gets_the_offers_of_a_command(poor):
     told = []
     request = Request(run="otter", provider="market", gpu="L40S", num_gpus=1)
     candidates = registry.candidates(poor, "market")

@@ -1,4 +1,4 @@
-"""The conditions for a replica to be ready, against the scripted engine."""
+"""The conditions for a replica to be ready, tested with the scripted engine."""
 
 import asyncio
 
@@ -30,35 +30,36 @@ def test_health_and_a_token_of_the_expected_model_pass(pair):
     assert found.counters.waiting == 0 and found.counters.tokens >= 1
 
 
-def test_another_model_and_another_path_do_not(pair):
+def test_different_model_or_path_fails(pair):
     assert "does not exist" in ask(pair[0], model="other").why
     assert ask(pair[0], asked=Probe(path="/nowhere")).why == "/nowhere: status 404"
 
 
 @pytest.mark.parametrize("fail", ["500", "error", "cut", "garbage"])
-def test_an_engine_that_fails_says_why(fresh, fail):
+def test_failing_engine_reports_its_reason(fresh, fail):
     (engine,) = fresh({"fail": fail})
     found = ask(engine)
     assert not found.passed and found.why.startswith("a token: ")
 
 
-def test_an_engine_that_hangs_with_a_health_of_200_does_not_pass(fresh):
+def test_hanging_engine_with_a_healthy_status_fails(fresh):
     (engine,) = fresh({"fail": "hang"})
     quick = Probe(path="/health", timeout_seconds=0.3)
     first = ask(engine, asked=quick)
     assert not first.passed and "no token in 0.3 s" in first.why
-    assert not ask(engine, before=first.counters, asked=quick).passed  # nor later: it makes none for others
+    # Nor later: it makes no tokens for other clients.
+    assert not ask(engine, before=first.counters, asked=quick).passed
 
 
-def test_a_full_engine_is_well_as_long_as_it_makes_tokens_for_others(fresh):
+def test_full_engine_is_healthy_while_it_makes_tokens_for_others(fresh):
     (engine,) = fresh({"fail": "busy"})
     made = ask(engine).counters.tokens
     assert not ask(engine, before=Counters(0, made), asked=Probe(path="/health", timeout_seconds=0.3)).passed
     assert ask(engine, before=Counters(0, made - 1)).passed
 
 
-def test_a_full_engine_may_work_on_long_prompts_for_a_while(fresh):
-    """It says at once that it is full: three such answers within a second are no reason to take it out."""
+def test_full_engine_may_work_on_long_prompts_for_a_while(fresh):
+    """The engine reports at once that it is full: three such answers within a second are no reason for a removal."""
     (engine,) = fresh({"max_seqs": 1, "max_queued": 0, "first_token_s": 2.0})
 
     async def run():
@@ -74,7 +75,7 @@ def test_a_full_engine_may_work_on_long_prompts_for_a_while(fresh):
     assert asyncio.run(run()).passed
 
 
-def test_a_careful_probe_asks_for_more_than_one_token_and_in_a_conversation(fresh):
+def test_careful_probe_asks_for_several_tokens_and_a_conversation(fresh):
     (engine,) = fresh({"fail": "500", "only": '"messages"'})
     assert ask(engine).passed and ask(engine, requests=probes.careful(False)).passed
     assert "status 500" in ask(engine, requests=probes.careful(True)).why
@@ -83,7 +84,7 @@ def test_a_careful_probe_asks_for_more_than_one_token_and_in_a_conversation(fres
 
 
 class Probing:
-    """The probes of one engine, which begins ready."""
+    """The probes of one engine, which starts ready."""
 
     def __init__(self, engine):
         self.engine, self.prober = engine, Prober()
@@ -97,21 +98,21 @@ class Probing:
         return asyncio.run(run()).passed
 
 
-def test_a_replica_that_answers_probes_and_fails_every_real_request_is_found(fresh):
+def test_replica_that_answers_probes_but_fails_every_request_is_detected(fresh):
     (engine,) = fresh({})
     ill = Probing(engine)
-    assert ill.probe()  # which learns that it takes conversations
+    assert ill.probe()  # The probe learns that the model accepts conversations.
     engine.script(fail="500", only='"messages"')
     assert ill.probe() and ill.probe()
     ill.prober.suspect(1)
     assert not ill.probe()
-    ill.prober.suspect(0)  # it is asked for nothing any more
+    ill.prober.suspect(0)  # The gateway asks for nothing any more.
     assert not ill.probe()
     engine.calm()
     assert ill.probe() and not ill.prober.doubt.is_open
 
 
-def test_requests_that_fail_alone_leave_a_replica_well_and_are_told_once(fresh):
+def test_failing_requests_alone_leave_a_replica_ready_and_are_reported_once(fresh):
     (engine,) = fresh({"fail": "500", "only": "cat**"})
     well = Probing(engine)
     assert well.probe()
@@ -124,7 +125,7 @@ def test_requests_that_fail_alone_leave_a_replica_well_and_are_told_once(fresh):
     assert "the requests cause the failures" in told[0] and told[1:] == ["", ""]
 
 
-def test_a_model_without_conversations_is_not_held_to_them(fresh):
+def test_model_without_conversations_is_probed_without_them(fresh):
     (engine,) = fresh({"fail": "500", "only": '"messages"'})
     plain = Probing(engine)
     assert plain.probe()
@@ -132,7 +133,7 @@ def test_a_model_without_conversations_is_not_held_to_them(fresh):
     assert plain.probe()
 
 
-def test_nobody_there_is_no_error(fresh):
+def test_unreachable_engine_is_no_exception(fresh):
     (engine,) = fresh({})
     engine.stop()
     assert "/health: " in ask(engine).why
