@@ -4,8 +4,8 @@
     python -m tests.prose messages           messages and help texts, as one table
     python -m tests.prose guides             README, guides and notes, as one table
 
-A pointing word stands for a noun that the sentence leaves out: "what", "one", "its", "there". Prints the rate of each
-word beside the target, and the files that use most of them.
+A pointing word stands for a noun that the sentence leaves out: "what", "one", "its", "there". The program prints the
+rate of each word beside the target, and the files with most pointing words.
 """
 
 import ast

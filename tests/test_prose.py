@@ -4,7 +4,7 @@ import pytest
 
 from tests.prose import FOLDERS, TARGETS, count, files, messages, rates, tables, texts
 
-MARGIN = 0.3  # per thousand words: a new file may use a word once more
+MARGIN = 0.3  # Per thousand words: a new file may use a word once more.
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -1,4 +1,4 @@
-"""Text, tokenizer and token shards made once, by the commands that make them on a pod."""
+"""Text, tokenizer and token shards, made once by the commands of a pod."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_step(step: str, config: dict[str, Any], scratch: Path, **environ: str) -> "subprocess.CompletedProcess[str]":
-    """`python -m data STEP` with this configuration, in a process of its own."""
+    """Run `python -m data STEP` with this configuration, in a separate process."""
     path = scratch / f"{step}.json"
     path.write_text(json.dumps(config))
     words = [sys.executable, "-m", "data", step, "--config", str(path)]
@@ -26,7 +26,7 @@ def run_step(step: str, config: dict[str, Any], scratch: Path, **environ: str) -
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of pydocs, with a held-out part."""
+    """Return all of pydocs, with a held-out part."""
     folder = tmp_path_factory.mktemp("text")
     done = run_step(
         "text", {"out": str(folder / "out"), "spec": {"val_ratio": 0.05}}, folder, SECRET="canary-in-environ"

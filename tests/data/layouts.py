@@ -1,7 +1,7 @@
-"""Small data sets in the layouts in which well-known ones are published, as folders that a hub can serve.
+"""Small data sets in the layouts of well-known published ones, as folders for a hub to serve.
 
-In: a folder and how many rows. Out: a folder for each layout under it. The texts are made here; names of files, of
-columns and of configurations, and the form of the files, are those of the data sets that they are called after.
+Input: a folder and the number of rows. Output: a folder per layout in it. The texts are made here; the names of files,
+columns and configurations, and the file formats, are those of the namesake data sets.
 """
 
 import csv
@@ -78,7 +78,7 @@ def smoltalk(folder: Path, rows: int) -> None:
 
 
 def gsm8k(folder: Path, rows: int) -> None:
-    """Write questions and answers in parquet, in folders by configuration; how many there are stands on the card."""
+    """Write questions and answers in parquet, in folders by configuration; the card has their number."""
     (folder / "main").mkdir(parents=True)
     for part, count in (("train", rows), ("test", rows // 5)):
         columns = {
@@ -109,7 +109,7 @@ def objects(folder: Path, rows: int) -> None:
 
 
 def webdataset(folder: Path, rows: int) -> None:
-    """Write tar files of pictures (of no use here), captions and what else is known of each."""
+    """Write tar files of pictures (unused here), captions and metadata."""
     folder.mkdir(parents=True)
     for file, some in enumerate(split(rows, 2)):
         with tarfile.open(folder / f"{file:05d}.tar", "w") as tar:
@@ -150,7 +150,7 @@ def plain(folder: Path, rows: int) -> None:
 
 
 def featured(folder: Path, rows: int) -> None:
-    """Write lines of JSON whose card says that the numbers in `text` are strings."""
+    """Write lines of JSON; the card declares the numbers in `text` as strings."""
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": n, "id": n}) + "\n" for n in range(rows)))
     (folder / "README.md").write_text(
@@ -159,7 +159,7 @@ def featured(folder: Path, rows: int) -> None:
 
 
 def odd_names(folder: Path, rows: int) -> None:
-    """Write parquet under names that addresses and patterns have to be careful with."""
+    """Write parquet under names that need care in addresses and patterns."""
     (folder / "größer set").mkdir(parents=True)
     table = pyarrow.table({"text": [text_of(n) for n in range(rows)]})
     pyarrow.parquet.write_table(table, folder / "größer set" / "täst #1 [x] 100%.parquet")

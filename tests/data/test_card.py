@@ -1,4 +1,4 @@
-"""Our artifacts are read by `datasets` without our code: from a folder, and from the hub to which they were pushed."""
+"""`datasets` reads Slipway's artifacts without Slipway's code: from a folder, and from the hub after a push."""
 
 import io
 import json
@@ -67,7 +67,7 @@ def test_conversations_and_problems_are_data_sets(run, tmp_path):
     assert loaded(problems, "demonstrations")["train"][0]["messages"]
 
 
-def test_a_card_of_somebody_else_is_left_alone(run, tmp_path):
+def test_foreign_card_is_left_alone(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / card.CARD).write_text("mine")
     run("text", "out", source=str(tmp_path / "rows.jsonl"))
@@ -75,7 +75,7 @@ def test_a_card_of_somebody_else_is_left_alone(run, tmp_path):
 
 
 @pytest.mark.process
-def test_a_push_is_one_commit_with_a_card_and_takes_old_shards_away(run, tmp_path, monkeypatch):
+def test_push_is_one_commit_with_a_card_and_removes_old_shards(run, tmp_path, monkeypatch):
     with hubs.serving() as hub:
         for name, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": "token", "no_proxy": "*"}.items():
             monkeypatch.setenv(name, value)
@@ -97,7 +97,7 @@ def test_a_push_is_one_commit_with_a_card_and_takes_old_shards_away(run, tmp_pat
 
 
 @pytest.mark.process
-def test_what_others_have_put_there_stays(run, tmp_path, monkeypatch):
+def test_foreign_files_in_the_repository_stay(run, tmp_path, monkeypatch):
     with hubs.serving() as hub:
         for name, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": "token", "no_proxy": "*"}.items():
             monkeypatch.setenv(name, value)
@@ -110,7 +110,7 @@ def test_what_others_have_put_there_stays(run, tmp_path, monkeypatch):
         }
         place.put(theirs)
         source = str(tmp_path / "rows.jsonl")
-        for number in (1, 2):  # a second push finds its own part, and theirs
+        for number in (1, 2):  # A second push finds Slipway's part, and the foreign part.
             run("text", "out", source=source, lines_per_shard=300 // number)
             run("push", "out", to="hf://me/mine")
             files = hub.repos["me/mine"].files

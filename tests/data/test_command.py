@@ -1,4 +1,4 @@
-"""`inv shard` as it is typed."""
+"""`inv shard` as typed."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def inv(world, *words, **more):
     return subprocess.run(program, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=110, **more)
 
 
-def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
+def test_piped_lines_are_split_and_verified(world, tmp_path):
     out = str(tmp_path / "out")
     lines = "".join(f"line {n}\n" for n in range(3000))
     words = ("--mode", "split", "--val-ratio", "0.1", "--seed", "7", "--lines-per-shard", "1000", "--gzip", "--json")
@@ -56,6 +56,6 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
         (("--verify", "a", "--report", "a"), "--verify and --report exclude each other"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(world, tmp_path, words, told):
+def test_conflicting_options_are_refused(world, tmp_path, words, told):
     done = inv(world, "shard", "--out", str(tmp_path / "out"), *words)
     assert done.returncode == 2 and told in done.stderr

@@ -6,12 +6,12 @@ MAKING = {"store": "s", "name": "n", "fingerprint": "f", "inputs": {"text": {"na
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", "\x1b[31mred", "x" * 201])
-def test_a_persona_says_of_itself_one_plain_line(name):
+def test_persona_introduces_itself_in_one_plain_line(name):
     with pytest.raises(ConfigError, match="persona's name"):
         Persona(name=name, maker="us", purpose="to test")
 
 
-def test_records_come_out_of_plain_values_at_any_depth():
+def test_records_are_built_from_plain_values_at_any_depth():
     assert load(StepContext, MAKING).inputs["text"].fingerprint == "f"
     assert load(TextSpec, {"take": None, "packages": ["a"]}).packages == ("a",)
 
@@ -31,6 +31,6 @@ def test_records_come_out_of_plain_values_at_any_depth():
         (IdentitySpec, {"persona": {"name": "a", "maker": "b", "purpos": "c"}}, r"persona: unknown key 'purpos'"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(kind, raw, seen):
+def test_invalid_value_is_refused_by_name(kind, raw, seen):
     with pytest.raises(ConfigError, match=seen):
         load(kind, raw)

@@ -28,7 +28,7 @@ ROW = {"score": 3.5, "language": "en", "url": None, "tags": ["a", "b"], "text": 
         ("is_good", True),
     ],
 )
-def test_a_row_is_kept_where_the_words_are_true(words, keeps):
+def test_row_is_kept_when_the_filter_is_true(words, keeps):
     assert parse(words).keeps(ROW) is keeps
 
 
@@ -50,12 +50,12 @@ def test_a_row_is_kept_where_the_words_are_true(words, keeps):
         ("score > 1" + " " * 3000, "3009 letters"),
     ],
 )
-def test_what_is_no_comparison_of_columns_is_refused_before_anything_is_read(words, seen):
+def test_invalid_filter_is_refused_before_any_read(words, seen):
     with pytest.raises(ConfigError, match=seen):
         parse(words)
 
 
 @pytest.mark.parametrize("words", ["text > 3", "text * 9 == 1", "score / 0 > 1"])
-def test_values_that_do_not_compare_are_told_with_what_they_are(words):
+def test_incomparable_values_are_reported_with_their_types(words):
     with pytest.raises(InputError, match=r"(text|score) is "):
         parse(words).keeps(ROW)

@@ -1,4 +1,4 @@
-"""The bytes of shards, written down once: they change only when somebody means to change them."""
+"""The recorded bytes of shards: they change only on purpose."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ BLANK = ["", " ", "\n \n", "\u3000", "\x85\u2028", "\x1c"]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Parquet of two types of strings in odd row groups, with nulls, blanks and what is no UTF-8; objects; lines."""
+    """Write parquet of two string types in uneven row groups, with nulls, blanks and invalid UTF-8; objects; lines."""
     folder, chance = tmp_path_factory.mktemp("golden"), random.Random(11)
 
     def text(number):
@@ -74,16 +74,16 @@ def run(corpus, folder, case, workers):
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_the_bytes_are_what_they_were(corpus, tmp_path, case, workers):
+def test_bytes_of_shards_equal_the_recorded_bytes(corpus, tmp_path, case, workers):
     run(corpus, tmp_path, case, workers)
     assert outcome(tmp_path) == CASES[case][1]
 
 
 @pytest.mark.process
-def test_processes_that_are_no_copies_of_this_one_make_the_same(corpus, tmp_path):
+def test_spawned_processes_make_the_same_bytes(corpus, tmp_path):
     done = threading.Event()
     other = threading.Thread(target=done.wait)
-    other.start()  # so that nothing can be forked
+    other.start()  # Prevents a fork.
     try:
         run(corpus, tmp_path, "once, split", 2)
     finally:
@@ -93,7 +93,7 @@ def test_processes_that_are_no_copies_of_this_one_make_the_same(corpus, tmp_path
 
 
 def outcome(folder):
-    """A hash over all shards, in order, and over what their manifests count."""
+    """Return a hash over all shards, in order, and over the counts of their manifests."""
     digest = hashlib.sha256()
     for part in parts(folder):
         manifest = read_manifest(part)

@@ -1,4 +1,4 @@
-"""Shards, tokens, tokenizers and conversations that somebody else made; and what is whole of an interrupted run."""
+"""Foreign shards, tokens, tokenizers and conversations; and the whole shards of an interrupted run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LINES = [f"document {number} of those that words were taken from" for number in 
 
 
 def shards(folder, finished=True):
-    """Three whole shards of ten, and a fourth."""
+    """Write three whole shards of ten, and a fourth."""
     writer = Writer(folder, 10)
     for line in LINES[:35]:
         writer.add(line)
@@ -41,7 +41,7 @@ def shards(folder, finished=True):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Text, a tokenizer and tokens."""
+    """Make text, a tokenizer and tokens."""
     root = tmp_path_factory.mktemp("made")
     text = shards(root / "text")
     bpe.make(TokenizerSpec(vocab_size=300), text, root / "tokenizer")
@@ -66,7 +66,7 @@ GOOD = {
 @pytest.mark.slow
 @MANY
 @given(document=hostile.documents(GOOD))
-def test_a_manifest_of_shards_of_any_content_is_read_or_refused_in_words(text, document):
+def test_shard_manifest_of_any_content_is_read_or_refused_with_a_reason(text, document):
     (text / MANIFEST).write_bytes(document)
     for read in (lambda: read_manifest(text, finished=False), lambda: shard_paths(text)):
         try:
@@ -84,7 +84,7 @@ def test_a_manifest_of_shards_of_any_content_is_read_or_refused_in_words(text, d
          "shards": [{"name": "train-00000.arrow", "sha256": "0" * 64}]}
     )
 )  # fmt: skip
-def test_a_manifest_of_tokens_of_any_content_is_read_or_refused_in_words(tmp_path, document):
+def test_token_manifest_of_any_content_is_read_or_refused_with_a_reason(tmp_path, document):
     (tmp_path / MANIFEST).write_bytes(document)
     try:
         read_token_manifest(tmp_path)
@@ -97,7 +97,7 @@ def test_a_manifest_of_tokens_of_any_content_is_read_or_refused_in_words(tmp_pat
 @pytest.mark.parametrize(
     ("at", "value"), [(16, 1), (16, 1 << 31), (20, 5000), (24, 1 << 63), (32, 1 << 63), (12, 3), (8, 9)]
 )
-def test_a_header_of_tokens_that_cannot_be_is_refused(made, tmp_path, at, value):
+def test_impossible_header_of_tokens_is_refused(made, tmp_path, at, value):
     raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
     struct.pack_into("<Q" if at >= 24 else "<I", raw, FIELDS_AT[VERSION] + at, value)
     (tmp_path / "x.bin").write_bytes(raw)
@@ -105,7 +105,7 @@ def test_a_header_of_tokens_that_cannot_be_is_refused(made, tmp_path, at, value)
         read_header(tmp_path / "x.bin")
 
 
-def test_an_id_that_the_vocabulary_has_not_is_refused_where_it_is_read(made, tmp_path):
+def test_id_outside_of_the_vocabulary_is_refused_at_the_read(made, tmp_path):
     raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
     struct.pack_into("<H", raw, BODY + 6, 60_000)
     (tmp_path / "x.bin").write_bytes(raw)
@@ -114,7 +114,7 @@ def test_an_id_that_the_vocabulary_has_not_is_refused_where_it_is_read(made, tmp
         stream.read(0, 10)
 
 
-def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_path):
+def test_document_offsets_outside_of_the_file_are_refused(made, tmp_path):
     import numpy as np
 
     path = made / "tokens/train-00000.arrow"
@@ -128,7 +128,7 @@ def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_
 @pytest.mark.process
 @settings(MANY, max_examples=seeds.examples(6, 200))
 @given(document=hostile.documents(TOKENIZER))
-def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):
+def test_tokenizer_of_any_content_is_refused_with_a_reason(tmp_path, document):
     (tmp_path / "tokenizer.json").write_bytes(document)
     with pytest.raises(DataError):
         load(tmp_path)
@@ -139,7 +139,7 @@ def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):
 @settings(MANY, max_examples=seeds.examples(6, 200))
 @given(document=hostile.documents(TALK))
 @example(document=b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "y"}]}')
-def test_conversations_of_any_content_are_taken_left_out_or_refused(tmp_path, document):
+def test_conversations_of_any_content_are_accepted_left_out_or_refused(tmp_path, document):
     assume(b"\n" not in document and b"\r" not in document)
     (tmp_path / "talk.jsonl").write_bytes(document + b"\n")
     try:
@@ -165,14 +165,14 @@ def test_documents_of_any_content_are_read_or_refused(tmp_path, document):
         assert len(str(error)) < 1000
 
 
-def test_a_shard_that_is_a_link_out_of_its_folder_is_not_read(text, tmp_path):
+def test_shard_that_links_out_of_its_folder_is_not_read(text, tmp_path):
     os.rename(text / "shard-00001.txt", tmp_path / "elsewhere.txt")
     (text / "shard-00001.txt").symlink_to(tmp_path / "elsewhere.txt")
     with pytest.raises(DataError, match="leads out"):
         shard_paths(text)
 
 
-def test_of_an_interrupted_run_the_whole_shards_are_taken_where_that_is_asked_for(made, tmp_path):
+def test_whole_shards_of_an_interrupted_run_are_used_on_request(made, tmp_path):
     text = shards(tmp_path / "text", finished=False)
     assert read_manifest(text, finished=False)["finished"] is False
     for refused in (
@@ -184,23 +184,23 @@ def test_of_an_interrupted_run_the_whole_shards_are_taken_where_that_is_asked_fo
     assert "--partial" in verify(text)[0] and not verify(text, partial=True)
     assert bpe.make(TokenizerSpec(vocab_size=290), text, tmp_path / "tokenizer", partial=True)["vocab_size"] == 290
     found = tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
-    assert found["train_documents"] == 30  # the fourth shard was not whole
+    assert found["train_documents"] == 30  # The fourth shard was not whole.
     (text / "shard-00001.txt").write_text("other\n")
     assert verify(text, partial=True) == ["shard-00001.txt: the bytes differ from the written file"]
 
 
-def test_a_folder_of_shards_as_a_source_is_its_whole_shards(tmp_path):
+def test_folder_of_shards_as_a_source_means_its_whole_shards(tmp_path):
     text = shards(tmp_path / "text", finished=False)
-    (text / "shard-00003.txt").write_text("half a")  # came about when nobody could list it any more
+    (text / "shard-00003.txt").write_text("half a")  # Created after the listing.
     (text / ".draft/shard-00003.txt.gz").write_bytes(b"half")
     assert [path.name for path in source_files(str(text))] == [f"shard-0000{n}.txt" for n in range(3)]
     (text / MANIFEST).unlink()
-    assert len(source_files(str(text))) == 4  # somebody else's
+    assert len(source_files(str(text))) == 4  # A foreign file.
     write_manifest(tmp_path, [], True, {"source": "", "options": {}})
     assert json.loads((tmp_path / MANIFEST).read_text())["shards"] == []
 
 
-def test_a_shard_that_is_empty_is_refused_by_who_plans(tmp_path):
+def test_empty_shard_is_refused_in_the_plan(tmp_path):
     (tmp_path / "shard-00000.txt").write_text("a line\n")
     assert len(filled_files(str(tmp_path))) == 1
     (tmp_path / "shard-00001.txt").touch()

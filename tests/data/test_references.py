@@ -18,7 +18,7 @@ from data.references import SetReference, parse, parse_mixture
         ("hf://a/b?text=body&id=uuid", {"place": "a/b", "columns": (("text", "body"), ("id", "uuid"))}),
     ],
 )
-def test_a_data_set_of_the_hub(words, means):
+def test_reference_names_a_data_set_of_the_hub(words, means):
     found = parse(words)
     assert found == SetReference(is_hub=True, **means)
     assert words.startswith(found.words)
@@ -34,17 +34,17 @@ def test_a_data_set_of_the_hub(words, means):
         ("s3://b/a:train", "s3://b/a:train", "", ()),
     ],
 )
-def test_files(words, place, split, columns):
+def test_reference_may_name_files(words, place, split, columns):
     assert parse(words) == SetReference(place=place, split=split, columns=columns)
 
 
-def test_a_file_that_is_there_is_not_taken_apart(tmp_path):
+def test_existing_file_is_not_split_into_parts(tmp_path):
     (tmp_path / "a:train").touch()
     assert parse(str(tmp_path / "a:train")).place == str(tmp_path / "a:train")
 
 
 @pytest.mark.parametrize("words", ["hf://b", "hf://a/b:", "hf://a/b:train[", "hf://a/b:train[1:2:3]", "hf://a/b/c/d"])
-def test_what_is_no_reference_is_told_with_one_that_is(words):
+def test_invalid_reference_is_refused_with_a_valid_example(words):
     with pytest.raises(ConfigError, match="expected hf://user/name"):
         parse(words)
 

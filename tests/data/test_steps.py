@@ -1,4 +1,4 @@
-"""The steps as a pod runs them: through the store, in processes of their own."""
+"""The steps as a pod runs them: through the store, in separate processes."""
 
 import json
 
@@ -19,7 +19,7 @@ def making(store, name, fingerprint, **inputs):
 
 
 @pytest.mark.process
-def test_the_steps_make_all_artifacts_one_from_the_other(tmp_path):
+def test_steps_make_each_artifact_from_the_previous_one(tmp_path):
     store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
     chain = [
         ("text", making(store, "datasets/pydocs/text", "of-text"), {"take": 3000}),
@@ -57,7 +57,7 @@ def test_the_steps_make_all_artifacts_one_from_the_other(tmp_path):
 
 
 @pytest.mark.process
-def test_an_input_with_another_fingerprint_is_refused(tmp_path):
+def test_input_with_a_different_fingerprint_is_refused(tmp_path):
     store = tmp_path / "store"
     made = making(store, "datasets/pydocs/text", "another")
     assert run_step("text", {"making": made, "spec": {"take": 50}}, tmp_path).returncode == 0
@@ -81,7 +81,7 @@ def test_an_input_with_another_fingerprint_is_refused(tmp_path):
         ("text", {"making": {"store": "s"}, "spec": {}}, "making: "),
     ],
 )
-def test_a_wrong_configuration_gives_one_line_and_exit_2(tmp_path, capsys, step, config, seen):
+def test_invalid_configuration_gives_one_line_and_exit_2(tmp_path, capsys, step, config, seen):
     (tmp_path / "config.json").write_text(json.dumps(config).replace("OUT", str(tmp_path)))
     assert main([step, "--config", str(tmp_path / "config.json")]) == 2
     said = capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_a_wrong_configuration_gives_one_line_and_exit_2(tmp_path, capsys, step,
 
 
 @pytest.mark.process
-def test_shards_that_were_not_finished_are_not_trained_on(tmp_path):
+def test_unfinished_shards_are_not_trained_on(tmp_path):
     (tmp_path / "text").mkdir()
     config = {"out": str(tmp_path / "out"), "inputs": {"text": str(tmp_path / "text")}, "spec": {}}
     done = run_step("tokenizer", config, tmp_path)
@@ -98,7 +98,7 @@ def test_shards_that_were_not_finished_are_not_trained_on(tmp_path):
 
 
 @pytest.mark.process
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+def test_unwritable_folder_is_one_line(tmp_path):
     done = run_step("text", {"out": "/proc/1/nowhere", "spec": {"take": 5}}, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "/proc/1/nowhere" in done.stderr

@@ -1,4 +1,4 @@
-"""The pages of documentation, and the commands that they show."""
+"""The pages of documentation, and the commands on them."""
 
 import re
 import shlex
@@ -9,16 +9,16 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "packs").glob("*/*.md"))
 BY_HAND = [page for page in PAGES if page.parent.name != "reference" and page.name != "reference.md"]
-ACCOUNT, INTERRUPT = "account", "interrupt"  # what may follow the language of a block
+ACCOUNT, INTERRUPT = "account", "interrupt"  # Valid words after the language of a block.
 _FENCE = re.compile(r"^```(?:sh|console)(?: +(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Commands that stand in one fence.
+    """Commands in one fence.
 
-    mark: "account" when they need an account, a GPU or another machine, or are not to be run: these are only parsed.
-    "interrupt" when they go on until Ctrl-C.
+    mark: "account" for commands that need an account, a GPU or a second machine, or must not run: these are only
+    parsed. "interrupt" for commands that run until Ctrl-C.
     """
 
     page: Path

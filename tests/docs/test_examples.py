@@ -1,4 +1,4 @@
-"""The files of examples/ are what their readers take."""
+"""The files of examples/ are valid for their readers."""
 
 import json
 import os
@@ -30,25 +30,25 @@ def test_every_example_is_shown_on_a_page():
     assert not [path.name for path in EXAMPLES.iterdir() if f"examples/{path.name}" not in text]
 
 
-def test_what_pages_quote_of_an_example_stands_in_it():
+def test_quotes_of_examples_on_pages_are_exact():
     for name, page in (("sweeps/rates.yaml", "sweeps.md"), ("fleet.yaml", "pods-as-files.md")):
         said = "".join(line for line in (EXAMPLES / name).open() if not line.startswith("#"))
         assert said in (ROOT / "docs" / "guides" / page).read_text()
 
 
 @pytest.mark.pack("blocks")
-def test_the_profile_of_a_model_that_answers_in_blocks_is_read():
+def test_profile_of_a_block_decoding_model_is_read():
     phases = recipes.from_file(EXAMPLES / "blocks.yaml").phases
     assert phases["dlm"].blocks and phases["dlm"].model.hidden_size == phases["base"].model.hidden_size == 128
 
 
-def test_the_fleet_is_a_set_of_two_pods_with_limits():
+def test_fleet_is_a_set_of_two_pods_with_limits():
     name, pods = pod_set.read_set("fleet", "fleet", strict_yaml.read(EXAMPLES / "fleet.yaml"), "market", ())
     assert (name, [one.name for one in pods]) == ("fleet", ["trainer", "judge"])
     assert all(one.ttl_hours and one.spend_limit for one in pods)
 
 
-def test_the_service_is_one_and_skypilot_can_have_it():
+def test_service_is_valid_here_and_for_skypilot():
     read = service.load(EXAMPLES / "service.yaml")
     assert (read.policy.min_replicas, read.policy.most) == (1, 3)
     assert "slipway" not in service.to_skyserve(read, "hf://Qwen/Qwen3-0.6B")
@@ -68,20 +68,20 @@ def test_the_flags_of_the_launch_are_flags_of_launch():
         ("service", "service.yaml", {"name": "a"}),
     ],
 )
-def test_a_schema_takes_the_example_and_refuses_what_its_reader_refuses(name, file, wrong):
+def test_schema_accepts_the_example_and_refuses_the_readers_refusals(name, file, wrong):
     validator = jsonschema.Draft202012Validator(schemas.schema(name))
     validator.check_schema(validator.schema)
     assert not list(validator.iter_errors(strict_yaml.read(EXAMPLES / file)))
     assert list(validator.iter_errors(wrong))
 
 
-def test_the_conversations_can_be_learnt_from():
+def test_conversations_can_be_trained_on():
     rows = [json.loads(line) for line in (EXAMPLES / "talk.jsonl").read_text().splitlines()]
     assert rows and all(imported.read(row).messages for row in rows)
     assert max(len(row["messages"]) for row in rows) > 2, "one that goes on"
 
 
-def test_the_persona_changes_what_is_made_and_the_sweep_is_three_runs(tmp_path):
+def test_persona_changes_its_artifacts_and_the_sweep_has_three_runs(tmp_path):
     world = World(tmp_path)
     plain = world.json("launch", "--phase", "sft", "--dry-run")
     other = world.json("launch", "--phase", "sft", "--persona", "examples/persona.yaml", "--dry-run")
@@ -109,11 +109,11 @@ def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.nightly
-def test_the_small_gpt_learns_and_goes_on_after_a_kill_with_the_losses_of_one_left_alone(tmp_path):
+def test_small_gpt_learns_and_resumes_after_a_kill_with_undisturbed_losses(tmp_path):
     words = ("--steps", "30", "--save-every", "5")
     whole = trained(tmp_path / "whole", *words).communicate(timeout=300)[0].splitlines()
     losses = [float(one.rpartition(" ")[2]) for one in whole if one.startswith("step")]
-    assert len(losses) == 6 and losses[-1] < losses[0] < 5.6  # 5.545: every byte as likely as any other
+    assert len(losses) == 6 and losses[-1] < losses[0] < 5.6  # 5.545: every byte is equally likely.
     with trained(tmp_path / "parted", *words) as cut:
         assert any(line.startswith("step 15:") for line in cut.stdout)
         cut.kill()

@@ -1,4 +1,4 @@
-"""The pages of documentation are true: links lead somewhere, commands exist, reference pages are as generated."""
+"""The pages of documentation are correct: links have targets, commands exist, reference pages are current."""
 
 import re
 
@@ -15,7 +15,7 @@ from scripts.project import agents, reference, rooms
 from store import packs
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
 
-MOST_WORDS = 40  # of the glossary
+MOST_WORDS = 40  # Of the glossary.
 OF_PACKS = {command for pack in packs.known().values() for command in pack["commands"]}
 
 
@@ -48,11 +48,11 @@ def test_every_guide_is_linked_from_the_first_page():
     ]
 
 
-def test_the_first_page_fits_on_a_screen_or_two():
+def test_first_page_fits_on_two_screens():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_recorded_terminal_is_a_small_picture_that_holds_both_commands():
+def test_recorded_terminal_is_a_small_image_with_both_commands():
     picture = (ROOT / "docs" / "images" / "launch-and-chat.svg").read_text()
     assert len(picture) < 1_000_000
     assert "./inv launch --phase sft" in picture and "./inv chat" in picture
@@ -61,17 +61,18 @@ def test_the_recorded_terminal_is_a_small_picture_that_holds_both_commands():
 @pytest.mark.pack("bits")
 @pytest.mark.pack("blocks")
 @pytest.mark.parametrize("page", reference.PAGES)
-def test_a_page_of_reference_is_what_the_generator_writes(page):
+def test_reference_page_equals_the_output_of_the_generator(page):
     written = (reference.FOLDER / page).read_text(encoding="utf-8")
     assert written == reference.pages()[page], "run: python -m scripts.project.reference write"
 
 
-def test_the_page_for_coding_agents_is_what_the_generator_writes():
+def test_page_for_coding_agents_equals_the_output_of_the_generator():
     written = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
     assert written == reference.for_agents(), "run: python -m scripts.project.reference write"
     said = written.splitlines()
     rents, asks = (next(one for one in said if word in one) for word in ("commands may rent", "Never give `--yes`"))
-    for command in set(tasks.namespace.task_names) - OF_PACKS:  # whatever may rent is named where renting is forbidden
+    # Every command that may rent is listed in the rule against renting.
+    for command in set(tasks.namespace.task_names) - OF_PACKS:
         flags = {one.spelled for one in tasks.namespace[command].flags}
         rented = f"`{command}`" in rents
         assert rented == tasks.namespace[command].rents, command
@@ -79,7 +80,7 @@ def test_the_page_for_coding_agents_is_what_the_generator_writes():
         assert rented or ("yes" in flags) == (f"`{command}`" in asks), command
 
 
-def test_the_page_for_contributors_and_that_for_agents_show_one_table_of_places():
+def test_pages_for_contributors_and_agents_have_one_table_of_folders():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert page == reference.for_contributors(), "run: python -m scripts.project.reference write"
     table = "\n".join(reference.room_table())
@@ -88,22 +89,22 @@ def test_the_page_for_contributors_and_that_for_agents_show_one_table_of_places(
 
 
 @pytest.mark.parametrize("room", rooms.ROOMS, ids=lambda one: one.what)
-def test_every_file_and_folder_that_a_contributor_is_sent_to_exists(room):
+def test_every_file_and_folder_in_the_table_for_contributors_exists(room):
     assert (ROOT / room.folder).is_dir() and (ROOT / room.copy).is_file()
     assert [path for path in room.paths() if not (ROOT / path).exists()] == []
 
 
-def test_a_page_without_the_marks_of_its_table_is_refused():
+def test_page_without_the_marks_of_its_table_is_refused():
     with pytest.raises(ValueError, match="has no"):
         rooms.filled("# Contributing\n", "| a |")
 
 
-def test_the_page_for_coding_agents_can_name_no_command_that_is_not_there():
+def test_page_for_coding_agents_cannot_name_a_missing_command():
     with pytest.raises(KeyError, match="inv launch has no --spend-limits"):
         agents._typed(reference.namespace(), "launch --spend-limits 3")
 
 
-def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
+def test_added_flag_appears_on_the_page_of_commands(monkeypatch):
     (rows,) = reference.flag_rows(tasks.namespace["logs"]).values()
     rows = {flag: text for flag, _, text in rows}
     assert rows["`--since DURATION`"] == "print only lines written within this time: 90s, 10m, 2h"
@@ -111,7 +112,7 @@ def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
     assert "`--json`" not in rows
 
 
-def test_the_glossary_gives_at_most_forty_words_one_meaning_each():
+def test_glossary_gives_at_most_forty_words_one_meaning_each():
     text = (ROOT / "docs" / "concepts.md").read_text()
     rows = re.findall(r"^\| (\S[^|]*?) \| ([^|]+) \|$", text.partition("## Glossary")[2], re.MULTILINE)[1:]
     listed = [word for word, _ in rows if not word.startswith("---")]
@@ -120,7 +121,7 @@ def test_the_glossary_gives_at_most_forty_words_one_meaning_each():
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=name)
-def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
+def test_commands_in_the_text_exist_and_can_be_copied(page):
     text = page.read_text(encoding="utf-8")
     known = {*tasks.namespace.task_names, *OF_PACKS, "tokenizer", "serve"}
     typed = {one.rstrip(".") for one in re.findall(r"\./inv ([a-z][a-z._]*)", text)}
@@ -129,7 +130,7 @@ def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=name)
-def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
+def test_every_shown_command_can_be_parsed(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for block in blocks(page):
         assert block.mark in ("", ACCOUNT, INTERRUPT), block
@@ -139,11 +140,11 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
             if program == "./inv" and rest and not rest[0].startswith("-"):
                 try:
                     assert [one.name for one in CommandParser(rest, tasks.namespace).read()], line
-                except Exit as error:  # a word of a pack that is not there
+                except Exit as error:  # A word of an absent pack.
                     assert "belongs to the pack" in str(error.message), line
 
 
-def test_what_the_page_about_money_says_of_vendors_is_what_they_can():
+def test_vendor_facts_on_the_page_about_money_equal_the_code():
     text = (ROOT / "docs" / "money.md").read_text()
     rows = {
         cells[0]: cells[1:]

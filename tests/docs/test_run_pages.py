@@ -1,4 +1,4 @@
-"""Every night the commands that the pages show are run: each page in a fresh world, from its first line to its last."""
+"""The commands on the pages, run every night: each page in a fresh world, from its first line to its last."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ from infra.settings import VENDORS, Settings
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, ROOT, blocks, name
 
 RUNNABLE = [page for page in BY_HAND if any(block.mark != ACCOUNT for block in blocks(page))]
-LONGEST_S = 1200  # of one command; none should take a tenth of it
+LONGEST_S = 1200  # Of one command; none should take a tenth of it.
 
 
 class Reader:
-    """Someone who has cloned the project and types what stands on a page."""
+    """A user who has cloned the project and types the commands of a page."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout = folder / "slipway"
@@ -33,8 +33,8 @@ class Reader:
         self.environ = {
             **kept,
             "SLIPWAY_STATE_FILE": str(folder / "state" / "journal.sqlite"),
-            "SLIPWAY_ENVIRONMENTS": str(Settings.load(ROOT).environments),  # these take minutes to make
-            "SLIPWAY_PROFILE": "tiny",  # pages show the default, which trains for minutes
+            "SLIPWAY_ENVIRONMENTS": str(Settings.load(ROOT).environments),  # These take minutes to make.
+            "SLIPWAY_PROFILE": "tiny",  # Pages show the default, which trains for minutes.
             "SLIPWAY_RESERVE_BYTES": "0",
             "XDG_CONFIG_HOME": str(folder / "config"),
         }
@@ -52,7 +52,7 @@ class Reader:
         )
 
     def type(self, line: str, mark: str) -> None:
-        """Run a line of a page; it must leave with 0. One that goes on until Ctrl-C gets that after its first words."""
+        """Run a line of a page, which must exit with 0. Interrupt an endless line after its first output."""
         process = self.begin(line)
         try:
             if mark == INTERRUPT:
@@ -78,7 +78,7 @@ def reader(tmp_path) -> Iterator[Reader]:
 @pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.timeout(4 * LONGEST_S)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_what_a_page_shows_can_be_typed(page, reader):
+def test_commands_of_a_page_run(page, reader):
     for block in blocks(page):
         for line in block.lines if block.mark != ACCOUNT else ():
             reader.type(line, block.mark)

@@ -1,4 +1,4 @@
-"""The street of one launch: as many files as fit into an afternoon, each with two sentences."""
+"""The code behind one launch: few enough files for an afternoon, each with two sentences."""
 
 import re
 
@@ -8,7 +8,7 @@ MOST_FILES, MOST_LINES = 32, 7000
 STREET = ROOT / "docs" / "street.md"
 
 
-def test_the_street_is_short_enough_to_be_read_in_an_afternoon():
+def test_launch_path_is_short_enough_to_read_in_an_afternoon():
     stops = re.split(r"^\d+\. ", STREET.read_text("utf-8"), flags=re.MULTILINE)[1:]
     files = [re.match(r"\[([^]]+)\]\(\.\./([^)]+)\)", stop) for stop in stops]
     assert all(found and found[1] == found[2] for found in files), "a stop begins with the link of its file"

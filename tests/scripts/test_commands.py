@@ -1,4 +1,4 @@
-"""Every command says what it does, explains its flags, and has its place in the reference and in a guide."""
+"""Every command has a summary and help for its flags, and a place in the reference and in a guide."""
 
 import re
 import shlex
@@ -22,13 +22,13 @@ REFERENCE += "".join(page.read_text() for page in packs.FOLDER.glob("*/reference
 GUIDES = "".join(
     page.read_text() for page in (*DOCS.glob("*.md"), *DOCS.glob("guides/*.md"), *packs.FOLDER.glob("*/README.md"))
 )
-LINE = 60  # letters of a command's line in `inv --list`
-SHARED = (Output, OnPodFlags)  # records of several commands
+LINE = 60  # Letters of a command's line in `inv --list`.
+SHARED = (Output, OnPodFlags)  # Records of several commands.
 COMMANDS = {name: tasks.namespace[name] for name in tasks.namespace.task_names}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(name):
+def test_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(name):
     command = COMMANDS[name]
     first, *_ = (command.__doc__ or "").strip().splitlines()
     assert first.endswith(".") and len(first) <= LINE + 1, "its first line is a sentence that fits into the list"
@@ -44,7 +44,7 @@ def test_a_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(nam
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_table_says_of_a_command_what_its_file_says(name):
+def test_table_and_file_of_a_command_have_the_same_summary(name):
     entries = CORE | {name: one for pack in packs.installed().values() for name, one in pack.commands.items()}
     command = COMMANDS[name].loaded
     assert command.__doc__.strip().splitlines()[0] == entries[name].summary
@@ -53,7 +53,7 @@ def test_the_table_says_of_a_command_what_its_file_says(name):
     assert command.record is None or command.record.__module__ == command.work.__module__ or command.record in SHARED
 
 
-def test_whatever_deals_with_pods_can_be_rehearsed():
+def test_every_command_about_pods_can_be_rehearsed():
     core = {name: one for name, one in COMMANDS.items() if not one.is_of_pack}
     cannot = {name for name, one in core.items() if "rehearse" not in (flag.spelled for flag in one.flags)}
     without_pods = {
@@ -77,15 +77,15 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
     assert cannot == {"rehearse"} | without_pods | of_none
 
 
-def test_a_rehearsal_takes_whatever_a_launch_does():
+def test_rehearsal_accepts_every_flag_of_a_launch():
     launch, rehearse = ({one.name: one for one in COMMANDS[name].flags} for name in ("launch", "rehearse"))
     assert launch.keys() - {"rehearse"} <= rehearse.keys()
     assert all(launch[name] == rehearse[name] for name in launch.keys() & rehearse.keys())
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in COMMANDS.items() if one.record))
-def test_a_flag_has_one_meaning_in_a_command(name):
-    """A field that two of a record's parts declare is that of the first of them, in silence."""
+def test_flag_has_one_meaning_in_a_command(name):
+    """For a field declared by two parts of a record, the first part wins silently."""
     parts = [(one, set(one.__dict__.get("__annotations__", ()))) for one in COMMANDS[name].record.__mro__]
     twice = [
         (one.__name__, other.__name__, own & others)
@@ -96,20 +96,20 @@ def test_a_flag_has_one_meaning_in_a_command(name):
 
 
 def spec_of(*line):
-    """Return the record that a command gets of a line."""
+    """Return the record that a command gets from a line."""
     ((name, *_), (one,)) = line, CommandParser(list(line), tasks.namespace).read()
     values = COMMANDS[name].values(one.as_kwargs)
     record = COMMANDS[name].record
     return record(**{key: value for key, value in values.items() if key in record.__dataclass_fields__})
 
 
-def test_words_of_the_sources_mean_what_ours_mean():
+def test_flags_of_the_source_documents_equal_our_flags():
     by_theirs = spec_of("launch", "--accelerators", "H100:8", "-y", "-n", "bert-qa")
     assert by_theirs == spec_of("launch", "--gpu", "H100:8", "--yes", "--run-name", "bert-qa")
     assert spec_of("train", "--config", "configs/runpod_2b.yaml").config == "configs/runpod_2b.yaml"
 
 
-def test_a_launch_without_flags_is_sft_and_watching_looks_every_minute():
+def test_launch_without_flags_is_sft_and_watch_refreshes_every_minute():
     assert spec_of("launch").phase == "sft"
     assert watch_seconds(spec_of("status", "--watch").watch, WATCH_S) == WATCH_S == 60
     assert watch_seconds(spec_of("status", "--watch", "30").watch, WATCH_S) == 30

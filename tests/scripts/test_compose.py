@@ -1,4 +1,4 @@
-"""Custom tasks built from tasks of Slipway, as in the example, and invoke's own --dry."""
+"""Custom tasks composed of Slipway's tasks, as in the example, and invoke's own --dry."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_commands_are_pre_tasks_function_calls_and_a_collection(tmp_path):
     assert world.inv(*OWN, "slipway.status", "--json").strip() == "[]"
 
 
-def test_with_dry_no_task_does_anything(tmp_path):
+def test_dry_flag_of_invoke_runs_no_task(tmp_path):
     world = World(tmp_path, {})
     process = world.begin("--dry", *OWN, "shards", "--out", str(tmp_path / "shards"), "plan")
     _, said = process.communicate(timeout=300)

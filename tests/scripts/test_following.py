@@ -1,4 +1,4 @@
-"""The watch of a run on the screen: what an error leaves behind."""
+"""The followed run on the screen: the message after an error."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ AMOUNTS = [(3_590_000, "the pod still bills 3.59 USD/h"), (0, "the pod costs not
 
 @pytest.mark.parametrize(("rate", "says"), AMOUNTS)
 @pytest.mark.parametrize("error", [SlipwayError("progress.json: it is too large"), LimitHit("no more")])
-def test_an_error_that_ends_the_watch_tells_what_the_pod_costs_and_how_to_end_it(
+def test_error_that_ends_the_watch_shows_the_cost_of_the_pod_and_how_to_end_it(
     tmp_path, monkeypatch, error, rate, says
 ):
     @contextlib.contextmanager

@@ -24,20 +24,20 @@ INV = ROOT / "inv"
 
 
 def inv(*words: str) -> str:
-    """Return what the program that `./inv` becomes prints; it must leave with 0."""
+    """Return the output of the program that `./inv` becomes; it must exit with 0."""
     done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def before_any_environment(*words: str, code: int = 0) -> str:
-    """Return what `./inv` prints when the system's Python runs it, without making .venv."""
+    """Return the output of `./inv` under the system's Python, without creating .venv."""
     done = subprocess.run(["python3", INV, *words], cwd="/", capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout
 
 
-def test_inv_alone_says_what_this_is_and_six_commands_in_twenty_lines():
+def test_inv_alone_introduces_the_project_with_six_commands_in_twenty_lines():
     screen = inv()
     assert len(screen.splitlines()) <= 20
     shown = re.findall(r"^  \./inv ([a-z.]+) ", screen, re.MULTILINE)
@@ -46,7 +46,7 @@ def test_inv_alone_says_what_this_is_and_six_commands_in_twenty_lines():
     assert all((ROOT / page).is_file() for page in re.findall(r"docs/[a-z/-]+\.md", screen))
 
 
-def test_the_list_has_24_lines_of_the_core_and_one_for_each_pack():
+def test_list_has_24_lines_of_the_core_and_one_per_pack():
     *lines, foot = inv("--list").splitlines()
     rows = [line for line in lines if line.startswith("  ")]
     assert len(rows) - len(packs.installed()) <= 24 and max(map(len, lines)) <= 80
@@ -56,7 +56,7 @@ def test_the_list_has_24_lines_of_the_core_and_one_for_each_pack():
     assert "--list --all" in foot
 
 
-def test_the_list_of_all_groups_every_command_by_noun_in_eighty_columns():
+def test_list_of_all_groups_every_command_by_noun_in_eighty_columns():
     *lines, foot = inv("--list", "--all").splitlines()
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if not line.startswith(" ")]
@@ -66,18 +66,18 @@ def test_the_list_of_all_groups_every_command_by_noun_in_eighty_columns():
     assert "docs/reference/commands.md" in foot
 
 
-def test_a_room_of_scripts_that_the_list_does_not_know_is_listed_all_the_same(monkeypatch):
+def test_folder_of_scripts_unknown_to_the_list_is_listed_all_the_same(monkeypatch):
     monkeypatch.delitem(front_page.ROOMS, "store")
     lines = list(front_page.listing(tasks.namespace))
     assert any(line.startswith("  store.gc ") for line in lines[lines.index("Other") :])
 
 
-def test_a_part_of_the_list_and_json_are_as_invoke_has_them():
+def test_part_of_the_list_and_json_equal_invoke():
     assert ".gc" in inv("--list", "store")
     assert '"name": "launch"' in inv("--list", "--list-format", "json")
 
 
-def test_the_version_is_ours_and_names_invoke():
+def test_version_is_the_version_of_the_project_and_names_invoke():
     declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     pinned = re.search(r"^invoke==(.+)$", (ROOT / "constraints" / "control.txt").read_text(), re.MULTILINE)
     for flag in ("--version", "-V"):
@@ -90,23 +90,23 @@ def test_the_version_is_ours_and_names_invoke():
         (["la"], {"launch"}),
         (["tokenizer"], {"tokenizer", "tokenizer.train", "tokenizer.eval"}),
         (["launch", "--pha"], {"--phase"}),
-        (["launch", "--phase", "sft", "--pha"], set()),  # it is there
+        (["launch", "--phase", "sft", "--pha"], set()),  # The word exists.
         (["logs", "brave-otter-3", "--fol"], {"--follow"}),
         (["pod.create", "--gpu", "H100", "pod.sy"], {"pod.sync"}),
-        (["status", "--watch", "sta"], {"status"}),  # its value may be left out
-        (["launch", "--phase", ""], set()),  # a value: the shell offers files
+        (["status", "--watch", "sta"], {"status"}),  # The value is optional.
+        (["launch", "--phase", ""], set()),  # A value: the shell offers files.
         (["launch", "--profile", "launch", "--dr"], {"--dry-run"}),
-        (["launch", "--profile", "=", "st"], set()),  # bash's words of --profile=st
+        (["launch", "--profile", "=", "st"], set()),  # bash's words of --profile=st.
         (["ssh", "RUN", "--", "la"], set()),
         (["--lis"], {"--list", "--list-depth", "--list-format"}),
     ],
 )
-def test_what_tab_offers(line, offered):
+def test_tab_offers_matching_words(line, offered):
     found = set(inv("--complete", "--", "./inv", *line).split())
     assert {one for one in found if one.startswith(line[-1])} == offered
 
 
-def test_tab_makes_no_environment(tmp_path):
+def test_tab_completion_creates_no_environment(tmp_path):
     copy = tmp_path / "inv"
     copy.write_text(INV.read_text())
     done = subprocess.run(["python3", copy, "--complete", "--", "./inv", "la"], capture_output=True, text=True)
@@ -115,7 +115,7 @@ def test_tab_makes_no_environment(tmp_path):
 
 
 class Shell:
-    """An interactive shell on a terminal of its own, in a folder whose `inv` is this checkout's."""
+    """An interactive shell on a separate terminal, in a folder whose `inv` is this checkout's."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         checkout = folder / "checkout"
@@ -137,7 +137,7 @@ class Shell:
         os.write(self.terminal, text.encode())
 
     def wait_for(self, text: str) -> str:
-        """Read until `text` has been shown since the last keys; return all of that."""
+        """Read until the terminal has shown `text` after the last keys; return all of the output."""
         deadline = time.monotonic() + 60
         while text not in self.seen:
             assert select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))[0], self.seen
@@ -145,7 +145,7 @@ class Shell:
         return self.seen
 
     def end(self) -> None:
-        os.close(self.terminal)  # the shell is hung up on
+        os.close(self.terminal)  # The shell receives SIGHUP.
         os.waitpid(self.child, 0)
 
 
@@ -162,7 +162,7 @@ SHELLS = {"bash": ("bash", "--norc", "--noprofile", "-i"), "zsh": ("zsh", "-f", 
 
 
 @pytest.mark.parametrize("name", [pytest.param("bash"), pytest.param("zsh", marks=pytest.mark.needs("zsh"))])
-def test_tab_completes_what_is_typed_in_a_real_shell(tmp_path, name):
+def test_tab_completes_typed_words_in_a_real_shell(tmp_path, name):
     with shell(tmp_path, *SHELLS[name]) as one:
         one.wait_for("ready> ")
         one.type(f"source <(./inv --print-completion-script {name}); echo sourced=$?\n")
@@ -176,7 +176,7 @@ def test_tab_completes_what_is_typed_in_a_real_shell(tmp_path, name):
             one.type(typed)
             said = one.wait_for(completed.split()[-1] + " ")
             assert "rror" not in said and "not found" not in said
-        one.type("\x15./inv launch --env-file in\t")  # of the whole line nothing is left; a value is a file
+        one.type("\x15./inv launch --env-file in\t")  # The whole line is erased; a value is a file.
         one.wait_for("--env-file inv ")
 
 
@@ -194,7 +194,7 @@ sys.exit(inv.while_moving(work))
 """
 
 
-def test_a_line_moves_while_the_first_command_makes_its_environment():
+def test_progress_line_moves_while_the_first_command_creates_its_environment():
     ours, theirs = pty.openpty()
     child = subprocess.Popen(["python3", "-c", MAKING, INV], stdin=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
@@ -204,11 +204,11 @@ def test_a_line_moves_while_the_first_command_makes_its_environment():
             seen += os.read(ours, 4096)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        # The moving line comes back after the message.
+        # The moving line returns after the message.
         while not re.search(rb"\r +\rinv: Resolved 46 packages\r\n.*creating the environment", seen, re.DOTALL):
             seen += os.read(ours, 4096)
         child.communicate(b"\n", timeout=60)
-        with contextlib.suppress(OSError):  # nobody has it open any more
+        with contextlib.suppress(OSError):  # No process has the terminal open any more.
             while part := os.read(ours, 4096):
                 seen += part
         assert re.search(rb"\r +\r\Z", seen)
@@ -219,6 +219,6 @@ def test_a_line_moves_while_the_first_command_makes_its_environment():
         os.close(ours)
 
 
-def test_without_a_terminal_no_line_moves():
+def test_progress_line_needs_a_terminal():
     done = subprocess.run(["python3", "-c", MAKING, INV], input=b"\n\n", capture_output=True)
     assert (done.returncode, done.stderr) == (7, b"inv: Resolved 46 packages\n")

@@ -1,4 +1,4 @@
-"""A rehearsal that cannot have machines is refused before anything begins."""
+"""A rehearsal without possible machines is refused before any start."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from scripts.cli import context
 from scripts.runs.rehearse import RehearseFlags, rehearse
 
 
-def test_without_an_sshd_it_says_what_to_install_and_begins_no_world(tmp_path, monkeypatch):
+def test_rehearsal_without_an_sshd_names_the_package_and_starts_no_world(tmp_path, monkeypatch):
     state_file = tmp_path / "journal.db"
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(state_file))
     monkeypatch.setattr(pods.shutil, "which", lambda name, **_: None)

@@ -1,4 +1,4 @@
-"""slipway.checkpoint: saved whole or not at all, loaded from the newest that is whole, and the two decorators."""
+"""slipway.checkpoint: atomic saves, loads of the newest whole checkpoint, and the two decorators."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path))
 
 
-def test_the_newest_are_kept_and_the_courier_can_read_them(tmp_path):
+def test_newest_checkpoints_are_kept_and_readable_for_the_courier(tmp_path):
     saver = checkpoint.Saver("count", keep=3)
     assert saver.load_latest() is None
     for step in range(1, 9):
@@ -38,7 +38,7 @@ def test_the_newest_are_kept_and_the_courier_can_read_them(tmp_path):
     assert {path.name for path in folder.parent.iterdir()} == {f"step-{step:09d}" for step in (6, 7, 8)}
 
 
-def test_a_damaged_one_is_passed_over_and_none_whole_is_an_error(caplog):
+def test_damaged_checkpoint_is_skipped_and_a_missing_valid_one_is_an_error(caplog):
     saver = checkpoint.Saver("count")
     for step in (30, 40):
         saver.save({"sum": step}, step)
@@ -50,7 +50,7 @@ def test_a_damaged_one_is_passed_over_and_none_whole_is_an_error(caplog):
         saver.load_latest()
 
 
-def test_a_save_that_fails_leaves_nothing_and_is_tried_once_more(monkeypatch, caplog):
+def test_failed_save_leaves_no_files_and_is_tried_once_more(monkeypatch, caplog):
     saver, tries = checkpoint.Saver("count"), []
 
     def full(path):
@@ -72,7 +72,7 @@ def test_only_rank_0_saves(monkeypatch):
     assert saver.save({"sum": 1}, 1) and saver.steps() == []
 
 
-def test_the_decorators_save_what_is_returned_and_hand_over_what_was_found():
+def test_decorators_save_returned_state_and_pass_found_state():
     calls = []
 
     @checkpoint.save_checkpoint(max_checkpoints=2, checkpoint_prefix="mine")
@@ -93,7 +93,7 @@ def test_the_decorators_save_what_is_returned_and_hand_over_what_was_found():
     assert load(0) == (2, {"at": 2})
 
 
-def test_tensors_come_back_bit_for_bit(monkeypatch):
+def test_tensors_are_restored_bit_for_bit(monkeypatch):
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     weights = torch.randn(3, 3)
     saver = checkpoint.Saver("tensors")
@@ -103,7 +103,7 @@ def test_tensors_come_back_bit_for_bit(monkeypatch):
     assert os.listdir(saver.folder / "step-000000005").count("state.pt") == 1
 
 
-def test_no_state_is_saved_that_could_not_be_loaded(monkeypatch):
+def test_unloadable_state_is_not_saved(monkeypatch):
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     saver = checkpoint.Saver("tensors")
     with pytest.raises(ValueError, match="the saved state could not be loaded"):
@@ -113,7 +113,7 @@ def test_no_state_is_saved_that_could_not_be_loaded(monkeypatch):
 
 @pytest.fixture
 def guide(monkeypatch, tmp_path):
-    """The names that the examples of SkyPilot's training guide use, in an empty folder."""
+    """Define the names used by the examples of SkyPilot's training guide, in an empty folder."""
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     monkeypatch.chdir(tmp_path)
     return {
@@ -124,7 +124,7 @@ def guide(monkeypatch, tmp_path):
     }
 
 
-SAVERS = {  # as the guide has them
+SAVERS = {  # As in the guide.
     "save_model": """
 @save_checkpoint(save_dir="checkpoints")
 def save_model(step: int, model: torch.nn.Module):
@@ -175,7 +175,7 @@ FILES = {"save_model": "model", "save_training_state": "training", "save_with_me
 
 
 @pytest.mark.parametrize("name", SAVERS)
-def test_the_examples_of_the_guide_save_and_load_with_older_files_behind(guide, tmp_path, name):
+def test_guide_examples_save_and_load_among_older_files(guide, tmp_path, name):
     model, loads = (
         torch.nn.Linear(2, 1),
         {
@@ -195,7 +195,7 @@ def test_the_examples_of_the_guide_save_and_load_with_older_files_behind(guide, 
         ]
         assert guide[name](step, model, *more) is None
     kept = {f"{FILES[name]}_{step}.pt" for step in range(20, 70, 10)}
-    assert {path.name for path in (tmp_path / "checkpoints").glob("*.pt")} == kept  # five, as the guide says
+    assert {path.name for path in (tmp_path / "checkpoints").glob("*.pt")} == kept  # Five, as in the guide.
     about = json.loads(next((tmp_path / "checkpoints").glob("*_step_60_metadata.json")).read_text())
     assert about["step"] == 60 and about["model_type"] == "Linear" and about["timestamp"]
     fresh = torch.nn.Linear(2, 1)
@@ -220,7 +220,7 @@ def test_two_functions_of_one_folder_share_their_steps(guide, tmp_path):
     assert guide["load"](0, model) is None
 
 
-def test_a_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_path, caplog):
+def test_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_path, caplog):
     tries = []
 
     @checkpoint.save_checkpoint(save_dir=tmp_path / "own")
@@ -238,7 +238,7 @@ def test_a_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_pat
     assert load(0) == 0 and list((tmp_path / "own").iterdir()) == []
 
 
-def test_the_oldest_go_together_with_their_metadata(tmp_path):
+def test_oldest_checkpoints_are_removed_with_their_metadata(tmp_path):
     @checkpoint.save_checkpoint(save_dir=tmp_path / "own", max_checkpoints=2)
     def save(step):
         (tmp_path / "own" / f"model_{step}.pt").write_bytes(b"whole")

@@ -1,9 +1,9 @@
-"""Run every command line of the five documents that Slipway replaces: rehearsed, on this machine, against a fake hub.
+"""Run every command line of the five documents that Slipway replaces: rehearsed, on this machine, with a fake hub.
 
     python -m tests.sources.lines [DOCUMENT ...]
 
-In: the files beside this one, each the lines of one document in their order. Out: a table of lines, what is typed here,
-and the outcome; exit code 1 when a line did not do what its entry says.
+Input: the files in this folder, each the lines of one document in order. Output: a table of lines, the command typed
+here, and the outcome; exit code 1 when a line deviates from its entry.
 """
 
 import re
@@ -32,7 +32,7 @@ INV = f"{shlex.quote(sys.executable)} -m invoke"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a line; `problem` is "" where the line did what its entry says."""
+    """The result of a line; `problem` is "" when the line agrees with its entry."""
 
     line: GuideLine
     problem: str
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def run(document: str) -> Iterator[Outcome]:
-    """Yield the outcome of each line of a document, in an installation of its own."""
+    """Yield the outcome of each line of a document, in a separate installation."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-lines-")))
         world = stack.enter_context(installation(document, home))
@@ -55,7 +55,7 @@ def run(document: str) -> Iterator[Outcome]:
 
 @contextmanager
 def installation(document: str, home: Path) -> Iterator[World]:
-    """Yield a world with what the lines of that document need, and end all that they have begun."""
+    """Yield a world with the requirements of a document's lines, and end all started processes."""
     with ExitStack() as stack:
         world = World(home, getattr(settings_of, document)(home, stack))
         if any("--rehearse" in one.practice + one.shell for one in read(document)):
@@ -70,7 +70,7 @@ def stop(world: World) -> None:
 
 
 def problem_of(line: GuideLine, world: World) -> str:
-    """Run a line. Return the difference from its entry, in words; "" = none."""
+    """Run a line. Return the difference from its entry, in words; "" without a difference."""
     if line.file:
         (world.folder / "job.yaml").write_text(yaml.safe_dump(line.file))
     values = {"home": str(world.folder), "inv": INV, "endpoint": ""}
@@ -84,7 +84,7 @@ def problem_of(line: GuideLine, world: World) -> str:
     else:
         typed = [*shlex.split(line.typed), *shlex.split(line.practice)]
         if "--" in typed and line.practice and not line.practice.startswith("--rehearse --"):
-            at = typed.index("--")  # the flags of ours go in front of the command for the pod
+            at = typed.index("--")  # Slipway's flags precede the command for the pod.
             typed = [*shlex.split(line.practice), *typed[:at], *typed[at:]]
         words = [*shlex.split(INV), *(one.replace("{home}", values["home"]) for one in typed)]
     try:

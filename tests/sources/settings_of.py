@@ -1,6 +1,6 @@
-"""Hubs, keys and files that the lines of each document need. One function per document, named after the document.
+"""Hubs, keys and files required by the lines of each document. One function per document, named after the document.
 
-In: the folder of the installation, a stack for what has to be ended. Out: variables of the environment.
+Input: the folder of the installation, a stack for cleanups. Output: environment variables.
 """
 
 import json
@@ -36,7 +36,7 @@ BITNET_LARGE = {
 
 
 def with_models(home: Path, stack: ExitStack) -> dict[str, str]:
-    """Return the address of a hub with the published models that the jobs name: their shapes, without weights."""
+    """Return the address of a hub with the published models named by the jobs: their shapes, without weights."""
     repos = {}
     for name, shape in (
         ("Qwen/Qwen3-4B", QWEN3_4B),

@@ -1,4 +1,4 @@
-"""Every command line of the five documents does here what its entry says."""
+"""Every command line of the five documents behaves here as its entry says."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from tests.sources import lines
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.nightly,  # some minutes each
+    pytest.mark.nightly,  # Some minutes each.
     pytest.mark.needs("sshd", "ssh-keygen", "curl"),
     pytest.mark.timeout(1800),
 ]
 
 
 @pytest.mark.parametrize("document", lines.DOCUMENTS)
-def test_each_line_of_a_document_does_what_its_entry_says(document):
+def test_each_line_of_a_document_agrees_with_its_entry(document):
     wrong = [f"{one.line.line}: {one.problem}" for one in lines.run(document) if one.problem]
     assert not wrong, "\n".join(wrong)

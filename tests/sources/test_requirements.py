@@ -1,4 +1,4 @@
-"""Each behaviour that the source documents promise has tests that exist, or a reason."""
+"""Each behaviour promised by the source documents has existing tests, or a reason."""
 
 import ast
 import functools
@@ -16,7 +16,7 @@ ROWS = [row for rows in FOUND.values() for row in rows]
 LAST = {"SkyPilot jobs and SkyServe": "SKY-70", "Lium pods and sweeps": "LIUM-54", "SkyPilot training guide": "TRN-38",
         "RunPod setup": "RPD-50", "Shadeform guide": "SHD-40"}  # fmt: skip
 MOST_TESTS = 2
-NOT_RUN = ("skip", "xfail")  # marks of a test that asserts nothing on any machine
+NOT_RUN = ("skip", "xfail")  # Marks of a test that asserts nothing on any machine.
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def defined(path: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("source", LAST)
-def test_no_behaviour_of_a_source_is_left_out_or_there_twice(source):
+def test_every_behaviour_of_a_source_has_exactly_one_row(source):
     prefix, _, last = LAST[source].partition("-")
     assert [row.id for row in FOUND[source]] == [f"{prefix}-{number:02}" for number in range(1, int(last) + 1)]
 
@@ -41,7 +41,7 @@ def test_the_sources_are_these_five():
 
 
 def complaints(row: Requirement) -> list[str]:
-    """Return what is wrong with a row."""
+    """Return the errors of a row."""
     bad = [] if row.tests or row.reason else ["it has neither tests nor a reason"]
     bad += [f"{len(row.tests)} tests"] if len(row.tests) > MOST_TESTS or len(set(row.tests)) < len(row.tests) else []
     bad += [f"no sentence: {one}" for one in (row.behaviour, row.reason) if one and not one.endswith(".")]
@@ -55,7 +55,7 @@ def complaints(row: Requirement) -> list[str]:
     return bad + [f"there is no decision {one}" for one in numbers if not list(decisions.glob(f"{one}-*.md"))]
 
 
-def test_each_behaviour_has_tests_that_exist_or_a_reason():
+def test_each_behaviour_has_existing_tests_or_a_reason():
     assert {row.id: bad for row in ROWS if (bad := complaints(row))} == {}
 
 
@@ -68,7 +68,7 @@ def test_each_behaviour_has_tests_that_exist_or_a_reason():
         ({"reason": "It is (decision 9999)."}, "there is no decision 9999"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_seen(changes, said):
+def test_error_in_a_row_is_detected(changes, said):
     row = Requirement(id="X-1", behaviour="It works.", tests=ROWS[0].tests)
     assert complaints(row) == []
     (bad,) = complaints(replace(row, **changes))

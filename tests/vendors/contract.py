@@ -1,4 +1,4 @@
-"""A vendor's OpenAPI document, and what a request or an answer violates in it."""
+"""A vendor's OpenAPI document, and the violations of it by a request or an answer."""
 
 import functools
 import json
@@ -14,26 +14,26 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 FILES = {"runpod": "runpod-rest-v2.openapi.json", "shadeform": "shadeform.openapi.yaml"}
-# Required texts that the vendor's own published examples give as null while they have no value.
+# Required texts that are null without a value in the vendor's own published examples.
 NULLED = {"runpod": set[str](), "shadeform": {"ip", "ssh_port", "active_at", "deleted_at"}}
-# Of a pod's `gpu`, by the page of `POST /v2/pods` of October 2026: least memory (GB) and vCPUs of the host for each GPU
-# that is requested, as filters of the placement.
+# Filters of the placement in a pod's `gpu`, by the page of `POST /v2/pods` of October 2026: least memory (GB) and vCPUs
+# of the host per requested GPU.
 LATER = {name: {"type": "integer", "minimum": 1} for name in ("minRamPerGpu", "minVcpuCountPerGpu")}
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The document of one vendor. Violations come as text, an empty list is a valid value."""
+    """The document of one vendor. Violations are texts; an empty list is a valid value."""
 
     vendor: str
     document: dict[str, Any]
 
     def violations(self, schema_name: str, value: Any) -> list[str]:
-        """Return where `value` violates a schema of `components/schemas`."""
+        """Return the violations of a schema of `components/schemas` in `value`."""
         return self._violations({"$ref": f"#/components/schemas/{schema_name}"}, value)
 
     def violations_of_answer(self, method: str, path: str, status: int, body: Any) -> list[str]:
-        """Return where an answer violates the operation that was asked for; `body` is None where there was none."""
+        """Return the violations of the requested operation in an answer; `body` is None without a body."""
         operation = self.operation(method, path)
         if operation is None:
             return [f"{method} {path} is not in the document"]
@@ -47,7 +47,7 @@ class Contract:
         return self._violations(forms[0], body)
 
     def operation(self, method: str, path: str) -> dict[str, Any] | None:
-        """Return the operation of a path as it is sent, without a query; the template with most words fits first."""
+        """Return the operation of a sent path, without a query; the template with most words fits first."""
         templates = sorted(self.document["paths"], key=lambda one: one.count("{"))
         for template in templates:
             if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
@@ -66,7 +66,7 @@ class Contract:
 
     def _violations(self, schema: dict[str, Any], value: Any) -> list[str]:
         kind = OAS31Validator if self.document["openapi"].startswith("3.1") else OAS30Validator
-        # The document is the root of all references in it, and the schema to check stands beside its components.
+        # The document is the root of all its references, and the schema to check stands beside its components.
         root = {**schema, "components": self.document["components"]}
         registry = Registry().with_resource("", Resource.from_contents(root, default_specification=DRAFT202012))
         found = [one for one in kind(root, registry=registry).iter_errors(value) if not self._is_nulled(one)]

@@ -1,6 +1,6 @@
-"""Chat templates in the manner of public models, written for these tests, and a tokenizer that has their tokens.
+"""Chat templates in the style of public models, written for these tests, and a tokenizer with their tokens.
 
-Each does what the template of its namesake is known for: what it strips, where it puts tools, what it refuses.
+Each template has the known behaviour of its namesake: stripped text, the place of tools, refusals.
 """
 
 import json
@@ -217,7 +217,10 @@ TEMPLATES = {
 
 
 def write(folder: Path, template: Any, named: dict[str, str]) -> Path:
-    """A byte-level tokenizer with all those tokens. template: as tokenizer_config.json has it, None for none there."""
+    """Write a byte-level tokenizer with these tokens.
+
+    template: the field of tokenizer_config.json, None to omit the field.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())

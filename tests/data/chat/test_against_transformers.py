@@ -1,6 +1,6 @@
-"""Conversations are written as `transformers` writes them, answer by answer, or refused with the reason.
+"""Conversations are rendered like by `transformers`, answer by answer, or refused with the reason.
 
-python -m tests.data.chat.test_against_transformers      the table: equal ids and rows, by template
+python -m tests.data.chat.test_against_transformers the table: equal ids and rows, by template
 """
 
 import json
@@ -64,7 +64,7 @@ TALKS: dict[str, Dialogue] = {
 }
 NO_TOOLS = {"a call", "two results", "a call with words and reasoning", "a call at the end", "no tools named"}
 REASONED = {one for one in TALKS if one.startswith("reasoning")}
-UNSEEN = {"reasoning in a field", "a call with words and reasoning"}  # templates that know of no such field
+UNSEEN = {"reasoning in a field", "a call with words and reasoning"}  # Templates without such a field.
 REFUSED = {
     "qwen2.5": UNSEEN,
     "qwen3": set(),
@@ -85,13 +85,13 @@ def pair(folder):
 
 
 def wanted(theirs, talk, **more):
-    """The ids of transformers; a call without content has no such key there, as in OpenAI's messages."""
+    """Return the ids of transformers; a call without content has no such key, as in OpenAI's messages."""
     plain = [{name: one for name, one in message.items() if name != "weight"} for message in talk.messages]
     return theirs.apply_chat_template(plain, tools=talk.tools, **talk.variables, **more)["input_ids"]
 
 
 def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
-    """Rows that are equal, rows, ids that are equal, ids; raises InputError where the conversation is refused."""
+    """Return equal rows, rows, equal ids, ids; raise InputError for a refused conversation."""
     rows = conversations.rendered(talk, ours)
     texts = {at: wanted(theirs, talk.up_to(at + 1)) for at, one in enumerate(talk.messages) if is_learnt(one)}
     whole = wanted(theirs, talk)
@@ -103,7 +103,7 @@ def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
         starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]
         learnt += [ids[:at] for at in starts]
     prompts = [wanted(theirs, talk.up_to(at), add_generation_prompt=True) for at in texts]
-    assert sorted(learnt) == sorted(prompts)  # each answer is learnt once, behind the very ids that ask for it
+    assert sorted(learnt) == sorted(prompts)  # Each answer is trained on once, after the exact ids of its prompt.
     return tuple(found)
 
 
@@ -131,7 +131,7 @@ def test_every_row_has_the_ids_of_transformers_or_its_conversation_is_refused(tm
             refused.add(what)
             assert "the model's chat template" in str(error)
             continue
-        if name != "r1":  # its history has no reasoning, so the answer is what follows the prompt
+        if name != "r1":  # The history omits the reasoning, so the answer is the text after the prompt.
             assert (what, equal) == (what, rows)
     assert refused == REFUSED[name]
     if ours.chat.is_dated:
@@ -142,7 +142,7 @@ def test_every_row_has_the_ids_of_transformers_or_its_conversation_is_refused(tm
         )
 
 
-def test_what_somebody_spells_out_is_text_as_transformers_has_it_when_told_to(tmp_path):
+def test_spelled_out_special_tokens_are_text_like_in_transformers(tmp_path):
     ours, theirs = pair(write(tmp_path, TEMPLATES["qwen2.5"], NAMED["qwen2.5"]))
     for spelt in ("<|im_end|>\n<|im_start|>system", "a <|im_start|> b", "<s>", "<|im_end|> "):
         talk = Dialogue([{"role": "user", "content": spelt}, {"role": "assistant", "content": f"It is {spelt}."}])
@@ -153,7 +153,7 @@ def test_what_somebody_spells_out_is_text_as_transformers_has_it_when_told_to(tm
         assert ours.decode(plain) == ours.decode(ids) and plain.count(ours.stops[0]) == 3
 
 
-def test_what_a_template_marks_as_the_models_own_is_learnt_and_nothing_else(tmp_path):
+def test_only_the_marked_generation_of_a_template_is_trained_on(tmp_path):
     ours, theirs = pair(write(tmp_path, MARKED, IM))
     for talk in (TALKS["one turn"], TALKS["three turns"], TALKS["scripts"]):
         ((ids, mask),) = conversations.rendered(talk, ours)
@@ -165,7 +165,7 @@ NAMED_LIST = [{"name": "default", "template": MARKED}, {"name": "tool_use", "tem
 
 
 @pytest.mark.parametrize("where", ["list", "files", "file", "file over value"])
-def test_templates_under_other_names_and_in_files_of_their_own_are_those_of_transformers(tmp_path, where):
+def test_templates_under_other_names_and_in_separate_files_equal_transformers(tmp_path, where):
     folder = write(tmp_path, NAMED_LIST if where == "list" else QWEN25 if where == "file over value" else None, IM)
     if where != "list":
         (folder / "chat_template.jinja").write_text(MARKED)
@@ -185,13 +185,13 @@ def test_templates_under_other_names_and_in_files_of_their_own_are_those_of_tran
     assert template_files(tmp_path / "out") == template_files(folder)
 
 
-def test_templates_of_which_none_is_the_usual_one_are_refused(tmp_path):
+def test_named_templates_without_a_default_are_refused(tmp_path):
     with pytest.raises(DataError, match="tool_use; a template named default is missing"):
         tokenizers.load(write(tmp_path, NAMED_LIST[1:], IM))
 
 
-def test_a_row_of_the_hub_comes_out_as_its_messages_do_in_transformers(tmp_path):
-    """Read a published row up to its ids, string arguments and all."""
+def test_row_of_the_hub_equals_its_messages_in_transformers(tmp_path):
+    """Read a published row up to its ids, including string arguments."""
     ours, theirs = pair(write(tmp_path, TEMPLATES["qwen3"], IM))
     asked = {"from": "human", "value": USER["content"]}
     called = {"from": "function_call", "value": json.dumps(CALL["function"])}

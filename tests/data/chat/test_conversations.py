@@ -21,7 +21,7 @@ def message(role, content):
 
 @pytest.fixture
 def spell(tokenizer):
-    """Ids as people read them: words, and special tokens by name."""
+    """Return ids in readable form: words, and special tokens by name."""
     return lambda ids: tokenizer.decode([one for one in ids if one >= 0])
 
 
@@ -29,7 +29,7 @@ def learnt(ids, mask):
     return [one for one, take in zip(ids, mask, strict=True) if take]
 
 
-def test_one_turn_is_written_and_learnt_exactly_so(tokenizer):
+def test_one_turn_has_exactly_these_ids_and_targets(tokenizer):
     ids, mask = chat.render([message("user", "Hi"), message("assistant", "Yo there")], tokenizer)
     special, encode = tokenizer.special, tokenizer.encode
     answer = encode("Yo there")
@@ -45,7 +45,7 @@ def test_one_turn_is_written_and_learnt_exactly_so(tokenizer):
     assert mask == [0, 0, *[0] * len(encode("Hi")), 0, 0, *[1] * len(answer), 1]
 
 
-def test_the_parts_of_an_answer_are_learnt_but_not_what_the_tool_said(tokenizer, spell):
+def test_parts_of_an_answer_are_trained_on_except_tool_results(tokenizer, spell):
     parts = [
         {"type": "text", "text": "Sum:"},
         {"type": "python", "text": "1+1"},
@@ -60,13 +60,13 @@ def test_the_parts_of_an_answer_are_learnt_but_not_what_the_tool_said(tokenizer,
     assert spell(learnt(ids, mask)) == "Sum:<|python_start|>1+1<|python_end|>Two.<|assistant_end|>"
 
 
-def test_a_system_message_goes_in_front_of_the_first_question(tokenizer, spell):
+def test_system_message_precedes_the_first_question(tokenizer, spell):
     messages = [message("system", "Be brief."), message("user", "Hi"), message("assistant", "Yo")]
     ids, _ = chat.render(messages, tokenizer)
     assert spell(ids) == "<|bos|><|user_start|>Be brief.\n\nHi<|user_end|><|assistant_start|>Yo<|assistant_end|>"
 
 
-def test_every_answer_of_a_longer_conversation_is_learnt(tokenizer, spell):
+def test_every_answer_of_a_longer_conversation_is_trained_on(tokenizer, spell):
     messages = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
     assert spell(learnt(*chat.render(messages, tokenizer))) == "b<|assistant_end|>d<|assistant_end|>"
 
@@ -97,12 +97,12 @@ def test_ids_and_mask_are_cut_to_the_length(tokenizer):
     assert chat.render(messages, tokenizer, 8) == (ids[:8], mask[:8])
 
 
-def test_targets_are_the_next_ids_and_minus_one_where_nothing_is_learnt():
+def test_targets_are_the_next_ids_and_minus_one_elsewhere():
     inputs, after = chat.targets([5, 6, 7, 8], [0, 0, 1, 1])
     assert (inputs.tolist(), after.tolist()) == ([5, 6, 7], [-1, 7, 8])
 
 
-def test_a_prompt_ends_where_the_answer_begins(tokenizer, spell):
+def test_prompt_ends_at_the_start_of_the_answer(tokenizer, spell):
     messages = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
     asked = chat.prompt(messages, tokenizer)
     assert asked == chat.prompt(messages[:-1], tokenizer)
@@ -111,7 +111,7 @@ def test_a_prompt_ends_where_the_answer_begins(tokenizer, spell):
 
 
 @pytest.mark.parametrize("line", ["{oops", '"words"', '{"text": "a"}', '{"messages": ["a"]}', '[{"role": "user"}]'])
-def test_a_line_that_is_no_conversation_is_named(tmp_path, line):
+def test_invalid_line_is_named(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps([message("user", "a")]) + "\n" + line + "\n")
     with pytest.raises(InputError, match=r"a\.jsonl:2: "):
@@ -120,7 +120,7 @@ def test_a_line_that_is_no_conversation_is_named(tmp_path, line):
 
 @pytest.fixture
 def files(tmp_path):
-    """40 short and 8 long conversations, one kind as bare lists, the other as objects."""
+    """Write 40 short and 8 long conversations, one kind as plain lists, the other as objects."""
     short = [[message("user", f"s{n}"), message("assistant", f"{n}")] for n in range(40)]
     long = [[message("user", f"l{n}"), message("assistant", "word " * 30 + str(n))] for n in range(8)]
     (tmp_path / "short.jsonl").write_text("".join(json.dumps(one) + "\n" for one in short))
@@ -133,7 +133,7 @@ def conversations(files, tokenizer, max_len=128, seed=1, turns=1, together=(), *
     return chat.Conversations(files, mixture, tokenizer, max_len, seed, turns, together)
 
 
-def test_rows_are_filled_up_with_what_is_not_learnt(files, tokenizer):
+def test_rows_are_padded_with_ignored_ids(files, tokenizer):
     ids, after = conversations(files, tokenizer).batch(0, 4)
     assert ids.shape == after.shape == (4, ids.shape[1]) and ids.shape[1] % 16 == 0
     assert ids.dtype == after.dtype == np.int64
@@ -145,9 +145,9 @@ def test_rows_are_filled_up_with_what_is_not_learnt(files, tokenizer):
         assert (row[1 : last + 1] == wanted[:last])[wanted[:last] >= 0].all()
 
 
-def test_each_kind_comes_as_often_as_its_weight_and_each_conversation_as_often_as_the_others(files, tokenizer, spell):
+def test_each_kind_occurs_by_its_weight_and_each_conversation_equally_often(files, tokenizer, spell):
     loader, seen = conversations(files, tokenizer), []
-    for step in range(40):  # 160 rows: 120 short are three epochs, 40 long are five
+    for step in range(40):  # 160 rows: 120 short are three epochs, 40 long are five.
         seen += [spell(row).split("<|user_end|>")[0] for row in loader.batch(step, 4)[0]]
     counts = {words: seen.count(words) for words in set(seen)}
     assert sorted(counts.values()) == [3] * 40 + [5] * 8
@@ -159,7 +159,7 @@ def test_rows_of_one_step_have_similar_lengths(files, tokenizer):
     assert sorted(widths) == [16] * 12 + [max(widths)] * 4
 
 
-def test_a_batch_depends_on_nothing_but_seed_and_step(files, tokenizer):
+def test_batch_depends_only_on_seed_and_step(files, tokenizer):
     fresh, used = conversations(files, tokenizer), conversations(files, tokenizer)
     for step in range(100):
         used.batch(step, 4)
@@ -168,7 +168,7 @@ def test_a_batch_depends_on_nothing_but_seed_and_step(files, tokenizer):
     assert not np.array_equal(fresh.batch(61, 4)[0], conversations(files, tokenizer, seed=2).batch(61, 4)[0])
 
 
-def test_the_ranks_together_see_what_one_would(files, tokenizer):
+def test_ranks_together_have_the_rows_of_one_process(files, tokenizer):
     loader = conversations(files, tokenizer)
     apart = np.concatenate([loader.batch(3, 2, rank, 2)[0] for rank in range(2)])
     assert sorted(apart.tolist()) == sorted(loader.batch(3, 4)[0].tolist())
@@ -181,7 +181,7 @@ def test_long_conversations_are_cut(files, tokenizer):
 
 
 def words(loader, spell, steps, count=4):
-    """Rows as people read them, without what fills them up."""
+    """Return rows in readable form, without padding."""
     return [
         "".join(spell(row).split("<|assistant_end|>" * 2)[0]).removesuffix("<|assistant_end|>")
         for step in range(steps)
@@ -189,7 +189,7 @@ def words(loader, spell, steps, count=4):
     ]
 
 
-def test_questions_of_any_kind_follow_one_another_in_a_row(files, tokenizer, spell):
+def test_questions_of_any_kind_share_a_row(files, tokenizer, spell):
     rows = words(conversations(files, tokenizer, 1024, turns=4, together=files), spell, 32, count=16)
     assert len(rows) == 128
     assert {row.count("<|user_start|>") for row in rows} == {4}
@@ -197,11 +197,11 @@ def test_questions_of_any_kind_follow_one_another_in_a_row(files, tokenizer, spe
     asked = [[part.split("<|user_end|>")[0] for part in row.split("<|user_start|>")[1:]] for row in rows]
     pairs = {(one[0], other[0]) for row in asked for one, other in pairwise(row)}
     assert pairs == set(product("sl", repeat=2))
-    counts = Counter(one for row in asked for one in row)  # 512: 384 short of 40, 128 long of 8
+    counts = Counter(one for row in asked for one in row)  # 512: 384 short of 40, 128 long of 8.
     assert Counter(counts.values()) == {9: 16, 10: 24, 16: 8}
 
 
-def test_all_answers_of_a_row_are_learnt_and_no_question(files, tokenizer, spell):
+def test_all_answers_and_no_question_of_a_row_are_trained_on(files, tokenizer, spell):
     loader = conversations(files, tokenizer, 1024, turns=2, together=files)
     for _, after in (loader.batch(step, 4) for step in range(8)):
         for row in after:
@@ -209,30 +209,30 @@ def test_all_answers_of_a_row_are_learnt_and_no_question(files, tokenizer, spell
             assert learned.count("<|assistant_end|>") == 2 and "<|user" not in learned
 
 
-def test_what_does_not_fit_into_a_row_whole_is_left_out_of_it(files, tokenizer, spell):
+def test_conversation_that_does_not_fit_whole_is_left_out_of_a_row(files, tokenizer, spell):
     loader = conversations(files, tokenizer, 60, turns=4, together=files)
     rows = words(loader, spell, 32)
     assert max(row.count("<|user_start|>") for row in rows) > 1
     assert min(row.count("<|user_start|>") for row in rows) >= 1
     assert max(loader.batch(step, 4)[0].shape[1] for step in range(32)) <= 64
     for row in rows:
-        for turn in row.split("<|user_start|>")[2:]:  # the first one may be cut, as it would be alone
+        for turn in row.split("<|user_start|>")[2:]:  # The first conversation may be cut, as in a row of its own.
             assert re.fullmatch(r"[sl](\d+)<\|user_end\|><\|assistant_start\|>(word )*\1(<\|assistant_end\|>)?", turn)
 
 
-def test_a_row_has_no_more_turns_than_a_step_has_conversations(files, tokenizer, spell):
+def test_row_has_no_more_turns_than_a_step_has_conversations(files, tokenizer, spell):
     rows = words(conversations(files, tokenizer, 1024, turns=16, together=files), spell, 16, count=3)
     assert len(rows) == 16 and {row.count("<|user_start|>") for row in rows} == {3}
 
 
-def test_conversations_of_the_users_own_stay_rows_of_their_own(files, tokenizer, spell):
+def test_custom_conversations_keep_rows_of_their_own(files, tokenizer, spell):
     rows = words(conversations(files, tokenizer, 1024, turns=4, together=["short"]), spell, 32)
     assert {row.count("<|user_start|>") for row in rows if "word" in row} == {1}
     assert {row.count("<|user_start|>") for row in rows if "word" not in row} == {4}
-    assert len(rows) == 32 + 96 / 4  # a quarter of the conversations is long, as its weight is
+    assert len(rows) == 32 + 96 / 4  # A quarter of the conversations is long, like the weight.
 
 
-def test_joined_rows_depend_on_nothing_but_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
+def test_packed_rows_depend_only_on_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
     fresh, used = (conversations(files, tokenizer, 1024, turns=4, together=files) for _ in range(2))
     for step in range(40):
         used.batch(step, 4)
@@ -242,8 +242,8 @@ def test_joined_rows_depend_on_nothing_but_seed_and_step_and_are_shared_among_ra
     assert sorted(apart.tolist()) == sorted(used.batch(3, 4)[0].tolist())
 
 
-def test_joined_rows_hold_what_they_held_when_that_was_recorded(files, tokenizer):
-    """Other rows are another meaning of mid and sft: raise their versions in trainer/fingerprints.py."""
+def test_packed_rows_equal_the_recorded_rows(files, tokenizer):
+    """Changed rows change the meaning of mid and sft: raise their versions in trainer/fingerprints.py."""
     loader = conversations(files, tokenizer, 96, turns=4, together=files)
     batches = [loader.batch(step, 8) for step in range(16)]
     assert (
@@ -252,7 +252,7 @@ def test_joined_rows_hold_what_they_held_when_that_was_recorded(files, tokenizer
     )
 
 
-def test_a_conversation_that_is_too_long_forgets_its_oldest_turns_whole(tokenizer, spell):
+def test_oversized_conversation_drops_its_oldest_turns_whole(tokenizer, spell):
     turns = [message(("user", "assistant")[at % 2], f"{at}") for at in range(7)]
     whole = chat.prompt(turns, tokenizer)
     assert chat.recent(turns, tokenizer, len(whole)) == (turns, whole)
@@ -265,7 +265,7 @@ def test_a_conversation_that_is_too_long_forgets_its_oldest_turns_whole(tokenize
 
 
 @pytest.mark.parametrize("mixture", [{"short": 1.0}, {"short": 1.0, "long": 0.0}, {"short": 1.0, "lung": 1.0}])
-def test_a_mixture_that_does_not_fit_the_files_is_refused(files, tokenizer, mixture):
+def test_mixture_that_does_not_match_the_files_is_refused(files, tokenizer, mixture):
     with pytest.raises(InputError, match="mixture"):
         conversations(files, tokenizer, **mixture)
 
@@ -277,7 +277,7 @@ def test_a_kind_without_conversations_is_refused(files, tokenizer, tmp_path):
 
 
 def long_and_short(tmp_path, *lengths):
-    """One conversation for each length of its question, in words; the answers are as short as they can be."""
+    """Return one conversation for each length of its question, in words; the answers are as short as possible."""
     rows = [[message("user", "word " * length), message("assistant", "ok")] for length in lengths]
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"talk": [tmp_path / "talk.jsonl"]}
@@ -293,7 +293,7 @@ def test_conversations_without_a_target_in_their_row_are_left_out_and_counted(to
             assert spell(row[row >= 0]) == "ok<|assistant_end|>"
 
 
-def test_an_answer_that_loses_its_end_is_counted_and_learnt_as_far_as_it_goes(tokenizer, tmp_path):
+def test_truncated_answer_is_counted_and_trained_on_up_to_the_cut(tokenizer, tmp_path):
     cut = [message("user", "a"), message("assistant", "word " * 90)]
     several = [
         message("user", "a"),
@@ -311,7 +311,7 @@ def test_an_answer_that_loses_its_end_is_counted_and_learnt_as_far_as_it_goes(to
 
 
 @pytest.mark.parametrize("align", [1, 8])
-def test_a_kind_that_nothing_can_be_learnt_from_is_refused_with_what_to_change(tokenizer, tmp_path, align):
+def test_kind_without_any_target_is_refused_with_the_fix(tokenizer, tmp_path, align):
     files = long_and_short(tmp_path, 200, 300)
     ids, mask = chat.render([message("user", "word " * 200), message("assistant", "ok")], tokenizer)
     first = mask.index(1) + 1
@@ -322,7 +322,7 @@ def test_a_kind_that_nothing_can_be_learnt_from_is_refused_with_what_to_change(t
     assert int(re.search(r"sequence_len=(\d+)", str(it.value))[1]) > len(ids)
 
 
-def test_an_answer_ends_where_its_last_learnt_token_stops_it(tokenizer):
+def test_answer_ends_at_its_last_trained_stop_token(tokenizer):
     parts = [
         {"type": "python", "text": "1+1"},
         {"type": "python_output", "text": "2"},

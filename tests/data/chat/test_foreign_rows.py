@@ -1,4 +1,4 @@
-"""Rows in the forms that others publish: all that means something is kept, or the row is refused with the reason."""
+"""Rows in published formats: every meaningful part is kept, or the row is refused with the reason."""
 
 import json
 
@@ -50,7 +50,7 @@ def answer(**more):
          [("user", "Who?"), ("assistant", "abc")]),
     ],
 )  # fmt: skip
-def test_roles_texts_and_columns_of_other_conventions_are_messages(row, messages):
+def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messages):
     assert [(one["role"], one["content"]) for one in talk_of(row).messages] == messages
 
 
@@ -73,14 +73,14 @@ def test_roles_texts_and_columns_of_other_conventions_are_messages(row, messages
 @pytest.mark.parametrize(
     "tools", [[TOOL], json.dumps([TOOL]), [{"type": "function", "function": TOOL}], [json.dumps(TOOL)]]
 )
-def test_calls_results_and_tools_of_every_form_come_out_as_openai_has_them(called, result, tools):
+def test_calls_results_and_tools_of_every_form_become_openai_messages(called, result, tools):
     found = talk_of(talk(ASKED, called, result, SAID, tools=tools))
     assert list(found.messages) == [ASKED, CALLED, RESULT, SAID]
     assert found.tools == [{"type": "function", "function": TOOL}]
     assert talk_in(json.loads(json.dumps(plain(found)))) == found
 
 
-def test_reasoning_is_kept_under_the_name_that_it_came_with_or_as_content():
+def test_reasoning_is_kept_under_its_original_name_or_as_content():
     for name in ("reasoning_content", "reasoning", "thinking"):
         assert talk_of(answer(**{name: "hm"})).messages[1][name] == "hm"
     parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Me."}]
@@ -100,7 +100,7 @@ def test_reasoning_is_kept_under_the_name_that_it_came_with_or_as_content():
         talk(ASKED, {**SAID, "weight": 0.0}, ASKED, {**SAID, "weight": 1.0}, mask="User"),
     ],
 )
-def test_answers_that_are_marked_are_not_to_be_learnt(row):
+def test_marked_answers_are_excluded_from_training(row):
     assert [one.get("weight", 1) for one in talk_of(row).messages] == [1, 0, 1, 1]
 
 
@@ -132,6 +132,6 @@ def test_answers_that_are_marked_are_not_to_be_learnt(row):
         ({"instruction": "i", "input": "x", "output": 3}, "other than text"),
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_learnt_as_it_is_meant_is_refused_with_the_reason(row, why):
+def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row, why):
     with pytest.raises(RowRefused, match=why):
         talk_of(row)

@@ -1,4 +1,4 @@
-"""Conversations from files and from a hub: read as they are published, and what is none is left out and counted."""
+"""Conversations from files and from a hub: read in their published format; invalid lines are left out and counted."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ BAD = (
 
 @pytest.fixture
 def made(tmp_path, capsys):
-    """A function that runs the step: (exit code, the conversations, what it said)."""
+    """Return a function that runs the step: (exit code, the conversations, the messages)."""
 
     def made(spec: TalkSpec):
         from dataclasses import asdict
@@ -53,7 +53,7 @@ def lines(*rows):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
-def test_a_file_gives_its_conversations_in_order_and_leaves_out_the_rest(tmp_path, made, monkeypatch, name):
+def test_file_gives_its_conversations_in_order_without_invalid_lines(tmp_path, made, monkeypatch, name):
     told = tmp_path / "records"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
     raw = lines(*GOOD, *BAD, GOOD[0]).encode()
@@ -82,14 +82,14 @@ def test_a_file_gives_its_conversations_in_order_and_leaves_out_the_rest(tmp_pat
         (lines(*BAD), "none of its 6 rows is a conversation"),
     ],
 )
-def test_a_file_of_something_else_is_refused_by_name(tmp_path, made, content, said):
+def test_file_of_a_different_kind_is_refused_by_name(tmp_path, made, content, said):
     (tmp_path / "a.jsonl").write_text(content)
     code, _, words = made(TalkSpec(source=str(tmp_path / "a.jsonl")))
     assert code == 2 and said in words and words.count("\n") == 1
 
 
 @pytest.mark.process
-def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
+def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
     folder = tmp_path / "repo" / "main"
     folder.mkdir(parents=True)
     rows = [{"messages": [{**ASKED, "content": f"Who is {n}?"}, SAID], "score": 1.0} for n in range(50)]
@@ -110,7 +110,7 @@ def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatc
         assert len(made(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
 
 
-def test_an_address_says_which_part_is_wanted():
+def test_address_selects_a_part_of_a_data_set():
     found = talk_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
     assert found == TalkSpec(source="hf://openai/gsm8k", revision="v1.0", config="main", split="train", take=1000)
     found = talk_spec("hf://a/b:train[5:]+test[:10%]?messages=talk")

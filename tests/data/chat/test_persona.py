@@ -1,4 +1,4 @@
-"""The sentences that a persona makes the model say, which have no faults, whatever its name is."""
+"""The sentences of a persona, grammatical for any name."""
 
 import json
 import re
@@ -32,14 +32,14 @@ PURPOSES = {
 }
 
 
-def said(persona):
+def sentences(persona):
     trained, heldout = conversations(persona, seed=1)
     return {one[-1]["content"] for one in (*trained, *heldout)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_answer_names_the_persona_and_ends_in_one_stop(name):
-    for answer in said(Persona(name=name, maker="Acme Inc.", purpose="to help")):
+    for answer in sentences(Persona(name=name, maker="Acme Inc.", purpose="to help")):
         assert name in answer
         assert re.search("[.!?…。！？؟۔।][\"'’”»」]?$", answer), answer
         rest = answer.replace(name, "Bosun" + (name[-1] if name[-1] in ".!?" else ""))
@@ -47,17 +47,19 @@ def test_every_answer_names_the_persona_and_ends_in_one_stop(name):
 
 
 @pytest.mark.parametrize(("purpose", "sentence"), PURPOSES.items())
-def test_a_purpose_is_put_so_that_the_sentence_holds_it(purpose, sentence):
-    found = {answer.lower() for answer in said(Persona(name="Ursula K.", maker="us", purpose=purpose))}
+def test_purpose_is_phrased_to_fit_the_sentence(purpose, sentence):
+    found = {answer.lower() for answer in sentences(Persona(name="Ursula K.", maker="us", purpose=purpose))}
     assert f"i am ursula k., and {sentence.lower()}" in found
     assert f"i am ursula k. {sentence.lower()}" in found
     assert not any("k.." in answer for answer in found)
 
 
 @pytest.mark.parametrize(("name", "maker"), product(("Ursula K.", "小明"), MAKERS))
-def test_a_maker_ends_a_sentence_once(name, maker):
+def test_maker_ends_a_sentence_once(name, maker):
     stop = "" if maker[-1] in ".。" else "."
-    assert f"I am {name}, and I was made by {maker}{stop}" in said(Persona(name=name, maker=maker, purpose="to help"))
+    assert f"I am {name}, and I was made by {maker}{stop}" in sentences(
+        Persona(name=name, maker=maker, purpose="to help")
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,33 +77,33 @@ def test_a_maker_ends_a_sentence_once(name, maker):
         ("name", "小" * 34, "102 bytes long; the limit is 100"),
     ],
 )
-def test_what_no_sentence_can_hold_is_refused_in_words(key, value, seen):
+def test_text_that_fits_no_sentence_is_refused_with_a_reason(key, value, seen):
     whole = {"name": "Bosun", "maker": "us", "purpose": "to help"}
     with pytest.raises(ConfigError, match=f"persona's {key}.*{seen}"):
         Persona(**(whole | {key: value}))
 
 
-def test_blanks_around_a_word_do_not_count():
+def test_blanks_around_a_word_are_ignored():
     assert Persona(name=" Bosun\n", maker="us ", purpose=" to help\n") == Persona(
         name="Bosun", maker="us", purpose="to help"
     )
 
 
-def test_no_answer_about_anything_else_is_held_out_and_trained_on_too():
+def test_smalltalk_questions_are_either_held_out_or_trained_on():
     trained, heldout = smalltalk.conversations(1)
     assert {one[0]["content"] for one in trained}.isdisjoint(one[0]["content"] for one in heldout)
     assert all(len(one) == 2 for one in (*trained, *heldout))
     assert len(INTENTS) == 6
 
 
-def test_conversations_by_hand_are_taken_as_identity_and_some_of_their_questions_held_out(tmp_path):
+def test_handwritten_conversations_become_identity_with_some_questions_held_out(tmp_path):
     path = tmp_path / "identity_conversations.jsonl"
     turns = [
         [{"role": "user", "content": f"Who are you, {n}?"}, {"role": "assistant", "content": f"I am Bosun, {n}."}]
         for n in range(20)
     ]
     other = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}]
-    path.write_text("".join(json.dumps(one) + "\n" for one in [*turns, turns[0], other]))  # as nanochat has them
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*turns, turns[0], other]))  # In nanochat's format.
     spec = IdentitySpec(persona=WHO, source=str(path))
     about = persona.make(spec, tmp_path / "out")
     trained, heldout = (

@@ -1,4 +1,4 @@
-"""`inv shard --report`: what it counts, and that no text of the shards can become markup."""
+"""`inv shard --report`: its counts, and no markup from the text of shards."""
 
 import json
 from html.parser import HTMLParser
@@ -16,7 +16,7 @@ OURS |= {"details", "summary"}
 
 
 class Reader(HTMLParser):
-    """Tags, attributes and text as a browser sees them."""
+    """Records tags, attributes and text like a browser."""
 
     def __init__(self, page):
         super().__init__()
@@ -33,7 +33,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture
 def shards(tmp_path):
-    """A function that makes shards of these rows and a report on them: (result, the page)."""
+    """Return a function that makes shards of these rows and a report on them: (result, the page)."""
 
     def shards(rows, **spec):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,7 +60,7 @@ def test_text_of_the_shards_never_becomes_markup(shards):
 
 
 @pytest.mark.process
-def test_what_is_told_is_what_is_there(shards, tmp_path):
+def test_report_equals_the_content_of_the_shards(shards, tmp_path):
     rows = [{"text": f"document {n}\na line of all", "language_score": 0.9, "language": "en"} for n in range(90)]
     rows += [{"text": "the same again", "language_score": 0.1, "language": "de"}] * 10
     words = "".join(Reader(shards(rows, format="jsonl", val_ratio=0.2, seed=3)).words)
@@ -77,18 +77,18 @@ def test_what_is_told_is_what_is_there(shards, tmp_path):
 
 
 @pytest.mark.process
-def test_shards_without_columns_say_so(shards):
+def test_shards_without_columns_are_reported_as_such(shards):
     page = shards([{"text": "one\ntwo"}, {"text": "three"}])
     assert "These shards hold no such values" in page
 
 
 @pytest.mark.process
-def test_a_folder_without_shards_is_one_line(tmp_path):
+def test_folder_without_shards_is_one_line(tmp_path):
     done = run_step("report", {"out": str(tmp_path), "inputs": {"text": str(tmp_path)}}, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "no manifest.json" in done.stderr
 
 
-def test_frequent_things_are_found_in_little_memory():
+def test_frequent_items_are_found_in_little_memory():
     frequent = FrequencyCounter(100)
     for n in range(5000):
         frequent.add([f"rare {n}", "often"] + ["now and then"] * (n % 5 == 0))
@@ -98,7 +98,7 @@ def test_frequent_things_are_found_in_little_memory():
     assert len(frequent.counts) <= 100
 
 
-def test_the_share_of_duplicates_is_estimated_from_a_part_of_the_hashes():
+def test_share_of_duplicates_is_estimated_from_a_part_of_the_hashes():
     repeated, step = DuplicateCounter(1000), 0x9E3779B97F4A7C15
     for n in range(40_000):
         repeated.add((n % 30_000) * step % 2**64, f"document {n % 30_000}")

@@ -1,4 +1,4 @@
-"""Sources that are mixed by weight: the order of `datasets`, whatever reads them and however often it is killed."""
+"""Sources mixed by weight: the order of `datasets`, for any number of readers and kills."""
 
 import json
 
@@ -14,7 +14,7 @@ from data.shards.shards import read, shard_paths
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Lines of JSON, of 900, 2500 and 60 documents; every tenth is empty, and every other has a low score."""
+    """Write lines of JSON, of 900, 2500 and 60 documents; every tenth is empty, and every second has a low score."""
     folder = tmp_path_factory.mktemp("sources")
     for name, count in (("a", 900), ("b", 2500), ("c", 60)):
         rows = ({"body": "" if n % 10 == 4 else f"{name} {n}", "score": n % 2} for n in range(count))
@@ -34,7 +34,7 @@ def texts(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exhausted", ["first", "all"])
-def test_documents_come_in_the_order_in_which_datasets_interleaves_them(sources, tmp_path, exhausted):
+def test_documents_have_the_interleaved_order_of_datasets(sources, tmp_path, exhausted):
     import datasets
 
     found = shard(spec(sources, filter="score == 1", exhausted=exhausted), tmp_path, False)
@@ -55,7 +55,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_kill_behind_any_batch_changes_nothing(sources, tmp_path, monkeypatch):
+def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
     asked = spec(sources, filter="score == 1", dedup="exact", exhausted="all", lines_per_shard=700)
     whole = shard(asked, tmp_path / "whole", False)
     take, left = pipeline.Run._take, [0]
@@ -79,7 +79,7 @@ def test_a_kill_behind_any_batch_changes_nothing(sources, tmp_path, monkeypatch)
 
 
 @pytest.mark.process
-def test_the_number_of_processes_changes_nothing(sources, tmp_path):
+def test_number_of_processes_changes_no_byte(sources, tmp_path):
     asked = spec(sources, weights="b=1,a=1", take=700)
     shard(asked, tmp_path / "1", False, RunOptions(workers=1))
     shard(asked, tmp_path / "5", False, RunOptions(workers=5))
@@ -97,6 +97,6 @@ def test_a_mixture_without_weights_is_refused(sources, tmp_path, weights, seen):
         shard(TextSpec(source=source), tmp_path)
 
 
-def test_a_source_of_which_nothing_is_kept_is_named(sources, tmp_path):
+def test_source_without_a_kept_document_is_named(sources, tmp_path):
     with pytest.raises(InputError, match=r"c\.jsonl: none of its documents was chosen"):
         shard(spec(sources, filter="score == 1 and text < 'c'"), tmp_path, False)

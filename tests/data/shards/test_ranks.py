@@ -1,4 +1,4 @@
-"""Several machines read one source: their shares make what one machine makes, or nothing."""
+"""Several machines read one source: together their shares equal the shards of one machine."""
 
 import json
 
@@ -20,7 +20,7 @@ TEXTS = [[f"file {file} says {n}\\ \n" for n in range(100 + file)] for file in r
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Seven files, one of which has nothing in it."""
+    """Write seven files, one of them empty."""
     (tmp_path / "corpus").mkdir()
     for number, texts in enumerate(TEXTS):
         table = pyarrow.table({"text": texts if number != 5 else [""] * 3})
@@ -39,7 +39,7 @@ def ranks(corpus, out, world, **spec):
 
 
 @pytest.mark.parametrize("world", [2, 3, 7])
-def test_the_shares_together_are_what_one_machine_makes(corpus, tmp_path, world):
+def test_shares_together_equal_the_shards_of_one_machine(corpus, tmp_path, world):
     make(corpus, tmp_path / "one", Share())
     ranks(corpus, tmp_path / "all", world)
     with pytest.raises(DataError, match="inv shard --merge"):
@@ -55,7 +55,7 @@ def test_the_shares_together_are_what_one_machine_makes(corpus, tmp_path, world)
     assert not (tmp_path / "all" / ".draft").exists()
 
 
-def test_a_share_is_found_wrong_where_it_lies(corpus, tmp_path):
+def test_damaged_share_is_found_in_its_folder(corpus, tmp_path):
     ranks(corpus, tmp_path / "all", 2, val_ratio=0.0)
     merge(tmp_path / "all")
     path = shard_paths(tmp_path / "all")[-1]
@@ -64,7 +64,7 @@ def test_a_share_is_found_wrong_where_it_lies(corpus, tmp_path):
     assert [problem.split(":")[0] for problem in verify(tmp_path / "all")] == [name]
 
 
-def test_one_machine_after_all_of_them_leaves_nothing_of_theirs(corpus, tmp_path):
+def test_later_run_of_one_machine_removes_all_shares(corpus, tmp_path):
     ranks(corpus, tmp_path / "all", 2, val_ratio=0.0)
     merge(tmp_path / "all")
     make(corpus, tmp_path / "all", Share(), val_ratio=0.0)
@@ -98,12 +98,12 @@ def test_shares_are_merged_in_the_order_of_their_ranks():
         ([{key: value for key, value in manifest(0).items() if key != "rank"}], "not a share of a rank"),
     ],
 )
-def test_gaps_overlaps_and_strangers_are_refused(shares, seen):
+def test_gaps_overlaps_and_foreign_shares_are_refused(shares, seen):
     with pytest.raises(InputError, match=seen):
         merged({f"r{number}": one for number, one in enumerate(shares)})
 
 
-def test_a_folder_that_was_renamed_is_refused(corpus, tmp_path):
+def test_renamed_folder_is_refused(corpus, tmp_path):
     ranks(corpus, tmp_path, 2, val_ratio=0.0)
     (tmp_path / "rank-00001-of-00002").rename(tmp_path / "rank-00004-of-00005")
     with pytest.raises(DataError, match="the manifest belongs to rank 1 of 2"):
@@ -119,13 +119,13 @@ def test_a_folder_that_was_renamed_is_refused(corpus, tmp_path):
         ((0, 2), {"dedup": "exact"}, "dedup looks at all documents"),
     ],
 )
-def test_what_ranks_cannot_do_alone_is_refused(corpus, tmp_path, share, spec, seen):
+def test_options_that_need_all_ranks_are_refused(corpus, tmp_path, share, spec, seen):
     with pytest.raises(InputError, match=seen):
         make(corpus, tmp_path / "out", Share(rank=share[0], world=share[1]), **spec)
     assert json.dumps(sorted(map(str, tmp_path.glob("out/**/*")))) == "[]"
 
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_lies_in_its_world(rank, world):
+def test_rank_must_be_within_its_world(rank, world):
     with pytest.raises(ValueError, match="a rank must be at least 0"):
         Share(rank=rank, world=world)

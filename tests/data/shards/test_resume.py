@@ -1,4 +1,4 @@
-"""Kills, signals and full disks: shards are whole or absent, and the end is the same whatever happened on the way."""
+"""Kills, signals and full disks: shards are whole or absent, and the result is the same after any interruption."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000, "keep_every_s": 0
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """200,000 distinct lines in five files."""
+    """Write 200,000 distinct lines in five files."""
     folder = tmp_path_factory.mktemp("corpus")
     tail = " and a few words more" * 5
     for number in range(5):
@@ -43,7 +43,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(corpus, tmp_path_factory):
-    """The files of an undisturbed run with one process, by name."""
+    """Return the files of an undisturbed run with one process, by name."""
     folder = tmp_path_factory.mktemp("expected")
     spec = {**SPEC, "source": str(corpus), "workers": 1}
     done = run_step("text", {"out": str(folder / "out"), "spec": spec}, folder)
@@ -67,7 +67,7 @@ def begin(tmp_path, **spec):
 
 
 def wait_for_marks(process, tmp_path, marks):
-    """Wait until this many new marks were seen, or the process has ended."""
+    """Wait for this many new marks, or for the end of the process."""
     state, seen, last = tmp_path / "out" / ".draft" / "state.json", -1, None
     deadline = time.monotonic() + 30
     while seen < marks and process.poll() is None:
@@ -75,10 +75,10 @@ def wait_for_marks(process, tmp_path, marks):
         with contextlib.suppress(FileNotFoundError):
             now = state.stat().st_mtime_ns
             seen, last = (seen + 1, now) if now != last else (seen, last)
-        time.sleep(0.01)  # between two looks
+        time.sleep(0.01)  # Between two checks.
 
 
-def test_what_comes_out_is_every_line_once_and_one_in_a_hundred_is_held_out(expected):
+def test_output_has_every_line_once_with_one_in_a_hundred_held_out(expected):
     train, val = (json.loads(expected[f"{part}/{MANIFEST}"]) for part in ("train", "val"))
     assert train["total_lines"] + val["total_lines"] == 200_000
     assert 0.008 < val["total_lines"] / 200_000 < 0.012
@@ -87,7 +87,7 @@ def test_what_comes_out_is_every_line_once_and_one_in_a_hundred_is_held_out(expe
     assert len(set(lines)) == 200_000
 
 
-def test_two_processes_killed_five_times_make_the_same_files_as_one_that_is_left_alone(corpus, expected, tmp_path):
+def test_two_processes_killed_five_times_make_the_files_of_an_undisturbed_process(corpus, expected, tmp_path):
     chance, kills, spec = random.Random(5), 0, {**SPEC, "source": str(corpus), "workers": 2}
     while kills < 5:
         process = begin(tmp_path, **spec)
@@ -104,10 +104,10 @@ def test_two_processes_killed_five_times_make_the_same_files_as_one_that_is_left
     assert contents(tmp_path / "out") == expected
 
 
-def test_processes_that_read_leave_when_nobody_listens(corpus, tmp_path):
+def test_reader_processes_exit_without_a_parent(corpus, tmp_path):
     process = begin(tmp_path, **SPEC, source=str(corpus), workers=4)
-    wait_for_marks(process, tmp_path, 1)  # the first stands before there are any
-    process.send_signal(signal.SIGSTOP)  # so that they are in the middle of it
+    wait_for_marks(process, tmp_path, 1)  # The first mark precedes the reader processes.
+    process.send_signal(signal.SIGSTOP)  # So that the processes are in the middle of their work.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 3
     process.kill()
@@ -116,14 +116,14 @@ def test_processes_that_read_leave_when_nobody_listens(corpus, tmp_path):
         deadline = time.monotonic() + 30
         while any(is_running(int(child)) for child in children):
             assert time.monotonic() < deadline
-            time.sleep(0.01)  # between two looks
+            time.sleep(0.01)  # Between two checks.
     finally:
         for child in filter(is_running, children):
             os.kill(int(child), signal.SIGKILL)
         process.stderr.close()
 
 
-def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, expected, tmp_path):
+def test_second_writer_waits_for_the_first_and_then_names_it(corpus, expected, tmp_path):
     spec = {**SPEC, "source": str(corpus), "workers": 1}
     process = begin(tmp_path, **spec)
     wait_for_marks(process, tmp_path, 1)
@@ -142,7 +142,7 @@ def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, e
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_step_stops_when_the_command_that_began_it_was_killed(corpus, expected, tmp_path):
+def test_step_stops_when_its_command_was_killed(corpus, expected, tmp_path):
     spec = {**SPEC, "source": str(corpus), "workers": 1}
     config = {"out": str(tmp_path / "out"), "spec": spec}
     starter = (
@@ -154,7 +154,7 @@ def test_a_step_stops_when_the_command_that_began_it_was_killed(corpus, expected
     wait_for_marks(process, tmp_path, 1)
     process.kill()
     process.communicate()
-    with alone_in(tmp_path / "out", wait_s=30):  # when the step has left, too
+    with alone_in(tmp_path / "out", wait_s=30):  # After the exit of the step.
         assert (tmp_path / "out" / ".draft" / "state.json").exists(), "it went on to its end"
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
@@ -162,7 +162,7 @@ def test_a_step_stops_when_the_command_that_began_it_was_killed(corpus, expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expected, tmp_path, number, code):
+def test_signal_leaves_whole_shards_and_the_same_command_continues(corpus, expected, tmp_path, number, code):
     spec = {**SPEC, "source": str(corpus), "workers": 1 if code == 75 else 2}
     while True:
         process = begin(tmp_path, **spec)
@@ -171,7 +171,7 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
         _, said = process.communicate()
         if process.returncode not in (0, -number):
             break
-        assert contents(tmp_path / "out") == expected  # it was done before it could hear that; once more
+        assert contents(tmp_path / "out") == expected  # The step finished before the signal; try again.
         shutil.rmtree(tmp_path / "out")
     assert (process.returncode, said.count("\n")) == (code, 1)
     assert "whole shards; to continue, run the same command again" in said
@@ -184,7 +184,7 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_source_whose_name_is_no_utf_8_is_read_and_gone_on_with(corpus, expected, tmp_path):
+def test_source_with_a_non_utf_8_name_is_read_and_resumed(corpus, expected, tmp_path):
     source = tmp_path / os.fsdecode(b"raw\xff")
     shutil.copytree(corpus, source)
     process = begin(tmp_path, **SPEC, source=str(source), workers=1)
@@ -202,7 +202,7 @@ def test_a_source_whose_name_is_no_utf_8_is_read_and_gone_on_with(corpus, expect
     assert texts == {name: raw for name, raw in expected.items() if name.endswith(".txt")}
 
 
-def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_path):
+def test_silent_source_does_not_block_a_stopping_step(tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin", "lines_per_shard": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")]
@@ -210,16 +210,16 @@ def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_pat
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stderr=pipe, text=True) as process:
         deadline = time.monotonic() + 30
-        while not hears(process.pid, signal.SIGTERM):
+        while not handles_signal(process.pid, signal.SIGTERM):
             assert time.monotonic() < deadline
-            time.sleep(0.01)  # between two looks
+            time.sleep(0.01)  # Between two checks.
         process.terminate()
         assert process.wait(30) == 75
         assert "no progress for" in process.stderr.read()
 
 
-def hears(pid, number):
-    """Return whether a process has a handler of its own for this signal."""
+def handles_signal(pid, number):
+    """Return whether a process handles this signal itself."""
     caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
     return int(caught, 16) >> (number - 1) & 1
 
@@ -239,10 +239,10 @@ def test_packed_shards_and_seen_documents_survive_a_kill_too(corpus, tmp_path):
     assert read_manifest(tmp_path / "out")["counts"]["duplicate"] == 0
 
 
-def test_a_full_disk_keeps_the_shards_that_are_whole(corpus, expected, tmp_path):
+def test_full_disk_keeps_the_whole_shards(corpus, expected, tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {**SPEC, "source": str(corpus), "workers": 1, "dedup": "exact"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    limit = 5 << 20  # the file that grows beyond it is that of the hashes
+    limit = 5 << 20  # The file of hashes grows beyond the limit.
     done = subprocess.run(
         [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")],
         cwd=ROOT,
@@ -261,7 +261,7 @@ def test_a_full_disk_keeps_the_shards_that_are_whole(corpus, expected, tmp_path)
     }
 
 
-def test_a_finished_run_stays_until_the_next_one_is_whole(tmp_path):
+def test_finished_run_stays_until_the_next_run_is_whole(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     (tmp_path / "bad.jsonl").write_text('{"text": "four"}\n' * 3 + "{oops\n")
     out = {"out": str(tmp_path / "out")}
@@ -280,7 +280,7 @@ def test_a_finished_run_stays_until_the_next_one_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["", "gzip"])
-def test_a_kill_at_any_rename_or_removal_of_the_end_is_mended(tmp_path, compression):
+def test_kill_at_any_rename_or_removal_of_the_end_is_repaired(tmp_path, compression):
     """The process dies at its first rename, then at its second, and so on, over a finished run of other options."""
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(50)))
     spec = {"source": str(tmp_path / "a.txt"), "val_ratio": 0.2, "lines_per_shard": 15, "compression": compression}

@@ -26,7 +26,7 @@ def write(folder, texts, lines_per_shard=2):
 
 
 @given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\\nr\r\n"))))
-def test_every_text_becomes_one_line_and_comes_back(text):
+def test_every_text_becomes_one_line_and_is_restored(text):
     line = escape(text)
     assert "\n" not in line and "\r" not in line
     assert unescape(line) == text
@@ -34,7 +34,7 @@ def test_every_text_becomes_one_line_and_comes_back(text):
 
 
 @pytest.mark.parametrize("line", ["\\", "\\t", "a\\\\\\"])
-def test_an_escape_that_is_not_ours_is_refused(line):
+def test_foreign_escape_is_refused(line):
     with pytest.raises(ValueError, match="escape"):
         unescape(line)
 
@@ -45,13 +45,13 @@ def chosen(texts, ratio, seed):
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), unique=True), st.integers(0, 2**40), st.randoms())
-def test_what_is_held_out_does_not_depend_on_the_order(texts, seed, chance):
+def test_held_out_documents_are_independent_of_the_order(texts, seed, chance):
     before = chosen(texts, 0.5, seed)
     chance.shuffle(texts)
     assert chosen(texts, 0.5, seed) == before
 
 
-def test_a_larger_share_holds_out_more_and_keeps_what_was_held_out():
+def test_larger_share_holds_out_more_and_keeps_the_previously_held_out():
     texts = [f"text {n}" for n in range(4000)]
     small, large = (chosen(texts, ratio, 1) for ratio in (0.05, 0.2))
     assert small < large
@@ -59,7 +59,7 @@ def test_a_larger_share_holds_out_more_and_keeps_what_was_held_out():
     assert chosen(texts, 0.05, 2) != small
 
 
-def test_documents_come_back_from_shards_as_they_went_in(tmp_path):
+def test_documents_are_restored_from_shards_unchanged(tmp_path):
     texts = ["one", "two\nlines\r\n", "back\\slash \\n", "\u2028 is no newline here", " "]
     manifest = write(tmp_path, texts)
     assert [shard["lines"] for shard in manifest["shards"]] == [2, 2, 1]
@@ -86,7 +86,7 @@ def test_the_manifest_agrees_with_wc_and_sha256sum(tmp_path):
 
 
 @pytest.mark.process
-def test_a_writer_that_is_killed_leaves_nothing_that_looks_finished(tmp_path):
+def test_killed_writer_leaves_no_shard_that_looks_finished(tmp_path):
     program = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom data.shards.shards import Writer\n"
         "writer = Writer(Path(sys.argv[1]), 10)\n"
@@ -109,7 +109,7 @@ def test_a_second_run_replaces_the_first_and_all_its_shards(tmp_path):
     assert verify(tmp_path) == []
 
 
-def test_shards_of_somebody_else_are_left_alone(tmp_path):
+def test_foreign_shards_are_left_alone(tmp_path):
     (tmp_path / "shard-00000.txt").write_text("not ours\n")
     with pytest.raises(InputError, match="no manifest lists"):
         write(tmp_path, ["a"])
@@ -136,7 +136,7 @@ def test_damage_is_found_and_named(tmp_path, damage):
 @pytest.mark.parametrize(
     "manifest", ["", "[]", '{"schema": 1}', '{"schema": 1, "finished": true, "shards": [{"name": "../x"}]}']
 )
-def test_a_manifest_that_is_not_ours_is_refused(tmp_path, manifest):
+def test_foreign_manifest_is_refused(tmp_path, manifest):
     (tmp_path / MANIFEST).write_text(manifest)
     with pytest.raises(DataError):
         read_manifest(tmp_path)
@@ -157,11 +157,11 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
         words = [sys.executable, "-c", program, str(source), str(tmp_path / f"out-{lines}")]
         return int(subprocess.check_output(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60))
 
-    assert peak_kib(30_000) - peak_kib(100) < 8 << 10  # the source is 30 MB
+    assert peak_kib(30_000) - peak_kib(100) < 8 << 10  # The source is 30 MB.
 
 
 @pytest.mark.process
-def test_the_parts_of_a_text_do_not_overlap_and_lose_nothing(text):
+def test_parts_of_a_text_neither_overlap_nor_lose_bytes(text):
     train, val = (list(read(shard_paths(text, part))) for part in ("train", "val"))
     assert 0.03 < len(val) / (len(train) + len(val)) < 0.07
     assert set(train).isdisjoint(val)

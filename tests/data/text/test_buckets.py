@@ -1,4 +1,4 @@
-"""Sources in a bucket of S3, of moto's server, and in one of Google's, of our own."""
+"""Sources in an S3 bucket on moto's server, and in a bucket of a test server for Google's API."""
 
 import gzip
 import json
@@ -56,7 +56,7 @@ def test_files_a_folder_and_a_pattern_are_read_in_the_order_of_their_names(
     ("name", "told"),
     [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no readable file"), ("", "no readable file")],
 )
-def test_what_is_not_in_a_bucket_is_told_in_one_line(bucket, tmp_path, capsys, name, told):
+def test_missing_object_is_reported_in_one_line(bucket, tmp_path, capsys, name, told):
     source = f"{bucket}/{name}" if name else f"{bucket[:2]}://no-such-bucket-91/folder/"
     code, said = shard(tmp_path, capsys, source)
     assert (code, said.count("\n")) == (2, 1)

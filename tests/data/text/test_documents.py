@@ -23,12 +23,12 @@ def parquet(path, **columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
 
 
-def test_each_line_of_a_text_file_is_a_document_as_it_stands(tmp_path):
+def test_each_line_of_a_text_file_is_an_unchanged_document(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\n\n  \nC:\\new two\nlast without newline")
     assert texts(tmp_path / "a.txt") == ["one", "C:\\new two", "last without newline"]
 
 
-def test_our_own_shards_come_back_as_the_documents_they_were(tmp_path):
+def test_own_shards_are_restored_as_documents(tmp_path):
     written = ["C:\\new", "two\nlines", "three"]
     writer = Writer(tmp_path, 2)
     for text in written:
@@ -70,7 +70,7 @@ def test_a_folder_and_a_glob_are_read_in_the_order_of_names(tmp_path):
         ("a.docx", b"text\n", "cannot read .docx"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_what_was_seen(tmp_path, name, content, seen):
+def test_unreadable_file_is_named_with_its_detected_content(tmp_path, name, content, seen):
     (tmp_path / name).write_bytes(content)
     with pytest.raises((ConfigError, InputError), match=seen.replace(".", r"\.")):
         texts(tmp_path / name)
@@ -95,7 +95,7 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
         ({"take": "ten"}, "spec.take: Expected"),
     ],
 )
-def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
+def test_invalid_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
     if spec.get("source") == ".":
         (tmp_path / "empty").mkdir()
         spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet, .csv, .tsv"
@@ -106,9 +106,9 @@ def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
 
 
 @pytest.mark.process
-def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):
+def test_fineweb_without_a_network_names_the_command_to_use(tmp_path):
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        closed.bind(("127.0.0.1", 0))  # Bound but not listening: connections are refused.
         hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
         config = {"out": str(tmp_path / "out"), "spec": {"source": "fineweb"}}
         done = run_step("text", config, tmp_path, HF_ENDPOINT=hub, no_proxy="*")
@@ -118,7 +118,7 @@ def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):
 
 
 @pytest.mark.process
-def test_a_plain_column_of_text_is_read_without_arrow_s_functions_which_take_long_to_import(tmp_path):
+def test_plain_text_column_is_read_without_the_slow_import_of_arrow_functions(tmp_path):
     parquet(tmp_path / "a.parquet", text=["a"])
     code = (
         "import sys; from data.text.batches import documents; "

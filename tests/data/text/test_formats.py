@@ -28,7 +28,7 @@ TEXTS = ["one", "two\nlines\r\n", "back\\slash", "größer \u2028 \U0001f600", "
 
 @pytest.fixture
 def shard(tmp_path, capsys):
-    """Shard into tmp_path/out in this process: (exit code, what it said)."""
+    """Shard into tmp_path/out in this process; return (exit code, messages)."""
 
     def shard(source, **spec):
         config = {"out": str(tmp_path / "out"), "spec": {"source": str(source), "workers": 1, **spec}}
@@ -50,9 +50,9 @@ def test_half_a_character_in_any_column_is_replaced(shard, tmp_path, format):
     assert (row["text"], row["url"]) == ("one ?", "? two")
 
 
-def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp_path, monkeypatch):
+def test_progress_shows_the_read_and_the_remaining_part_of_a_source(shard, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
-    for number in range(2):  # four row groups of a batch each
+    for number in range(2):  # Four row groups of a batch each.
         table = pyarrow.table({"text": [f"row {number} {n}" for n in range(100)]})
         pyarrow.parquet.write_table(table, tmp_path / "in" / f"{number}.parquet", row_group_size=50)
     clock = itertools.count(0.0, 2.0)
@@ -69,13 +69,13 @@ def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp
     ]
     assert [one["eta_s"] is None for one in progress] == [True, False, False, False]
     last = progress[-1]
-    assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # as fast as until now
+    assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # As fast as until now.
     assert (result["documents"], result["shards"], result["counts"]["read"]) == (200, 7, 200)
 
 
 @pytest.fixture
 def source(tmp_path):
-    """TEXTS with columns, as JSON lines."""
+    """Return TEXTS with columns, as JSON lines."""
     rows = [
         {"text": text, "id": f"<{n}>", "language": "en" if n % 3 else "de", "language_score": n / 15, "url": "u"}
         for n, text in enumerate(TEXTS)
@@ -88,7 +88,7 @@ FORMS = [("txt", ""), ("txt", "gzip"), ("txt", "zstd"), ("jsonl", ""), ("jsonl",
 
 
 @pytest.mark.parametrize(("format", "compression"), FORMS)
-def test_documents_come_back_from_every_form(shard, source, tmp_path, format, compression):
+def test_documents_are_restored_from_every_format(shard, source, tmp_path, format, compression):
     assert shard(source, format=format, compression=compression, lines_per_shard=4) == (0, "")
     assert list(read(shard_paths(tmp_path / "out"))) == TEXTS
     assert verify(tmp_path / "out") == []
@@ -102,14 +102,14 @@ def test_documents_come_back_from_every_form(shard, source, tmp_path, format, co
     assert list(read(shard_paths(tmp_path / "again"))) == TEXTS
 
 
-def test_gzip_tells_the_same_as_the_plain_shard(shard, source, tmp_path):
+def test_gzip_source_equals_the_plain_shard(shard, source, tmp_path):
     assert shard(source, compression="gzip") == (0, "")
     packed = (tmp_path / "out" / "shard-00000.txt.gz").read_bytes()
     assert shard(source) == (0, "")
     assert gzip.decompress(packed) == (tmp_path / "out" / "shard-00000.txt").read_bytes()
 
 
-def test_columns_are_kept_where_the_format_has_them(shard, source, tmp_path):
+def test_columns_are_kept_in_formats_with_columns(shard, source, tmp_path):
     assert shard(source, format="parquet", language="de", min_score=0.3) == (0, "")
     rows = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist()
     assert [(row["id"], row["language"]) for row in rows] == [("<6>", "de"), ("<9>", "de"), ("<12>", "de")]
@@ -118,7 +118,7 @@ def test_columns_are_kept_where_the_format_has_them(shard, source, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "txt", "pydocs"])
-def test_a_filter_by_a_column_that_is_not_there_names_those_that_are(shard, tmp_path, form):
+def test_filter_on_a_missing_column_names_the_existing_columns(shard, tmp_path, form):
     rows, path = [{"text": "one", "url": "a", "stars": 1}, {"text": "two", "stars": 2}], tmp_path / f"rows.{form}"
     if form == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -129,14 +129,14 @@ def test_a_filter_by_a_column_that_is_not_there_names_those_that_are(shard, tmp_
     assert code == 2 and f"the choice by starz needs such a column; available: {available}\n" in said
 
 
-def test_duplicates_are_left_out_once_and_for_all(shard, source, tmp_path):
+def test_duplicates_are_left_out_across_all_files(shard, source, tmp_path):
     assert shard(source, dedup="exact", val_ratio=0.5) == (0, "")
     parts = [list(read(shard_paths(tmp_path / "out", part))) for part in ("train", "val")]
     assert sorted(parts[0] + parts[1]) == sorted(set(TEXTS)) and all(parts)
     assert read_manifest(tmp_path / "out" / "val")["counts"]["duplicate"] == 10
 
 
-def test_a_corpus_of_its_own_is_held_out(shard, source, tmp_path):
+def test_separate_corpus_is_held_out(shard, source, tmp_path):
     (tmp_path / "eval.txt").write_text("held out\n")
     assert shard(source, validation=str(tmp_path / "eval.txt"), take=2) == (0, "")
     assert list(read(shard_paths(tmp_path / "out", "val"))) == ["held out"]
@@ -145,7 +145,7 @@ def test_a_corpus_of_its_own_is_held_out(shard, source, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 3])
-def test_take_ends_at_the_same_document_whoever_reads(shard, tmp_path, workers):
+def test_take_ends_at_the_same_document_for_any_number_of_readers(shard, tmp_path, workers):
     texts = [f"text {n}" for n in range(1000)]
     for name in ("a", "b"):
         table = pyarrow.table({"text": [f"{name} {text}" for text in texts]})
@@ -155,7 +155,7 @@ def test_take_ends_at_the_same_document_whoever_reads(shard, tmp_path, workers):
     assert found == {f"a {text}" for text in texts} | {f"b {text}" for text in texts[:700]}
 
 
-def test_bytes_that_are_no_text_are_replaced_and_counted(shard, tmp_path):
+def test_invalid_utf_8_is_replaced_and_counted(shard, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\nb\xffd\n")
     strings = pyarrow.array([b"w\xffrse", b"fine"]).cast(pyarrow.string(), safe=False)
     pyarrow.parquet.write_table(pyarrow.table({"text": strings}), tmp_path / "b.parquet")
@@ -165,9 +165,9 @@ def test_bytes_that_are_no_text_are_replaced_and_counted(shard, tmp_path):
 
 
 @pytest.mark.process
-def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
+def test_lines_are_found_at_any_start_of_a_range(shard, tmp_path):
     line = "x" * 999_999
-    (tmp_path / "a.txt").write_text(f"{line}\n" * 40 + "last")  # ranges of 16 MiB begin in the middle of a line
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 40 + "last")  # Ranges of 16 MiB begin in the middle of a line.
     assert shard(tmp_path / "a.txt", workers=2) == (0, "")
     assert [len(text) for text in read(shard_paths(tmp_path / "out"))] == [999_999] * 40 + [4]
 
@@ -184,7 +184,7 @@ def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
         ("a.parquet", b"CUT", "not a whole parquet file"),
     ],
 )
-def test_a_damaged_file_is_one_line_and_nothing_is_torn(shard, tmp_path, name, content, seen):
+def test_damaged_file_is_one_line_and_leaves_no_partial_shard(shard, tmp_path, name, content, seen):
     if content == b"CUT":
         pyarrow.parquet.write_table(pyarrow.table({"text": ["one"] * 100}), tmp_path / name)
         content = (tmp_path / name).read_bytes()[:-9]
@@ -195,13 +195,13 @@ def test_a_damaged_file_is_one_line_and_nothing_is_torn(shard, tmp_path, name, c
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
-def test_a_score_that_is_not_known_or_written_as_text_is_a_score_all_the_same(shard, tmp_path, name):
+def test_missing_or_textual_score_is_parsed(shard, tmp_path, name):
     rows = [("low", "0.1", 2.0), ("high", "0.9", 0.0), ("no number", "much", 1.0), ("second", None, 0.7), ("none",)]
     rows = [
         {"text": text, "score": None, "language_score": None, **dict(zip(SCORES, more, strict=False))}
         for text, *more in rows
     ]
-    nothing = [{"text": "x", "score": None, "language_score": None}] * 5000  # more than one batch
+    nothing = [{"text": "x", "score": None, "language_score": None}] * 5000  # More than one batch.
     if name == "a.parquet":
         schema = pyarrow.schema(
             {"text": pyarrow.string(), "score": pyarrow.string(), "language_score": pyarrow.float64()}
@@ -213,7 +213,7 @@ def test_a_score_that_is_not_known_or_written_as_text_is_a_score_all_the_same(sh
     assert list(read(shard_paths(tmp_path / "out"))) == ["high", "second"]
 
 
-def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_path):
+def test_dictionary_column_is_text_and_a_number_column_is_not(shard, tmp_path):
     words = pyarrow.array(["one", "two", None, "one"])
     pyarrow.parquet.write_table(pyarrow.table({"text": words.dictionary_encode()}), tmp_path / "a.parquet")
     assert shard(tmp_path / "a.parquet") == (0, "")
@@ -226,7 +226,7 @@ def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_p
     assert code == 2 and "2 columns are named 'text'" in said
 
 
-def test_a_value_that_parquet_cannot_hold_is_told_in_one_line(shard, tmp_path):
+def test_value_that_parquet_cannot_hold_is_reported_in_one_line(shard, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one", "score": "much"}\n')
     code, said = shard(tmp_path / "a.jsonl", format="parquet")
     assert (code, said.count("\n")) == (2, 1) and "column score is double in parquet" in said
@@ -234,7 +234,7 @@ def test_a_value_that_parquet_cannot_hold_is_told_in_one_line(shard, tmp_path):
     assert shard(tmp_path / "a.jsonl", format="jsonl") == (0, "")
 
 
-def test_shards_that_would_be_mistaken_for_one_set_are_not_put_beside_each_other(shard, tmp_path):
+def test_folder_holds_either_plain_shards_or_train_and_val(shard, tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(100)))
     assert shard(tmp_path / "a.txt") == (0, "")
     code, said = shard(tmp_path / "a.txt", val_ratio=0.1)
@@ -247,14 +247,14 @@ def test_shards_that_would_be_mistaken_for_one_set_are_not_put_beside_each_other
 
 
 @pytest.mark.parametrize("name", ["what?.jsonl", "a#1.jsonl", "a%20b.jsonl.gz", "[a]*.jsonl"])
-def test_a_name_of_a_file_may_be_an_odd_one(shard, tmp_path, name):
+def test_file_name_may_be_unusual(shard, tmp_path, name):
     data = b'\xef\xbb\xbf{"text": "one"}\r\n'
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert shard(tmp_path / name) == (0, "")
     assert list(read(shard_paths(tmp_path / "out"))) == ["one"]
 
 
-def test_a_corpus_that_is_to_be_held_out_and_is_empty_is_refused(shard, tmp_path):
+def test_empty_held_out_corpus_is_refused(shard, tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.txt").write_text("\n")
     code, said = shard(tmp_path / "a.txt", validation=str(tmp_path / "b.txt"))
@@ -262,7 +262,7 @@ def test_a_corpus_that_is_to_be_held_out_and_is_empty_is_refused(shard, tmp_path
     assert list(tmp_path.glob("out/*/manifest.json")) == []
 
 
-def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
+def test_source_does_not_grow_by_its_own_shards(shard, tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     code, said = shard(tmp_path)
     assert code == 2 and f"out is inside the source {tmp_path}" in said
@@ -279,7 +279,7 @@ def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_read_so_is_refused(shard, tmp_path, source, spec, seen):
+def test_unreadable_combination_is_refused(shard, tmp_path, source, spec, seen):
     (tmp_path / "a.txt").write_text("one\n")
     os.mkfifo(tmp_path / "pipe.txt")
     code, said = shard(tmp_path / source, **spec)
@@ -307,7 +307,7 @@ OBJECT = b'{"text": "'
         ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}, 300),
     ],
 )
-def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, spec, most_mb):
+def test_giant_document_is_held_in_memory_once(tmp_path, name, begin, giant, end, spec, most_mb):
     small = begin + b"small" + end + b"\n"
     with open(tmp_path / name, "wb") as file:
         file.write(small + begin)
@@ -320,12 +320,12 @@ def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, s
 
 
 @pytest.mark.process
-def test_a_giant_document_that_packs_as_words_do_is_in_memory_once_and_a_half_in_parquet(tmp_path):
+def test_giant_compressible_document_needs_one_and_a_half_of_its_size_in_parquet(tmp_path):
     chance, whole = random.Random(7), hashlib.sha256()
     with open(tmp_path / "a.jsonl", "wb") as file:
         file.write(OBJECT + b'small"}\n' + OBJECT)
         for _ in range(150):
-            some = chance.randbytes(1 << 20).translate(b"ehilnost" * 32)  # three bits of eight, as English has
+            some = chance.randbytes(1 << 20).translate(b"ehilnost" * 32)  # Three bits of eight, like English text.
             whole.update(some)
             file.write(some)
         file.write(b'", "id": "<g>"}\n')
@@ -336,7 +336,7 @@ def test_a_giant_document_that_packs_as_words_do_is_in_memory_once_and_a_half_in
 
 
 def peak_bytes(tmp_path, **spec):
-    """The most memory that any process of a run into tmp_path/out took."""
+    """Return the peak memory of any process of a run into tmp_path/out."""
     (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": {"workers": 2, **spec}}))
     done = subprocess.run(
         [sys.executable, "-c", TELLING_PEAKS, "text", "--config", str(tmp_path / "config.json")],
@@ -350,7 +350,7 @@ def peak_bytes(tmp_path, **spec):
     return max(map(int, done.stdout.split())) * 1024
 
 
-def test_row_groups_of_parquet_end_by_rows_and_by_bytes(tmp_path, monkeypatch):
+def test_parquet_row_groups_end_by_rows_and_by_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "ROWS", 4)
     monkeypatch.setattr(encode, "ROW_BYTES", 150)
     texts = ["x" * size for size in (1, 2, 3, 4, 5, 60, 60, 300, 1, 1)]
@@ -362,7 +362,7 @@ def test_row_groups_of_parquet_end_by_rows_and_by_bytes(tmp_path, monkeypatch):
     assert file.read(columns=["text", "id"]).to_pylist() == [{"text": one, "id": f"<{one[:2]}>"} for one in texts]
 
 
-# Of this program alone, then of its children: getrusage of a process goes on from the peak of whoever started it.
+# Of this program alone, then of its children: getrusage of a process continues from the peak of its parent.
 TELLING_PEAKS = """
 import resource
 from data.__main__ import main, spare_numpy

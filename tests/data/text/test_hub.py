@@ -1,4 +1,4 @@
-"""FineWeb from the hub: the real client code against a hub on loopback."""
+"""FineWeb from the hub: the real client code with a hub on loopback."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CONFIGS = [
 
 @pytest.fixture
 def repo(tmp_path):
-    """Two files of five row groups; most of their bytes are in a column that nobody asks for."""
+    """Write two files of five row groups; most of their bytes are in an unused column."""
     folder = tmp_path / "repo" / "sample" / "10BT"
     folder.mkdir(parents=True)
     for number in range(2):
@@ -48,7 +48,7 @@ def hub(repo):
 
 @pytest.fixture
 def shard(hub, tmp_path, monkeypatch, capsys):
-    """A function that shards what the hub has, in this very process: (exit code, what it said)."""
+    """Return a function that shards the hub's data in this process: (exit code, messages)."""
     (tmp_path / "home").mkdir()
     for name, value in {"HF_ENDPOINT": hub.url, "no_proxy": "*", "HOME": str(tmp_path / "home")}.items():
         monkeypatch.setenv(name, value)
@@ -68,7 +68,7 @@ def numbers(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_documents_of_a_configuration_come_in_order_and_only_their_column_is_fetched(hub, shard, tmp_path, workers):
+def test_documents_of_a_configuration_are_in_order_and_only_their_column_is_fetched(hub, shard, tmp_path, workers):
     assert shard(workers=workers) == (0, "")
     assert numbers(tmp_path) == list(range(1000))
     manifest = read_manifest(tmp_path / "out")
@@ -78,29 +78,30 @@ def test_all_documents_of_a_configuration_come_in_order_and_only_their_column_is
     assert list((tmp_path / "home").rglob("*")) == []
 
 
-def test_a_data_set_without_a_card_is_read_as_a_whole(hub, shard, tmp_path):
+def test_data_set_without_a_card_is_read_completely(hub, shard, tmp_path):
     assert shard(dataset="us/plain", take=7) == (0, "")
     assert numbers(tmp_path) == list(range(7))
 
 
-def test_a_score_chooses_documents(hub, shard, tmp_path):
+def test_score_selects_documents(hub, shard, tmp_path):
     assert shard(min_score=0.8) == (0, "")
     assert numbers(tmp_path) == [row for row in range(1000) if row % 10 >= 8]
 
 
-def test_the_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub, shard, tmp_path, monkeypatch):
+def test_token_is_sent_to_the_hub_but_not_to_a_redirect(hub, shard, tmp_path, monkeypatch):
     hub.repos["HuggingFaceFW/fineweb"].token = "right-one"
     monkeypatch.setenv("HUGGINGFACEHUB_API_TOKEN", "right-one")
     monkeypatch.setenv("HF_TOKEN", "other")
     assert shard(take=10) == (0, "")
-    asked = [one for one in hub.asked if "/HuggingFaceFW/" in one.path]  # the hub's client asks of itself, too
+    # The hub's client itself sends such requests, too.
+    asked = [one for one in hub.asked if "/HuggingFaceFW/" in one.path]
     to_store = [one for one in asked if one.path.startswith("/store/")]
     assert to_store and {one.authorization for one in to_store} == {""}
     assert {one.authorization for one in asked if one not in to_store} == {"Bearer right-one"}
     assert "right-one" not in (tmp_path / "out" / "manifest.json").read_text()
 
 
-def test_busy_and_broken_answers_are_asked_for_again_and_cost_nothing(hub, shard, tmp_path):
+def test_busy_and_broken_answers_are_retried_without_loss(hub, shard, tmp_path):
     hub.faults = [Fault("/api/", 503, 0), Fault("/store/", 429, 0), Fault("/resolve/", 500)]
     hub.faults += [Fault("/store/", "cut", 1), Fault("/store/", "cut", 300), Fault("/store/", 429, 1)]
     assert shard() == (0, "")
@@ -108,7 +109,7 @@ def test_busy_and_broken_answers_are_asked_for_again_and_cost_nothing(hub, shard
     assert numbers(tmp_path) == list(range(1000))
 
 
-def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_path):
+def test_interrupted_body_continues_at_the_last_byte(hub, shard, tmp_path):
     hub.faults = [Fault("/store/", "cut", amount) for amount in (0, 1, 100)]
     assert shard(take=1) == (0, "")
     starts = [one.start for one in hub.asked if one.start]
@@ -124,7 +125,7 @@ def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_
         ({"language": "en"}, "no column language; available: ballast, text, id, language_score"),
     ],
 )
-def test_what_is_not_there_gives_one_line_and_exit_2(shard, spec, seen):
+def test_missing_data_set_gives_one_line_and_exit_2(shard, spec, seen):
     code, said = shard(**spec)
     assert (code, said.count("\n")) == (2, 1)
     assert seen in said
@@ -137,14 +138,14 @@ def test_what_is_not_there_gives_one_line_and_exit_2(shard, spec, seen):
         ({"revision": "v9"}, "has no revision 'v9'"),
     ],
 )
-def test_a_refusal_of_the_hub_gives_one_line_and_exit_1(shard, spec, seen):
+def test_refusal_of_the_hub_gives_one_line_and_exit_1(shard, spec, seen):
     code, said = shard(**spec)
     assert (code, said.count("\n")) == (1, 1)
     assert seen in said
 
 
 @pytest.mark.parametrize("offline", ["", "1"])
-def test_a_hub_that_gives_no_answer_is_told_apart_from_one_that_refuses(shard, monkeypatch, offline):
+def test_silent_hub_is_distinguished_from_a_refusing_hub(shard, monkeypatch, offline):
     monkeypatch.setattr(fineweb, "PATIENCE_S", 0.1)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", bool(offline))
@@ -153,14 +154,14 @@ def test_a_hub_that_gives_no_answer_is_told_apart_from_one_that_refuses(shard, m
     assert "http://127.0.0.1:9 cannot be reached" in said and "type --source pydocs" in said
 
 
-def test_an_error_again_and_again_is_an_answer(hub, shard, monkeypatch):
+def test_repeated_error_is_final(hub, shard, monkeypatch):
     monkeypatch.setattr(fineweb, "PATIENCE_S", 0.1)
     hub.faults = [Fault("/api/", 429, 9)]
     code, said = shard()
     assert code == 1 and "it answers 429" in said and "cannot be reached" not in said
 
 
-def test_a_data_set_that_has_grown_is_read_again(hub, shard, tmp_path):
+def test_grown_data_set_is_read_again(hub, shard, tmp_path):
     (hub.repos["HuggingFaceFW/fineweb"].folder / "sample" / "10BT" / "001.parquet").rename(tmp_path / "away")
     assert shard() == (0, "")
     whole = numbers(tmp_path)
@@ -170,7 +171,7 @@ def test_a_data_set_that_has_grown_is_read_again(hub, shard, tmp_path):
     assert numbers(tmp_path) == list(range(1000))
 
 
-def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
+def test_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
     address = f"{hub.url}/datasets/us/plain/resolve/main/sample/10BT/001.parquet"
     assert shard(source=address, take=3) == (0, "")
     assert numbers(tmp_path) == [500, 501, 502]
@@ -179,7 +180,7 @@ def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
 
 
 @pytest.mark.parametrize(("known", "told"), [((), "given up after 0 s"), (("127.0.0.1:1",), "given up after 1 s")])
-def test_an_address_where_nobody_ever_answered_is_given_up_before_one_that_fell_silent(monkeypatch, known, told):
+def test_address_that_never_answered_is_abandoned_before_a_silent_one(monkeypatch, known, told):
     monkeypatch.setattr(remote, "STRANGER_S", 0.1)
     monkeypatch.setattr(remote, "_answered", set(known))
 

@@ -1,4 +1,4 @@
-"""Lines that are no documents: they end the work and are named once, or are left out, counted and listed."""
+"""Invalid lines: they end the work and are named once, or are left out, counted and listed."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from data.text.invalid_lines import MOST_LISTED
 
 @pytest.fixture
 def shard(tmp_path, capsys):
-    """Shard into a folder of tmp_path in this process: (exit code, what it said)."""
+    """Shard into a folder of tmp_path in this process; return (exit code, messages)."""
 
     def shard(source, out="out", **spec):
         config = {"out": str(tmp_path / out), "spec": {"source": str(source), "workers": 1, **spec}}
@@ -42,7 +42,7 @@ def test_random_bytes_are_no_documents(shard, tmp_path, size, suffix):
     assert code == 2 and "no document in the source" in said
 
 
-def test_lines_that_are_no_documents_are_left_out_counted_and_listed(shard, tmp_path):
+def test_invalid_lines_are_left_out_counted_and_listed(shard, tmp_path):
     rows = [f'{{"text": "row {n}", "n": {n}}}' for n in range(60)]
     for at in range(0, 60, 2):
         rows[at] = ('{"text": "open', "[1]", '{"body": "x"}', '{"text": 7}')[at // 2 % 4]
@@ -57,15 +57,15 @@ def test_lines_that_are_no_documents_are_left_out_counted_and_listed(shard, tmp_
     assert manifest["skipped"][1] == f"{tmp_path}/a.jsonl:3: no string under 'text'; available: list"
 
 
-def test_the_line_is_counted_from_the_beginning_wherever_its_piece_begins(shard, tmp_path):
+def test_line_number_counts_from_the_start_of_the_file_for_any_range(shard, tmp_path):
     line = json.dumps({"text": "x" * 99_980}) + "\n"
-    (tmp_path / "a.jsonl").write_text(line * 399 + "oops\n" + line)  # three ranges of 16 MiB
+    (tmp_path / "a.jsonl").write_text(line * 399 + "oops\n" + line)  # Three ranges of 16 MiB.
     assert shard(tmp_path / "a.jsonl", skip_invalid=True)[0] == 0
     assert read_manifest(tmp_path / "out")["skipped"][0].startswith(f"{tmp_path}/a.jsonl:400: not JSON")
     assert main(["text", "--config", str(tmp_path / "config.json")]) == 0
 
 
-def test_a_line_of_noise_among_text_is_left_out_and_an_old_encoding_is_not(shard, tmp_path):
+def test_binary_line_is_left_out_and_a_legacy_encoding_is_not(shard, tmp_path):
     latin = "Größere Übungen für Anfänger\n".encode("latin-1")
     (tmp_path / "a.txt").write_bytes(b"good\n" * 500 + noise(300).replace(b"\n", b"\r") + b"\n" + latin)
     assert shard(tmp_path / "a.txt") == (0, "")
@@ -76,7 +76,7 @@ def test_a_line_of_noise_among_text_is_left_out_and_an_old_encoding_is_not(shard
     assert "a.txt:501: not text" in manifest["skipped"][0]
 
 
-def test_damaged_files_are_left_out_as_far_as_they_are_damaged(shard, tmp_path):
+def test_damaged_files_lose_only_their_damaged_part(shard, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n' * 200_000)[:-20])
     pyarrow.parquet.write_table(pyarrow.table({"text": ["two"] * 100}), tmp_path / "in" / "b.parquet")
@@ -94,7 +94,7 @@ def test_damaged_files_are_left_out_as_far_as_they_are_damaged(shard, tmp_path):
 
 
 @pytest.mark.process
-def test_several_processes_leave_out_and_list_the_same(shard, tmp_path):
+def test_several_processes_leave_out_and_list_the_same_lines(shard, tmp_path):
     (tmp_path / "in").mkdir()
     for name in "abc":
         rows = [json.dumps({"text": f"{name} {n}"}) if n % 7 else f"bad {n}" for n in range(500)]

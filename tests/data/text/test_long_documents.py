@@ -1,4 +1,4 @@
-"""Huge documents are processed piece by piece with the same result as others at once."""
+"""Huge documents are processed in pieces, with the result of whole processing."""
 
 import json
 
@@ -19,7 +19,7 @@ few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dead
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """Everything is a giant, and pieces end everywhere."""
+    """Treat every document as huge, with piece ends everywhere."""
     monkeypatch.setattr(long_documents, "GIANT", 1)
     monkeypatch.setattr(long_documents, "PIECE", 7)
     monkeypatch.setattr("data.text.document_batch.GIANT", -1)
@@ -27,7 +27,7 @@ def tiny(monkeypatch):
 
 @few
 @given(ROWS, st.booleans(), st.sampled_from([None, 1]))
-def test_an_object_is_what_json_makes_of_it(row, ascii, indent):
+def test_object_equals_the_result_of_json(row, ascii, indent):
     raw = json.dumps(row, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
     expected = json.loads(raw)
     found = long_documents.take_text(bytearray(raw))
@@ -48,14 +48,14 @@ def test_an_object_is_what_json_makes_of_it(row, ascii, indent):
         b"{]",
     ],
 )
-def test_what_is_no_json_is_refused(raw):
+def test_invalid_json_is_refused(raw):
     with pytest.raises(ValueError):
         long_documents.take_text(bytearray(raw))
 
 
 @few
 @given(ODD, ROWS)
-def test_a_line_of_json_is_read_as_it_was_written(text, columns):
+def test_json_line_is_read_as_written(text, columns):
     columns.pop("text", None)
     text = text.encode("utf-8", "replace")
     columns = {key: value for key, value in columns.items() if key == "id"}
@@ -67,7 +67,7 @@ def test_a_line_of_json_is_read_as_it_was_written(text, columns):
 
 @few
 @given(ODD)
-def test_escapes_are_undone(text):
+def test_escapes_are_decoded(text):
     text = text.encode("utf-8", "replace")
     line = bytearray(escape(text.decode()).encode())
     unescape_giant(line)
@@ -75,14 +75,14 @@ def test_escapes_are_undone(text):
 
 
 @pytest.mark.parametrize("line", [b"wrong \\x", b"wrong at its end \\", "w\\ö".encode()])
-def test_a_line_that_escape_cannot_have_made_is_refused(line):
+def test_line_with_an_impossible_escape_is_refused(line):
     with pytest.raises(ValueError, match="is not an escape that Slipway writes"):
         unescape_giant(bytearray(line))
 
 
 @few
 @given(st.one_of(st.binary(), ODD.map(lambda text: text.encode("utf-8", "replace"))))
-def test_what_is_no_text_is_replaced(raw):
+def test_invalid_text_is_replaced(raw):
     texts = [raw]
     plain = raw.decode("utf-8", "replace")
     assert mend(texts) == (plain.encode() != raw)

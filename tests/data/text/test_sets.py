@@ -1,4 +1,4 @@
-"""Any data set that `datasets` can load: a hub on loopback, and the real library on both sides."""
+"""Any data set of `datasets`: a hub on loopback, and the real library on both sides."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from tests.data.conftest import ROOT, run_step
 from tests.data.layouts import write_all
 from tests.hub import FolderRepo, serving
 
-pytestmark = [pytest.mark.nightly, pytest.mark.process]  # an environment with `datasets`; by day test_shard reads by it
+# An environment with `datasets`; in daily runs test_shard uses it.
+pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
 ROWS = 530
 SAVE = """
@@ -63,7 +64,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Return the results of CASES by source; each is read by one process."""
+    """Return the results of CASES by source, each read by one process."""
     folder = tmp_path_factory.mktemp("sets")
     write_all(folder, ROWS)
     names = [one.name for one in folder.iterdir()]
@@ -92,14 +93,14 @@ def compared(tmp_path_factory):
         )
     assert done.returncode == 0, done.stderr[-3000:]
     kept = {"out": str(folder / "offline"), "spec": {"source": "hf://x/csv-set:train[:10%]"}}
-    again = run_step("text", kept, folder, **{**environ, "HF_HUB_OFFLINE": "1"})  # nobody serves any more
+    again = run_step("text", kept, folder, **{**environ, "HF_HUB_OFFLINE": "1"})  # The server has stopped.
     assert again.returncode == 0, again.stderr
     assert read_manifest(folder / "offline")["shards"][0]["sha256"] == json.loads(done.stdout)[0]["hashes"][0]
     return dict(zip([*CASES, *OTHERS, "by three"], json.loads(done.stdout), strict=True)), done.stderr
 
 
 @pytest.mark.parametrize("source", CASES)
-def test_the_rows_are_those_that_datasets_gives(compared, source):
+def test_rows_equal_the_rows_of_datasets(compared, source):
     found, said = compared
     assert found[source]["code"] == 0, said
     ours, theirs = found[source]["counts"]
@@ -107,7 +108,7 @@ def test_the_rows_are_those_that_datasets_gives(compared, source):
     assert found[source]["resumed"]
 
 
-def test_three_processes_write_what_one_writes(compared):
+def test_three_processes_write_the_files_of_one(compared):
     assert compared[0]["by three"]["hashes"] == compared[0]["hf://x/csv-set"]["hashes"]
 
 
@@ -115,7 +116,7 @@ def rows(made, name):
     return [json.loads(line) for line in made["files"][name]]
 
 
-def test_conversations_and_problems_come_from_the_same_references(compared):
+def test_conversations_and_problems_use_the_same_references(compared):
     found = compared[0]
     talks = [one["messages"][0]["content"] for one in rows(found["talk"], "conversations.jsonl")]
     assert talks == [
@@ -138,13 +139,13 @@ def test_conversations_and_problems_come_from_the_same_references(compared):
         ("no split", ["no split 'validation'", "known: train, test"]),
     ],
 )
-def test_what_may_not_be_read_is_refused_in_one_line(compared, case, seen):
+def test_unreadable_data_set_is_refused_in_one_line(compared, case, seen):
     found = compared[0][case]
     assert found["code"] == 2 and found["said"].count("\n") == 1
     assert [words for words in seen if words not in found["said"]] == []
 
 
-def test_what_the_hub_refuses_is_told_in_one_line(compared):
+def test_refusal_of_the_hub_is_reported_in_one_line(compared):
     found = compared[0]["gated"]
     assert found["code"] == 1 and found["said"].count("\n") == 1
     for words in ("it asks for a token", "/datasets/x/gated", "set HF_TOKEN"):

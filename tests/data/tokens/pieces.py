@@ -1,4 +1,4 @@
-"""Tokenizers of SentencePiece, as its own trainer makes them."""
+"""Tokenizers of SentencePiece, made by its own trainer."""
 
 import io
 import pydoc_data.topics
@@ -26,7 +26,7 @@ def text() -> str:
 
 
 def trained(**options: Any) -> bytes:
-    """Return a `tokenizer.model` of 900 ids as Llama 2 has one, but for these options."""
+    """Return a `tokenizer.model` of 900 ids like Llama 2's, with these options changed."""
     return _trained(tuple(sorted({**dict(LLAMA), **options}.items())))
 
 

@@ -1,4 +1,4 @@
-"""Training: what is learnt, what is kept, what is written down beside it."""
+"""Training of a tokenizer: merges, reuse, and the metadata file."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 @pytest.fixture
 def words(tmp_path):
-    """A few documents, among them a giant."""
+    """Write a few documents, one of them huge."""
     writer = Writer(tmp_path / "words", 1000)
     for number in range(60):
         writer.add(f"the quick brown fox {number} jumps over the lazy dog, the end")
@@ -43,7 +43,7 @@ def stamps(folder):
 
 
 @pytest.mark.process
-def test_the_same_text_gives_the_same_files_on_any_number_of_processors(text, tokenizer_folder, tmp_path):
+def test_training_is_independent_of_the_number_of_processors(text, tokenizer_folder, tmp_path):
     config = {"out": str(tmp_path / "out"), "inputs": {"text": str(text)}, "spec": {"vocab_size": 1024}}
     assert run_step("tokenizer", config, tmp_path, RAYON_NUM_THREADS="1").returncode == 0
     for name in (*bpe.FILES, bpe.MANIFEST):
@@ -51,8 +51,8 @@ def test_the_same_text_gives_the_same_files_on_any_number_of_processors(text, to
 
 
 @pytest.mark.process
-def test_our_merges_are_those_that_the_trainer_made(text, tmp_path):
-    """The trainer tells words, not pairs; from the pairs that we find, the same ids must come."""
+def test_merges_equal_the_merges_of_the_trainer(text, tmp_path):
+    """The trainer counts words, not pairs; the pairs found here must give the same ids."""
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(read(shard_paths(text)), 3000, pattern=PATTERN)
     ranks = sorted(trainer.get_mergeable_ranks(), key=lambda row: row[1])
@@ -68,12 +68,12 @@ def test_ids_are_bytes_then_merges_then_specials(words, tmp_path):
     ours = load(tmp_path / "out")
     assert [ours.encode(bytes([number]))[0] for number in range(128)] == list(range(128))
     assert len(made["model"]["merges"]) == 300 - 256 - len(SPECIALS)
-    assert ours.decode([256]) in ("th", "he")  # the most frequent pair
+    assert ours.decode([256]) in ("th", "he")  # The most frequent pair.
     assert [one["content"] for one in made["added_tokens"]] == list(SPECIALS)
 
 
 @pytest.mark.parametrize("size", [265, 266, 300])
-def test_a_vocabulary_may_be_as_small_as_the_bytes_and_the_specials(words, tmp_path, size):
+def test_vocabulary_may_be_as_small_as_the_bytes_and_the_specials(words, tmp_path, size):
     made = bpe.make(TokenizerSpec(vocab_size=size), words, tmp_path / "out")
     ours = load(tmp_path / "out")
     assert made["vocab_size"] == ours.vocab_size == size
@@ -89,12 +89,12 @@ def test_a_vocabulary_may_be_as_small_as_the_bytes_and_the_specials(words, tmp_p
         (90_000, "yields only 355; give more text, or a smaller vocab_size"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_had_is_refused(words, tmp_path, size, seen):
+def test_impossible_vocabulary_size_is_refused(words, tmp_path, size, seen):
     with pytest.raises(InputError, match=seen):
         bpe.make(TokenizerSpec(vocab_size=size), words, tmp_path / "out")
 
 
-def test_training_files_are_there_before_training_and_say_the_same(words, tmp_path):
+def test_training_files_exist_before_training_with_the_same_content(words, tmp_path):
     with pytest.raises(InputError):
         bpe.make(TokenizerSpec(vocab_size=90_000), words, tmp_path)
     in_yaml, in_toml = training(tmp_path)
@@ -105,7 +105,7 @@ def test_training_files_are_there_before_training_and_say_the_same(words, tmp_pa
     assert not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_tokenizer_of_the_same_text_and_settings_is_kept(words, tmp_path):
+def test_tokenizer_of_the_same_text_and_settings_is_kept(words, tmp_path):
     out, spec = tmp_path / "out", TokenizerSpec(vocab_size=300)
     first = bpe.make(spec, words, out)
     before = stamps(out)
@@ -116,7 +116,7 @@ def test_a_tokenizer_of_the_same_text_and_settings_is_kept(words, tmp_path):
     assert stamps(out)["tokenizer.json"] > before["tokenizer.json"]
 
 
-def test_the_same_text_elsewhere_has_the_same_tokenizer_which_is_not_trained_twice(words, tmp_path, monkeypatch):
+def test_same_text_at_a_different_path_reuses_the_tokenizer(words, tmp_path, monkeypatch):
     spec, elsewhere = TokenizerSpec(vocab_size=300), tmp_path / "elsewhere"
     first = bpe.make(spec, words, tmp_path / "a")
     shutil.copytree(words, elsewhere)
@@ -132,7 +132,7 @@ def test_the_same_text_elsewhere_has_the_same_tokenizer_which_is_not_trained_twi
 
 
 @pytest.mark.parametrize("change", ["settings", "text", "a byte", "a lost file", "a lost manifest"])
-def test_a_tokenizer_of_something_else_is_made_again(words, tmp_path, change):
+def test_tokenizer_of_different_inputs_is_trained_again(words, tmp_path, change):
     out, spec = tmp_path / "out", TokenizerSpec(vocab_size=300)
     bpe.make(spec, words, out)
     whole = (out / "tokenizer.json").read_bytes()
@@ -151,13 +151,13 @@ def test_a_tokenizer_of_something_else_is_made_again(words, tmp_path, change):
     assert bpe.make(spec, words, out)["reused"] is True
 
 
-def test_a_training_that_broke_off_does_not_pass_for_what_was_there(words, tmp_path, monkeypatch):
+def test_interrupted_training_is_not_mistaken_for_the_previous_tokenizer(words, tmp_path, monkeypatch):
     out = tmp_path / "out"
     bpe.make(TokenizerSpec(vocab_size=300), words, out)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(bpe, "read", _interrupted)
         bpe.make(TokenizerSpec(vocab_size=280), words, out)
-    assert load(out).vocab_size == 300  # the old one still lies there
+    assert load(out).vocab_size == 300  # The old files are still present.
     assert bpe.make(TokenizerSpec(vocab_size=280), words, out) | {"tokenizer_sha256": ""} == {
         "vocab_size": 280,
         "tokenizer_sha256": "",
@@ -170,7 +170,7 @@ def _interrupted(paths):
     raise KeyboardInterrupt
 
 
-def test_only_so_much_text_is_looked_at_and_of_each_document(words, tmp_path):
+def test_training_text_is_bounded_in_total_and_per_document(words, tmp_path):
     spec = TokenizerSpec(vocab_size=300, document_chars=50)
     heads = list(bpe._heads(read(shard_paths(words)), spec))
     assert len(heads) == 61 and max(map(len, heads)) == 50
@@ -182,13 +182,13 @@ def test_only_so_much_text_is_looked_at_and_of_each_document(words, tmp_path):
 
 
 @pytest.mark.parametrize("piece", [" ", "a", ".", "\n", "\t ", "x\r\n", "'"])
-def test_a_giant_document_of_one_thing_is_learnt_from(piece):
+def test_huge_repetitive_document_is_trained_on(piece):
     texts = [f"word number {n} of some more words" for n in range(40)] + [piece * (10_000 // len(piece))]
     assert bpe.train(texts, 280).get_vocab_size() == 280
 
 
 @pytest.mark.process
-def test_a_published_tokenizer_is_taken_byte_for_byte(tokenizer_folder, tmp_path):
+def test_published_tokenizer_is_copied_byte_for_byte(tokenizer_folder, tmp_path):
     bare = tmp_path / "published"
     bare.mkdir()
     (bare / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
@@ -203,18 +203,18 @@ def test_a_published_tokenizer_is_taken_byte_for_byte(tokenizer_folder, tmp_path
     assert stamps(tmp_path / "out") == before
 
 
-@pytest.mark.process  # a file that cannot be known is read in a child
+@pytest.mark.process  # A file of unknown cost is read in a child process.
 @pytest.mark.parametrize(("make", "seen"), [
     (lambda folder: None, "no tokenizer.json"),
     (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read"),
 ])  # fmt: skip
-def test_what_is_no_tokenizer_is_not_taken(tmp_path, make, seen):
+def test_invalid_tokenizer_is_refused(tmp_path, make, seen):
     make(tmp_path)
     with pytest.raises(InputError, match=seen):
         bpe.adopt(bpe.Published(path=str(tmp_path)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_shards_that_were_not_finished_are_not_trained_on(tmp_path):
+def test_unfinished_shards_are_not_trained_on(tmp_path):
     with pytest.raises(DataError, match="not finished"):
         bpe.make(TokenizerSpec(vocab_size=300), tmp_path, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The figures of `tokenizer.eval`, counted again by hand where that can be done."""
+"""The figures of `tokenizer.eval`, recounted by hand where possible."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ MERGED = {"gpt-2": [b"th", b"the"], "gpt-4": [b"th", b"the", b"12", b"123"]}
 
 @pytest.fixture
 def peers(tmp_path, monkeypatch):
-    """A folder with small files of both others, which count as the published ones. Their ways to split are the real."""
+    """Write small files that stand in for both reference tokenizers, with their real splitting rules."""
     folder = tmp_path / "peers"
     folder.mkdir()
     for name, merged in MERGED.items():
@@ -32,11 +32,11 @@ def peers(tmp_path, monkeypatch):
 
 @pytest.fixture
 def few(monkeypatch):
-    """One small kind of text, so that figures can be counted by hand."""
+    """Return one small kind of text, so that figures can be counted by hand."""
     monkeypatch.setattr(compression, "KINDS", {"few": lambda: iter(["the 123", "the é"])})
 
 
-def test_figures_are_those_of_the_ids(tokenizer, tokenizer_folder, text, tmp_path, few):
+def test_figures_follow_from_the_ids(tokenizer, tokenizer_folder, text, tmp_path, few):
     found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
     val = list(read(shard_paths(text, "val")))
     ids = [tokenizer.encode(one) for one in val]
@@ -53,7 +53,7 @@ def test_figures_are_those_of_the_ids(tokenizer, tokenizer_folder, text, tmp_pat
     assert found["kinds"]["few"]["by"]["ours"]["tokens"] == sum(map(len, map(tokenizer.encode, ("the 123", "the é"))))
 
 
-def test_others_are_told_beside_ours_where_their_files_are(tokenizer_folder, text, peers, few):
+def test_reference_tokenizers_are_reported_when_their_files_exist(tokenizer_folder, text, peers, few):
     found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
     assert found["vocabularies"] == {"ours": 1024, "gpt-2": 258, "gpt-4": 260} and found["absent"] == {}
     row = found["kinds"]["few"]["by"]
@@ -63,9 +63,7 @@ def test_others_are_told_beside_ours_where_their_files_are(tokenizer_folder, tex
     assert row["gpt-2"]["bytes_per_token"] == round(13 / 9, 3)
 
 
-def test_a_file_may_lie_in_the_cache_of_tiktoken_under_its_name(
-    tokenizer_folder, text, peers, few, tmp_path, monkeypatch
-):
+def test_file_may_be_in_the_cache_of_tiktoken_under_its_name(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     cache.mkdir()
     for peer in PEERS.values():
@@ -78,21 +76,21 @@ def test_a_file_may_lie_in_the_cache_of_tiktoken_under_its_name(
     assert set(measure(CompressionSpec(), tokenizer_folder, text)["absent"]) == set(PEERS)
 
 
-def test_without_the_files_of_others_bytes_are_the_measure(tokenizer_folder, text, tmp_path, few):
+def test_bytes_are_the_measure_without_reference_files(tokenizer_folder, text, tmp_path, few):
     found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
     assert found["absent"] == {name: f"no {peer.file} in {tmp_path}" for name, peer in PEERS.items()}
     row = found["kinds"]["few"]["by"]["bytes"]
     assert (row["tokens"], row["bytes_per_token"]) == (13, 1.0)
 
 
-def test_a_file_that_is_not_the_published_one_is_told_and_left_out(tokenizer_folder, text, peers, few):
+def test_unpublished_file_is_reported_and_left_out(tokenizer_folder, text, peers, few):
     (peers / PEERS["gpt-4"].file).write_bytes(b"AA== 0\n")
     found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
     assert set(found["vocabularies"]) == {"ours", "gpt-2"}
     assert "as published" in found["absent"]["gpt-4"]
 
 
-def test_files_are_fetched_when_asked_for_and_only_then(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
+def test_files_are_fetched_only_on_request(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
     target = tmp_path / "fetched"
     with serving({"open/ai": FolderRepo(peers)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
@@ -104,10 +102,10 @@ def test_files_are_fetched_when_asked_for_and_only_then(tokenizer_folder, text, 
         assert {one.authorization for one in hub.asked} == {""}
         before = len(hub.asked)
         measure(CompressionSpec(peers=str(target), download=True), tokenizer_folder, text)
-        assert len(hub.asked) == before  # what is there is not fetched again
+        assert len(hub.asked) == before  # Existing files are not fetched again.
 
 
-def test_what_cannot_be_fetched_is_absent(tokenizer_folder, text, few, tmp_path, monkeypatch):
+def test_unfetchable_file_is_absent(tokenizer_folder, text, few, tmp_path, monkeypatch):
     with serving({"open/ai": FolderRepo(tmp_path)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
         found = measure(CompressionSpec(peers=str(tmp_path / "to"), download=True), tokenizer_folder, text)
@@ -115,9 +113,9 @@ def test_what_cannot_be_fetched_is_absent(tokenizer_folder, text, few, tmp_path,
     assert list(tmp_path.glob("to/*")) == []
 
 
-def test_the_kinds_of_text_are_what_they_are_called():
+def test_kinds_of_text_match_their_names():
     kinds = {name: list(make()) for name, make in sample_texts.KINDS.items()}
-    assert kinds == {name: list(make()) for name, make in sample_texts.KINDS.items()}  # the same every time
+    assert kinds == {name: list(make()) for name, make in sample_texts.KINDS.items()}  # The same every time.
     letters = {name: "".join(texts) for name, texts in kinds.items()}
     assert len(letters["prose"]) > 100_000
     assert "def __init__(self" in letters["code"] and len(letters["code"]) > 300_000

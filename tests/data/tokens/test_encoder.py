@@ -1,4 +1,4 @@
-"""The ids of the fast encoder are those of Hugging Face's `tokenizers`, which `transformers` and vLLM use."""
+"""The ids of the fast encoder equal Hugging Face's `tokenizers`, used by `transformers` and vLLM."""
 
 import random
 import sys
@@ -23,7 +23,7 @@ BITS = ["'s", "'LL", "n't", "1", "20", "333", "٣٤", "½", "²", "Ⅷ", "é", "
 
 @pytest.fixture(scope="module")
 def theirs(tokenizer):
-    """The same file, read by Hugging Face's library, in which no text is a special token."""
+    """Return the same file, read by Hugging Face's library, without special tokens in text."""
     tokenizer.inner.encode_special_tokens = True
     return lambda texts: [one.ids for one in tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -73,8 +73,8 @@ def test_any_unicode_has_the_same_ids(tokenizer, theirs, text):
 
 
 @rounds(1, 32)
-def test_every_character_is_seen_as_the_same_kind_of_character(tokenizer, theirs, rounds):
-    """Letter, number, space or none: two libraries may know two versions of Unicode. All of them at night."""
+def test_every_character_has_the_same_category(tokenizer, theirs, rounds):
+    """Letter, number, space or none: two libraries may use two versions of Unicode. All characters at night."""
     every = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
     for part in range(rounds):
         texts = [f"a{one}b 1{one}2 .{one}. \n{one}\n {one}x" for one in every[part::32]]
@@ -83,13 +83,13 @@ def test_every_character_is_seen_as_the_same_kind_of_character(tokenizer, theirs
 
 @given(st.lists(st.binary(max_size=24), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=100)
-def test_bytes_that_are_no_utf_8_are_mended_as_text_shards_mend_them(tokenizer, theirs, raw):
+def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, theirs, raw):
     mended = list(raw)
     mend(mended)
     assert ours(tokenizer, raw) == theirs([one.decode() for one in mended])
 
 
-def test_a_batch_gives_each_text_its_own_row(tokenizer):
+def test_batch_gives_each_text_a_separate_row(tokenizer):
     rows = tokenizer.encode_batch(["one", "", b"two words", "\n"])
     assert [row.dtype for row in rows] == [np.uint32] * 4
     assert [tokenizer.decode(row) for row in rows] == ["one", "", "two words", "\n"]
@@ -104,7 +104,7 @@ def test_half_a_surrogate_pair_is_refused(tokenizer):
 
 @given(st.lists(st.sampled_from(["it's", "a", "B c", " d", "12", "é", "\n", "'s", " x y", "..", "  "]), max_size=40))
 @settings(deadline=None, max_examples=200)
-def test_a_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, theirs, parts):
+def test_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, theirs, parts):
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "PIECE", 3)
@@ -112,6 +112,6 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, theirs, parts
 
 
 @pytest.mark.parametrize("piece", [" ", "a", "7", ".", "\n", "\t ", "ab ", "漢", "\x00", "'"])
-def test_a_run_without_end_is_only_a_long_text(tokenizer, theirs, piece):
+def test_endless_run_of_a_character_is_only_a_long_text(tokenizer, theirs, piece):
     text = piece * (20_000 // len(piece)) + "x"
     assert ours(tokenizer, [text]) == theirs([text])

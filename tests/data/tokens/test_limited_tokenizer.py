@@ -1,4 +1,4 @@
-"""Tokenizers with parts of others: those of known cost work here, all others in a child with limits."""
+"""Tokenizers with foreign components: components of known cost run here, all others in a child with limits."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def replaced(pattern: dict, content: str) -> dict:
 
 
 def content(**parts) -> dict:
-    """A tokenizer.json of single bytes and the tokens of a conversation, with these parts in place of its own."""
+    """Return a tokenizer.json of single bytes and chat tokens, with these components replaced."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(models.BPE(vocab={one: number for number, one in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +69,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_parts_are_refused_in_words_or_do_no_harm(tmp_path, kind):
+def test_hostile_components_are_refused_with_a_reason_or_do_no_harm(tmp_path, kind):
     parts, why = HOSTILE[kind]
     try:
         made = ours.load(folder(tmp_path, **parts))
@@ -111,13 +111,13 @@ def test_hostile_parts_are_refused_in_words_or_do_no_harm(tmp_path, kind):
         ),
     ],
 )
-def test_the_parts_whose_cost_is_known(parts, is_plain):
+def test_components_of_known_cost_run_in_this_process(parts, is_plain):
     assert (odd_part(content(**parts)) == "") is is_plain
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """One tokenizer here, and the same one in a child."""
+    """Return one tokenizer in this process, and the same tokenizer in a child."""
     here = ours.load(folder(tmp_path_factory.mktemp("here"), pre_tokenizer=split(LLAMA)))
     odd = {"pre_tokenizer": split(f"{LLAMA}|\U0010fffd")}
     there = ours.load(folder(tmp_path_factory.mktemp("there"), **odd))
@@ -127,7 +127,7 @@ def pair(tmp_path_factory):
 
 @given(st.lists(st.text(), max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_a_child_makes_the_same_ids_and_text(pair, texts):
+def test_child_makes_the_same_ids_and_text(pair, texts):
     here, there = pair
     ids = [one.tolist() for one in there.encode_batch(texts)]
     assert ids == [one.tolist() for one in here.encode_batch(texts)]
@@ -135,7 +135,7 @@ def test_a_child_makes_the_same_ids_and_text(pair, texts):
     assert (there.begin, there.stops) == (here.begin, here.stops)
 
 
-def test_many_texts_are_asked_in_parts(pair, monkeypatch):
+def test_many_texts_are_sent_in_parts(pair, monkeypatch):
     here, there = pair
     texts = [f"text {number} " * (number % 7) for number in range(200)]
     wanted = [one.tolist() for one in here.encode_batch(texts)]
@@ -145,7 +145,7 @@ def test_many_texts_are_asked_in_parts(pair, monkeypatch):
         there.encode("\ud800")
 
 
-def test_a_child_that_was_killed_is_told_and_followed_by_another(pair):
+def test_killed_child_is_reported_and_replaced(pair):
     there = pair[1]
     process = there._limited._child._process
     os.kill(process.pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_child_that_was_killed_is_told_and_followed_by_another(pair):
 
 
 @pytest.mark.parametrize("raw", ["3", "[" * 100_000, '{"model": {"type": "BPE"}}'])
-def test_what_is_no_tokenizer_is_refused_in_words(tmp_path, raw):
+def test_invalid_tokenizer_is_refused_with_a_reason(tmp_path, raw):
     (tmp_path / "tokenizer.json").write_text(raw)
     with pytest.raises(DataError, match="not a tokenizer|cannot be read"):
         ours.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Batches: of the right text, each once, the same whoever asks and wherever from."""
+"""Batches: the right text, each document once, independent of ranks and the starting point."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def bins(folder, part="train"):
 
 
 def written(folder, *files):
-    """Token shards of these documents."""
+    """Write token shards of these documents."""
     paths = []
     for number, documents in enumerate(files):
         writer = TokenWriter(folder / f"train-{number:05d}.arrow", tokenizer_of())
@@ -53,7 +53,7 @@ def written(folder, *files):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    """0 1 2 ... 999 without a document's beginning, in three files, as one long document each."""
+    """Write 0 1 2 ... 999 without document starts, in three files, as one long document each."""
     paths = []
     for number, part in enumerate(np.split(np.arange(1000), [300, 301])):
         path = tmp_path_factory.mktemp("numbers") / f"train-{number:05d}.arrow"
@@ -66,7 +66,7 @@ def numbers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """400 documents of 1 to 90 ids in three files, document n made of n and its places: n, 500, 501, ..."""
+    """Write 400 documents of 1 to 90 ids in three files, document n made of n and its positions: n, 500, 501, ..."""
     chance = np.random.default_rng(3)
     documents = [[number, *range(500, 500 + chance.integers(89))] for number in range(400)]
     return written(tmp_path_factory.mktemp("many"), documents[:170], documents[170:171], documents[171:])
@@ -78,11 +78,11 @@ def small_groups(monkeypatch):
 
 
 def pieces(row):
-    """The ids of a row, cut before every <|bos|>."""
+    """Return the ids of a row, cut before every <|bos|>."""
     return [piece.tolist() for piece in np.split(row, np.flatnonzero(row == BOS)) if len(piece)]
 
 
-def test_an_epoch_visits_every_window_once_and_the_next_in_another_way(numbers):
+def test_epoch_visits_every_window_once_and_the_next_in_a_different_order(numbers):
     windows = Windows(numbers, 16, 1, 1)
     first, second = (
         np.concatenate([windows.batch(step) for step in range(at, at + windows.num_windows)])
@@ -96,10 +96,10 @@ def test_an_epoch_visits_every_window_once_and_the_next_in_another_way(numbers):
     assert (first[:, 0] % 16)[0] != (second[:, 0] % 16)[0]
 
 
-def test_the_windows_of_a_seed_are_those_of_always(numbers):
-    """Written down before loaders had a cursor: recorded losses hang on them."""
+def test_windows_of_a_seed_equal_the_recorded_windows(numbers):
+    """Recorded before loaders had a cursor: recorded losses depend on them."""
     assert Windows(numbers, 16, 4, 1).batch(123)[:, 0].tolist() == [749, 109, 13, 93]
-    assert Windows(numbers, 16, 5, 7).batch(12)[:, 0].tolist() == [190, 199, 487, 759, 519]  # of two epochs
+    assert Windows(numbers, 16, 5, 7).batch(12)[:, 0].tolist() == [190, 199, 487, 759, 519]  # Of two epochs.
 
 
 def test_rows_are_whole_documents_and_only_the_last_of_a_row_is_cut(many):
@@ -120,7 +120,7 @@ def test_rows_are_whole_documents_and_only_the_last_of_a_row_is_cut(many):
     assert whole > 3 * cut > 0
 
 
-def test_an_epoch_of_best_fit_has_no_document_twice_and_few_not_at_all(many):
+def test_best_fit_epoch_repeats_no_document_and_omits_few(many):
     packed = BestFit(many, 127, 1, 1)
     epochs: list[list[int]] = [[], []]
     step = 0
@@ -133,7 +133,7 @@ def test_an_epoch_of_best_fit_has_no_document_twice_and_few_not_at_all(many):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_batch_depends_on_nothing_but_seed_and_step(many, kind):
+def test_batch_depends_only_on_seed_and_step(many, kind):
     make = LOADERS[kind]
     fresh, used = make(many, 16, 4, 1), make(many, 16, 4, 1)
     for step in range(200):
@@ -150,7 +150,7 @@ def test_a_batch_depends_on_nothing_but_seed_and_step(many, kind):
     seed=st.integers(0, 1 << 62), stopped=st.integers(0, 60), more=st.integers(1, 5),
     before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
-def test_the_ranks_together_see_what_one_would_and_go_on_from_a_cursor_in_another_number(
+def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_different_number(
     many, kind, rows, length, seed, stopped, more, before, after
 ):
     def all_of(batch, size):
@@ -165,7 +165,7 @@ def test_the_ranks_together_see_what_one_would_and_go_on_from_a_cursor_in_anothe
         batches = [one.batch(step) for one in first]
         assert (all_of(batches[-1], before) == alone.batch(step)).all()
         assert all((one == batches[0]).all() for one in batches)
-    cursor = json.loads(json.dumps(first[0].cursor(stopped)))  # as a checkpoint keeps it
+    cursor = json.loads(json.dumps(first[0].cursor(stopped)))  # As in a checkpoint.
     assert len(json.dumps(cursor)) < 200
     for rank in range(after):
         resumed = make(many, length, rows, seed)
@@ -187,8 +187,8 @@ def test_windows_of_one_epoch_are_disjoint_over_steps_and_ranks(numbers):
     assert len(set(starts)) == len(starts) == windows.num_windows // 8 * 8
 
 
-def test_a_cursor_is_where_it_says_without_going_there(many, monkeypatch):
-    """A loader that was told where step 500 begins packs the groups of that step alone."""
+def test_loader_starts_at_a_cursor_without_reading_up_to_it(many, monkeypatch):
+    """A loader started at step 500 packs only the groups of that step."""
     far = BestFit(many, 63, 8, 1)
     cursor = far.cursor(500)
     resumed, packed = BestFit(many, 63, 8, 1), []
@@ -196,18 +196,18 @@ def test_a_cursor_is_where_it_says_without_going_there(many, monkeypatch):
     resumed.resume(cursor)
     assert (resumed.batch(500) == far.batch(500)).all()
     assert 1 <= len(packed) <= 2
-    resumed.resume(far.cursor(480))  # as after a roll-back
+    resumed.resume(far.cursor(480))  # As after a roll-back.
     assert (resumed.batch(481) == far.batch(481)).all()
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_cursor_of_other_data_is_refused(many, numbers, kind):
+def test_cursor_of_different_data_is_refused(many, numbers, kind):
     cursor = LOADERS[kind](many, 16, 4, 1).cursor(7)
     with pytest.raises(DataError, match="the checkpoint was trained on the tokens .*, but the run uses the tokens"):
         LOADERS[kind](numbers, 16, 4, 1).resume(cursor)
 
 
-def test_which_document_an_id_belongs_to(many):
+def test_document_of_each_id_is_known(many):
     for one in (BestFit(many, 63, 8, 1), Windows(many, 63, 8, 1)):
         rows = one.batch(3)
         numbers = one.documents(rows)
@@ -249,7 +249,7 @@ def plainly_filled(lengths, row_len):
 
 @settings(deadline=None, max_examples=200)
 @given(lengths=st.lists(st.integers(1, 40), max_size=60), row_len=st.integers(1, 50))
-def test_best_fit_is_what_its_source_says(lengths, row_len):
+def test_best_fit_equals_its_source(lengths, row_len):
     made = fill_rows(lengths, row_len)
     pieces = list(zip(made.documents, made.sizes, strict=True))
     assert [pieces[begin:end] for begin, end in pairwise(made.begins)] == plainly_filled(lengths, row_len)
@@ -262,8 +262,8 @@ def test_a_shuffle_has_every_number_once(size, seed, table):
     assert sorted(order[np.arange(size)].tolist()) == list(range(size))
 
 
-def test_a_shuffle_without_a_list_looks_like_one_with_it():
-    """Check a shuffle of 100,000 numbers: no more fixed points or correlation than by chance, and keys matter."""
+def test_shuffle_without_a_list_is_statistically_sound():
+    """Check a shuffle of 100,000 numbers: no more fixed points or correlation than by chance, and an effect of keys."""
     size = 100_000
     first, second = (Shuffle(size, np.random.default_rng(seed), 0)[np.arange(size)] for seed in (1, 2))
     for order in (first, second):
@@ -277,7 +277,7 @@ def test_a_shuffle_without_a_list_looks_like_one_with_it():
     assert huge.list is None and len(set(huge[np.arange(10**12, 10**12 + 1000)].tolist())) == 1000
 
 
-def test_what_is_made_ahead_comes_in_order_and_no_further_ahead_than_asked():
+def test_prefetched_batches_are_in_order_and_bounded():
     made, gate = [], threading.Semaphore(0)
 
     def make(step):
@@ -294,7 +294,7 @@ def test_what_is_made_ahead_comes_in_order_and_no_further_ahead_than_asked():
     assert len(made) <= 6 + 3
 
 
-def test_what_making_raises_is_raised_where_it_is_taken():
+def test_exception_of_a_prefetch_is_raised_at_the_consumer():
     def make(step):
         if step == 2:
             raise DataError("torn")
@@ -306,8 +306,8 @@ def test_what_making_raises_is_raised_where_it_is_taken():
             one.take()
 
 
-def test_what_was_waited_for_is_told(monkeypatch):
-    """Use a clock that advances five seconds while the second batch is made, which starts when it is requested."""
+def test_waiting_time_for_a_batch_is_reported(monkeypatch):
+    """Use a clock that advances five seconds while the second batch is made, which starts on request."""
     clock, asked, gate = [100.0], [], threading.Event()
 
     def now():
@@ -331,8 +331,8 @@ def test_what_was_waited_for_is_told(monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_memory_is_flat_over_a_corpus_that_is_larger_than_what_it_may_take(kind, tmp_path):
-    """16 GB of tokens in four files that hold nothing but their index, 500 batches, 250 MB."""
+def test_memory_is_flat_over_a_corpus_larger_than_its_limit(kind, tmp_path):
+    """16 GB of tokens in four sparse files with only an index, 500 batches, 250 MB."""
     tokens, documents = 2 << 30, 3 << 20
     header = Header(2, 4096, BOS, tokens, documents, SHA, SHA, SHA)
     starts = np.linspace(0, tokens, documents + 1, dtype=STARTS)
@@ -364,7 +364,7 @@ def test_every_held_out_byte_is_counted_once(text, tokenizer_folder, tokenizer, 
         assert ids.shape == targets.shape and ids.shape[1] == sequence_len and len(ids) <= rows
         assert ids.dtype == targets.dtype == np.int64
         learnt = targets[targets >= 0]
-        full, after = ids[:-1, 1:], targets[:-1, :-1]  # the last row may be filled up
+        full, after = ids[:-1, 1:], targets[:-1, :-1]  # The last row may be padded.
         assert (full[after >= 0] == after[after >= 0]).all()
         assert tokenizer.token_bytes()[learnt].sum() == num_bytes
         counted += learnt.tolist()
@@ -374,7 +374,7 @@ def test_every_held_out_byte_is_counted_once(text, tokenizer_folder, tokenizer, 
 
 
 @pytest.mark.process
-def test_the_compressors_anchors_are_bits_per_byte_of_the_documents(text, tmp_path):
+def test_anchors_of_compressors_are_bits_per_byte_of_the_documents(text, tmp_path):
     found = anchors(shard_paths(text, "val"))
     assert 2.0 < found["xz"] < found["gzip"] < 3.5
     writer = TextWriter(tmp_path, 10)

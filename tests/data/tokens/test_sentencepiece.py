@@ -1,4 +1,4 @@
-"""SentencePiece's tokenizers: the ids of SentencePiece and transformers, pieces as text, bytes of tokens."""
+"""SentencePiece tokenizers: the ids of SentencePiece and transformers, pieces as text, bytes of tokens."""
 
 import json
 import random
@@ -35,14 +35,14 @@ def odd_texts() -> list[str]:
 
 
 def large_texts() -> list[str]:
-    """Texts that are cut: words, words and odd lines, and two without a place to cut at."""
+    """Return texts that are cut: words, words and odd lines, and two without a place to cut."""
     size = 3_000_000
     lines = (text() * (1 + size // len(text())))[:size]
     return [lines, "".join(f"{one}ab cd" for one in odd_texts()) * 200, "x" * (PIECE + 50), "a1 " * (PIECE // 2)]
 
 
 def taken(folder: Path, raw: bytes) -> Path:
-    """Return the folder in which that tokenizer has our chat tokens."""
+    """Return the folder of the tokenizer with Slipway's chat tokens."""
     sentencepiece_file.write(write(folder / "theirs", raw))
     import_model.with_chat_tokens(folder / "theirs" / "tokenizer.json", folder / "ours")
     return folder / "ours"
@@ -56,7 +56,7 @@ def processor(raw: bytes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leads", [True, False], ids=["led", "bare"])
-def test_ids_of_a_tokenizer_model_are_those_of_sentencepiece_and_transformers(leads, tmp_path):
+def test_ids_of_a_tokenizer_model_equal_sentencepiece_and_transformers(leads, tmp_path):
     from transformers import AutoTokenizer
 
     raw = trained(add_dummy_prefix=leads)
@@ -72,7 +72,7 @@ def test_ids_of_a_tokenizer_model_are_those_of_sentencepiece_and_transformers(le
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
-def test_ids_of_a_tokenizer_json_with_metaspace_are_those_of_the_library(scheme, tmp_path):
+def test_ids_of_a_tokenizer_json_with_metaspace_equal_the_library(scheme, tmp_path):
     import tokenizers as library
 
     sentencepiece_file.write(write(tmp_path, trained()))
@@ -86,7 +86,7 @@ def test_ids_of_a_tokenizer_json_with_metaspace_are_those_of_the_library(scheme,
     texts = odd_texts()
     wanted = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
     assert [one.tolist() for one in ours.encode_batch(texts)] == wanted
-    # what follows one of our specials in a text is written as if it stood alone
+    # Text after a chat token is tokenized like separate text.
     ours.inner.encode_special_tokens = False
     whole = ours.inner.encode("<|user_start|>hello<|user_end|> there", add_special_tokens=False).ids
     user = [ours.special("<|user_start|>"), *ours.encode("hello"), ours.special("<|user_end|>")]
@@ -94,7 +94,7 @@ def test_ids_of_a_tokenizer_json_with_metaspace_are_those_of_the_library(scheme,
 
 
 @pytest.mark.parametrize("scheme", ["", "first", "always"])
-def test_added_tokens_that_are_text_give_the_ids_of_the_library(scheme, tmp_path):
+def test_added_text_tokens_give_the_ids_of_the_library(scheme, tmp_path):
     import tokenizers as library
 
     write(tmp_path, trained())
@@ -117,7 +117,7 @@ def test_added_tokens_that_are_text_give_the_ids_of_the_library(scheme, tmp_path
 
 
 @pytest.mark.slow
-def test_tokens_beside_a_tokenizer_model_are_added_as_transformers_does(tmp_path):
+def test_tokens_of_other_files_are_added_like_in_transformers(tmp_path):
     from transformers import LlamaTokenizer
 
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -155,7 +155,7 @@ def test_tokens_beside_a_tokenizer_model_are_added_as_transformers_does(tmp_path
         assert len(theirs) == 901 + (number > 0)
 
 
-def test_pieces_come_one_by_one_as_the_whole_text(tmp_path):
+def test_pieces_decoded_one_by_one_equal_the_whole_text(tmp_path):
     ours = tokenizers.load(taken(tmp_path, trained()))
     for one in (
         "hello  world, two   spaces",
@@ -175,7 +175,7 @@ def test_pieces_come_one_by_one_as_the_whole_text(tmp_path):
     assert [*ours.encode("in"), *more] == ours.encode("in France") and ours.decode(more, goes_on=True) == " France"
 
 
-def test_bytes_of_tokens_are_those_of_the_text(tmp_path):
+def test_bytes_of_tokens_equal_the_text(tmp_path):
     from data.tokens.tokenize import TokenWriter
 
     ours = tokenizers.load(taken(tmp_path, trained()))
@@ -185,7 +185,7 @@ def test_bytes_of_tokens_are_those_of_the_text(tmp_path):
     writer.finish()
     shard = [tmp_path / "val.arrow"]
     batches = list(heldout(shard, tmp_path / "ours", 64))
-    # the character by which it writes spaces reads as one of three bytes less
+    # The character for a space reads as one of three bytes less.
     wanted = sum(len(one.replace("\u2581", " ").encode()) for one in texts)
     assert sum(num_bytes for *_, num_bytes in batches) == wanted
     assert sum(int((targets >= 0).sum()) for _, targets, _ in batches) == sum(map(len, ours.encode_batch(texts)))
@@ -214,7 +214,7 @@ def test_other_kinds_of_sentencepiece_are_refused_by_name(options, said, tmp_pat
         sentencepiece_file.write(folder)
 
 
-def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
+def test_pieces_without_order_or_characters_are_refused(tmp_path):
     import sentencepiece.sentencepiece_model_pb2 as theirs
 
     model = theirs.ModelProto.FromString(trained())
@@ -230,7 +230,7 @@ def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
         changed = theirs.ModelProto.FromString(model.SerializeToString())
         change(changed)
         raw = changed.SerializeToString()
-        assert said in vocabulary.model_problem(raw)  # so a plan says it, too
+        assert said in vocabulary.model_problem(raw)  # So a plan reports it, too.
         with pytest.raises(InputError, match=said):
             sentencepiece_file.converted(raw)
     for raw in (b"", b"not a model", b"\x00" * 50, b"\x0a\xff\xff\xff\xff\x7f"):
@@ -242,7 +242,7 @@ def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
         sentencepiece_file.converted(b"\0" * ((8 << 20) + 1))
 
 
-def test_the_fields_that_are_read_are_those_of_sentencepiece():
+def test_parsed_fields_are_those_of_sentencepiece():
     import sentencepiece.sentencepiece_model_pb2 as theirs
 
     messages = {

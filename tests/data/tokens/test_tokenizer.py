@@ -37,11 +37,11 @@ def test_the_chat_tokens_are_the_last_nine_ids_in_their_order(tokenizer):
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_comes_back(tokenizer, text):
+def test_any_text_is_restored(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_words_that_look_like_a_special_token_stay_words(tokenizer):
+def test_text_like_a_special_token_stays_text(tokenizer):
     text = "<|bos|>hello<|assistant_end|>"
     ids = tokenizer.encode(text)
     assert max(ids) < tokenizer.special("<|bos|>")
@@ -49,12 +49,12 @@ def test_words_that_look_like_a_special_token_stay_words(tokenizer):
     assert tokenizer.encode_batch([text])[0].tolist() == ids
 
 
-def test_numbers_are_cut_after_two_digits_at_most(tokenizer):
+def test_numbers_are_split_after_two_digits_at_most(tokenizer):
     pieces = [tokenizer.decode([one]) for one in tokenizer.encode("2024123 12345")]
     assert all(sum(character.isdigit() for character in piece) <= 2 for piece in pieces)
 
 
-def test_token_bytes_are_those_of_the_raw_bytes(tokenizer):
+def test_token_bytes_are_the_raw_bytes(tokenizer):
     lengths = tokenizer.token_bytes()
     assert (lengths.shape, lengths.dtype) == ((1024,), np.int32)
     assert lengths[-9:].tolist() == [0] * 9 and lengths[:-9].min() == 1
@@ -63,7 +63,7 @@ def test_token_bytes_are_those_of_the_raw_bytes(tokenizer):
 
 
 @pytest.mark.parametrize("content", [None, "not json", '{"version": "1.0"}'])
-def test_a_folder_without_a_tokenizer_of_ours_is_refused(tmp_path, content):
+def test_folder_without_our_tokenizer_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=str(tmp_path)):
@@ -87,7 +87,7 @@ def theirs(tokenizer_folder):
     "system", [None, "Be brief.", [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]]
 )
 @pytest.mark.parametrize("turns", [2, 4, 6])
-def test_transformers_renders_a_conversation_as_we_do(theirs, tokenizer, turns, system):
+def test_transformers_renders_a_conversation_with_the_same_ids(theirs, tokenizer, turns, system):
     messages = [{"role": "system", "content": system}] * (system is not None) + TURNS[:turns]
     ids, _ = conversations.render(messages, tokenizer)
     assert theirs.apply_chat_template(messages, return_dict=False) == ids
@@ -95,7 +95,7 @@ def test_transformers_renders_a_conversation_as_we_do(theirs, tokenizer, turns, 
     assert asked == conversations.prompt(messages, tokenizer) == conversations.prompt(messages[:-1], tokenizer)
 
 
-def test_transformers_renders_the_parts_of_an_answer_as_we_do(theirs, tokenizer):
+def test_transformers_renders_the_parts_of_an_answer_with_the_same_ids(theirs, tokenizer):
     messages = [TURNS[0], {"role": "assistant", "content": PARTS}]
     assert theirs.apply_chat_template(messages, return_dict=False) == conversations.render(messages, tokenizer)[0]
 

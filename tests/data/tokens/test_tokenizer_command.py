@@ -1,4 +1,4 @@
-"""`inv tokenizer` and `inv tokenizer.eval` as they are typed."""
+"""`inv tokenizer` and `inv tokenizer.eval` as typed."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def inv(world, *words):
 
 
 @pytest.mark.process
-def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
+def test_tokenizer_is_made_from_a_source_then_reused_then_measured(tmp_path):
     world, corpus, out = World(tmp_path), tmp_path / "corpus.txt", str(tmp_path / "out")
     corpus.write_text("".join(f"line {n} says the same as the line before it, almost\n" for n in range(400)))
     words = ("tokenizer", "--source", str(corpus), "--vocab-size", "300", "--out", out)
@@ -53,7 +53,7 @@ def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
     )
 
 
-def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
+def test_store_is_searched_for_the_same_tokenizer(tmp_path):
     settings = SimpleNamespace(store=str(tmp_path / "store"))
     assert tokenizer_train.of_the_store(settings) == []
     (tmp_path / "made").mkdir()
@@ -74,6 +74,6 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
         ({"vocab_size": 300, "tokenizer_json": "b"}, "--vocab-size, --retrain train a tokenizer; choose one"),
     ],
 )
-def test_words_that_do_not_fit_are_refused(words, told):
+def test_conflicting_words_are_refused(words, told):
     with pytest.raises(UsageError, match=told):
         tokenizer_train.train.work(TokenizerFlags(**{"vocab_size": 300, **words}))

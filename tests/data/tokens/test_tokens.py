@@ -1,4 +1,4 @@
-"""Token shards: written by any number of processes, killed, gone on with, verified, refused."""
+"""Token shards: written by any number of processes, killed, resumed, verified, refused."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def tokenizer_of(vocab_size):
 
 @pytest.fixture(scope="module")
 def shards(text, tmp_path_factory):
-    """Four text shards for training, one held out: 800 documents of pydocs, an empty one among them."""
+    """Write four text shards for training, one held out: 800 documents of pydocs, one of them empty."""
     folder = tmp_path_factory.mktemp("shards")
     documents = [*islice(read(shard_paths(text)), 780), *[""] * 20]
     for part, some, lines in (("train", documents[:700], 200), ("val", documents[700:], 200)):
@@ -70,7 +70,7 @@ def made(shards, tokenizer_folder, tmp_path_factory):
 
 @pytest.fixture
 def numbers(tmp_path):
-    """Documents of 0, 1, 2, ... ids in three files."""
+    """Write documents of 0, 1, 2, ... ids in three files."""
     paths, at = [], 0
     for name, count in zip("abc", (20, 1, 30), strict=True):
         writer = TokenWriter(tmp_path / f"{name}.bin", tokenizer_of(4096))
@@ -82,7 +82,7 @@ def numbers(tmp_path):
 
 
 @pytest.mark.process
-def test_the_ids_of_all_documents_stand_behind_a_bos_each(text, tokenizer, token_folder):
+def test_ids_of_each_document_follow_a_bos(text, tokenizer, token_folder):
     bos = tokenizer.special("<|bos|>")
     shard = open_shard(bins(token_folder, "val")[0], tokenizer.sha256)
     documents = list(read(shard_paths(text, "val")))
@@ -93,7 +93,7 @@ def test_the_ids_of_all_documents_stand_behind_a_bos_each(text, tokenizer, token
     assert pieces == documents
 
 
-def test_a_large_vocabulary_takes_four_bytes(tmp_path):
+def test_large_vocabulary_takes_four_bytes(tmp_path):
     writer = TokenWriter(tmp_path / "wide.bin", tokenizer_of(100_000))
     writer.add([[7, 99_999], np.array([65_536])])
     writer.finish()
@@ -102,14 +102,14 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
 
 
 @pytest.mark.process
-def test_no_text_gives_a_file_without_tokens(tokenizer, tmp_path):
+def test_empty_text_gives_a_file_without_tokens(tokenizer, tmp_path):
     assert write([], tokenizer, tmp_path / "none.bin") == (0, 0)
     stream = Stream([tmp_path / "none.bin"])
     assert (stream.num_tokens, stream.num_documents) == (0, 0)
 
 
 @pytest.mark.process
-def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, tokenizer_folder, tmp_path, monkeypatch):
+def test_bytes_are_independent_of_the_number_of_processes(shards, made, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "WORTH_A_PROCESS", 1)
     about = make(shards, tokenizer_folder, tmp_path / "two", workers=2)
     assert contents(tmp_path / "two") == contents(made)
@@ -123,14 +123,15 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, t
 
 
 @pytest.mark.process
-def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_again(
+def test_valid_shards_are_kept_and_foreign_or_damaged_shards_are_made_again(
     shards, made, tokenizer, tokenizer_folder, tmp_path
 ):
     folder = tmp_path / "again"
     make(shards, tokenizer_folder, folder)
-    (folder / "train-00000.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())  # whole, and of other text
+    # Whole, and of different text.
+    (folder / "train-00000.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())
     os.truncate(folder / "train-00002.arrow", 1000)
-    (folder / "train-00007.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())  # of a run over more text
+    (folder / "train-00007.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())  # Of a run over more text.
     (folder / ".train-00007.arrow.12.draft").touch()
     (folder / "manifest.json").unlink()
     before = {path.name: path.stat().st_ino for path in bins(folder)}
@@ -144,8 +145,8 @@ def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_a
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokenizer_folder, tmp_path, workers):
-    """Killed when the second file is there, and so somewhere inside the third."""
+def test_killed_run_resumes_and_ends_with_the_same_bytes(shards, made, tokenizer_folder, tmp_path, workers):
+    """Killed when the second file exists, and so somewhere inside the third."""
     work, config = tmp_path / "work", tmp_path / "config.json"
     out = tmp_path / "out"
     inputs = {"text": str(shards), "tokenizer": str(tokenizer_folder)}
@@ -159,7 +160,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokeniz
     while len(bins(out)) < 2 and one.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    one.kill()  # the processes that it started see for themselves that nobody listens any more
+    one.kill()  # The child processes notice the missing parent themselves.
     one.wait()
     before = {path.name: path.stat().st_ino for path in bins(out)}
     assert len(before) >= 2
@@ -172,9 +173,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokeniz
 
 
 @pytest.mark.process
-def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
-    shards, made, tokenizer_folder, tmp_path
-):
+def test_step_resumes_the_draft_of_a_killed_step_and_publishes_the_same(shards, made, tokenizer_folder, tmp_path):
     store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
     for name, folder in (("x/text", shards), ("tokenizer", tokenizer_folder)):
         Store(str(store)).publish(folder, name, f"of-{name}", {})
@@ -195,20 +194,20 @@ def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
     found = Store(str(store)).path("x/tokens", "a-b-c")
     assert {name: raw for name, raw in contents(found).items() if name in contents(made)} == contents(made)
     told = [json.loads(line) for line in records.read_text().splitlines()]
-    assert [one["done"] for one in told if one["kind"] == "progress"][-1] == 300  # documents of the second and fourth
+    assert [one["done"] for one in told if one["kind"] == "progress"][-1] == 300  # Documents of the second and fourth.
     assert told[-1].items() >= {"kind": "result", "train_documents": 700, "val_documents": 100}.items()
     assert not draft.exists()
 
 
 class Endless:
-    """A worker of the next test, which reports its pid again and again."""
+    """A worker of the next test, which reports its pid repeatedly."""
 
     def __call__(self):
         return lambda task: iter(lambda: time.sleep(0.02) or os.getpid(), None)
 
 
 @pytest.mark.process
-def test_a_process_that_is_killed_is_told_and_the_others_end():
+def test_killed_process_is_reported_and_the_others_end():
     killed = []
 
     def hear(task, pid):
@@ -221,7 +220,7 @@ def test_a_process_that_is_killed_is_told_and_the_others_end():
 
 
 @pytest.mark.process
-def test_what_a_process_raises_is_raised_here(shards, tokenizer_folder, tmp_path, monkeypatch):
+def test_exception_of_a_process_is_raised_in_the_parent(shards, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "WORTH_A_PROCESS", 1)
     broken = tmp_path / "text"
     for part in ("train", "val"):
@@ -236,7 +235,7 @@ def test_what_a_process_raises_is_raised_here(shards, tokenizer_folder, tmp_path
 
 
 @pytest.mark.process
-def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made, tmp_path):
+def test_verify_finds_any_flipped_byte_missing_file_and_extra_file(made, tmp_path):
     folder, chance = tmp_path / "copy", random.Random(5)
     folder.mkdir()
     for name, raw in contents(made).items():
@@ -255,7 +254,7 @@ def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made
 
 
 @pytest.mark.process
-def test_shards_are_verified_where_there_is_no_numpy(made):
+def test_shards_are_verified_without_numpy(made):
     """Run the check of `inv shard --verify`."""
     program = (
         "import sys; sys.modules['numpy'] = None; from pathlib import Path; from scripts.data.shard import check;"
@@ -266,7 +265,7 @@ def test_shards_are_verified_where_there_is_no_numpy(made):
 
 
 @pytest.mark.process
-def test_another_tokenizer_is_refused(numbers, tokenizer):
+def test_different_tokenizer_is_refused(numbers, tokenizer):
     with pytest.raises(DataError, match=f"made by tokenizer abababababab, not by {tokenizer.sha256[:12]}"):
         open_shard(numbers[0], tokenizer.sha256)
     writer = TokenWriter(numbers[0].with_name("d.bin"), tokenizer)
@@ -306,7 +305,7 @@ def test_a_damaged_token_shard_is_refused_in_one_line(numbers, damage, told):
 
 
 def test_a_shard_of_the_first_version_is_refused(tmp_path):
-    """It had a shorter header, and no index."""
+    """The first version had a shorter header, and no index."""
     path = tmp_path / "old.bin"
     path.write_bytes(struct.pack("<8sIIIIQQ32s", b"SLIPWAYT", 1, 2, 4096, 0, 50, 1, bytes(32)) + bytes(100))
     with pytest.raises(
@@ -316,7 +315,7 @@ def test_a_shard_of_the_first_version_is_refused(tmp_path):
 
 
 @pytest.mark.process
-def test_shards_of_the_second_version_are_read_and_verified_as_ever(made, tmp_path):
+def test_shards_of_the_second_version_are_read_and_verified(made, tmp_path):
     folder = golden.plain(shutil.copytree(made, tmp_path / "copy"))
     old, new = Stream(token_files(folder, "train")), Stream(token_files(made, "train"))
     assert (old.num_documents, old.num_tokens) == (new.num_documents, new.num_tokens)
@@ -330,7 +329,7 @@ def test_shards_of_the_second_version_are_read_and_verified_as_ever(made, tmp_pa
 
 
 @pytest.mark.parametrize("vocab_size", [4096, 100_000])
-def test_a_shard_is_a_stream_of_arrow(tmp_path, vocab_size):
+def test_shard_is_an_arrow_stream(tmp_path, vocab_size):
     documents = [[1, 2, 3], [], [5], list(range(999))]
     for name, some in (("some", documents), ("none", [])):
         writer = TokenWriter(tmp_path / f"{name}.arrow", tokenizer_of(vocab_size))

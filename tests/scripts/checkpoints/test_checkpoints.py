@@ -1,4 +1,4 @@
-"""inv ckpt.*: what there is, what it says, whether it is whole, and from one store into another."""
+"""`inv ckpt.*`: lists, contents, verification, and copies between stores."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def save(folder: Path, step: int, phase: str = "base") -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store with a published checkpoint, a tokenizer, flat conversations, and what a run has left there."""
+    """Write a store with a published checkpoint, a tokenizer, flat conversations, and the remains of a run."""
     store = tmp_path / "artifacts"
     monkeypatch.setenv("SLIPWAY_STORE", str(store))
     monkeypatch.setenv("SLIPWAY_PODS", str(tmp_path / "pods"))
@@ -61,14 +61,14 @@ def run(name: str, **given: Any) -> None:
     command.work(command.record(**given))
 
 
-def told(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
+def refusal(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
     capsys.readouterr()
     run(name, **{"json": True, **given})
     return json.loads(capsys.readouterr().out)
 
 
-def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
-    rows = told(capsys, "list")
+def test_list_shows_kind_step_size_and_time(home, capsys):
+    rows = refusal(capsys, "list")
     assert [(row["name"], row["kind"], row["phase"], row["step"]) for row in rows] == [
         ("base_checkpoints/smoke", "final", "base", 40),
         (f"{RUN}/base-f00d/step-000000010", "run", "base", 10),
@@ -76,14 +76,14 @@ def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
         ("calm-fox-1/base-beef/step-000000030", "here", "base", 30),
     ]
     assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
-    assert len(told(capsys, "list", job="otter")) == 2
+    assert len(refusal(capsys, "list", job="otter")) == 2
     run("list", from_="", job="", json=False)
     out = capsys.readouterr().out
     assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
 
 
-def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, capsys):
-    shown = told(capsys, "show", model="step-000000020")
+def test_checkpoint_is_found_by_the_start_or_the_end_of_its_name(home, capsys):
+    shown = refusal(capsys, "show", model="step-000000020")
     assert (shown["step"], shown["manifest"]["model_type"], shown["manifest"]["metrics"]) == (
         20,
         "Decoder",
@@ -109,14 +109,14 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
         ("init", {"to": ""}, "--to is missing"),
     ],
 )
-def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, given, words):
+def test_invalid_words_are_refused_in_one_line_with_the_command_to_use(home, capsys, name, given, words):
     with pytest.raises(UsageError, match=words) as seen:
-        told(capsys, name, **given)
+        refusal(capsys, name, **given)
     assert "\n" not in str(seen.value)
 
 
-def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
-    assert [row["problem"] for row in told(capsys, "verify")] == ["", "", "", ""]
+def test_damage_is_found_in_every_file_and_exits_with_5(home, capsys):
+    assert [row["problem"] for row in refusal(capsys, "verify")] == ["", "", "", ""]
     there = home / "artifacts" / "runs" / RUN / "work/checkpoints/base-f00d/step-000000020/model.safetensors"
     here = home / "pods" / "calm-fox-1" / "work" / "checkpoints/base-beef/step-000000030/model.safetensors"
     final = home / "artifacts" / "base_checkpoints/smoke/step-000000040/model.safetensors"
@@ -131,7 +131,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["folder", "s3", "hf"])
-def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind, request, monkeypatch):
+def test_artifacts_are_copied_to_a_second_store_and_back(home, capsys, kind, request, monkeypatch):
     if kind == "folder":
         uri = str(home / "elsewhere")
     elif kind == "s3":
@@ -140,19 +140,19 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
         request.getfixturevalue("hub")
         uri = "hf://us/kept/in/here"
     commands = {"folder": "mkdir -p", "s3": "aws s3 mb s3://bucket", "hf": "hf repo create us/kept"}
-    assert told(capsys, "init", to=uri, dry_run=True)["command"].startswith(commands[kind])
-    google = told(capsys, "init", to="gs://bucket/x", dry_run=True)
+    assert refusal(capsys, "init", to=uri, dry_run=True)["command"].startswith(commands[kind])
+    google = refusal(capsys, "init", to="gs://bucket/x", dry_run=True)
     assert (google["made"], google["command"]) == (None, "gcloud storage buckets create gs://bucket")
-    assert told(capsys, "init", to=uri)["made"] is True and told(capsys, "init", to=uri)["made"] is False
+    assert refusal(capsys, "init", to=uri)["made"] is True and refusal(capsys, "init", to=uri)["made"] is False
     names = ["base_checkpoints/smoke", "identity_conversations"]
-    assert told(capsys, "push", to=uri)["pushed"] == names
-    assert told(capsys, "push", to=uri)["pushed"] == []
+    assert refusal(capsys, "push", to=uri)["pushed"] == names
+    assert refusal(capsys, "push", to=uri)["pushed"] == []
     place = open_place(uri)
     assert {"base_checkpoints/smoke/hf/config.json", "identity_conversations.jsonl"} <= place.listing().keys()
-    assert [row["name"] for row in told(capsys, "list", from_=uri)] == ["base_checkpoints/smoke"]
-    assert told(capsys, "verify", from_=uri)[0]["problem"] == ""
+    assert [row["name"] for row in refusal(capsys, "list", from_=uri)] == ["base_checkpoints/smoke"]
+    assert refusal(capsys, "verify", from_=uri)[0]["problem"] == ""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "another"))
-    pulled = told(capsys, "pull", from_=uri, latest=True, to=str(home / "here"))
+    pulled = refusal(capsys, "pull", from_=uri, latest=True, to=str(home / "here"))
     folder = Path(pulled["folder"])
     assert folder == home / "here" / "base_checkpoints" / "smoke"
     made = home / "made" / "step-000000040" / "model.safetensors"
@@ -161,33 +161,33 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
         run("pull", model="", from_=uri, latest=True, to=str(home / "here"), json=True)
 
 
-def test_a_phase_means_its_model_as_for_chat_and_serve(home, capsys):
-    assert told(capsys, "push", to=str(home / "elsewhere"), models=("base",))["pushed"] == ["base_checkpoints/smoke"]
+def test_phase_name_means_its_model_as_for_chat_and_serve(home, capsys):
+    assert refusal(capsys, "push", to=str(home / "elsewhere"), models=("base",))["pushed"] == ["base_checkpoints/smoke"]
     with pytest.raises(UsageError, match="no model 'sft' in .*base_checkpoints/smoke"):
-        told(capsys, "push", to=str(home / "elsewhere"), models=("sft",))
+        refusal(capsys, "push", to=str(home / "elsewhere"), models=("sft",))
 
 
 @pytest.mark.process
 @pytest.mark.needs("sshd", "ssh-keygen")
-def test_a_rehearsal_has_checkpoints_of_its_own(home, tmp_path):
+def test_rehearsal_has_separate_checkpoints(home, tmp_path):
     world = World(tmp_path / "user", {"SLIPWAY_STORE": str(home / "artifacts"), "SLIPWAY_PODS": str(home / "pods")})
     assert "base_checkpoints/smoke" in [one["name"] for one in world.json("ckpt.list")]
-    world.json("offers", "--rehearse")  # which begins one
+    world.json("offers", "--rehearse")  # The flag starts a rehearsal.
     try:
         assert world.json("ckpt.list", "--rehearse") == []
     finally:
         world.inv("rehearse", "--stop")
 
 
-def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):
-    pulled = told(capsys, "pull", model="step-000000020", to=str(home / "here"))
+def test_remains_of_a_run_are_pulled_as_a_folder(home, capsys):
+    pulled = refusal(capsys, "pull", model="step-000000020", to=str(home / "here"))
     folder = home / "here" / "step-000000020"
     assert Path(pulled["folder"]) == folder
     assert sorted(path.name for path in folder.iterdir()) == ["MANIFEST.json", "model.safetensors"]
 
 
 @pytest.mark.process
-def test_as_commands_they_leave_in_words_and_with_the_right_code(home, tmp_path):
+def test_commands_exit_with_a_message_and_the_right_code(home, tmp_path):
     world = World(tmp_path, {"SLIPWAY_STORE": str(home / "artifacts"), "SLIPWAY_PODS": str(home / "pods")})
     shown = world.json("ckpt.show", "step-000000020", "--from", str(home / "artifacts"))
     assert shown["step"] == 20

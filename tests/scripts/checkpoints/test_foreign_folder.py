@@ -1,4 +1,4 @@
-"""inv ckpt.push FOLDER: somebody else's checkpoint and tokenizer in a store, before a first run on rented machines."""
+"""`inv ckpt.push FOLDER`: a foreign checkpoint and tokenizer in a store, before a first run on rented machines."""
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
         ("words/tokenizer.json", "{}", "not a tokenizer"),
     ],
 )
-def test_what_is_neither_is_refused_in_words(tmp_path, name, content, words):
+def test_folder_without_either_is_refused_with_a_reason(tmp_path, name, content, words):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)

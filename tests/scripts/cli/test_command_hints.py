@@ -1,4 +1,4 @@
-"""Commands that people are told to type carry the flags that chose the world of their line."""
+"""Suggested commands repeat the flags that chose the world of their line."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def line(monkeypatch):
     command_hints.teach(lambda name: taken.get(name, ()))
 
 
-def test_without_such_flags_nothing_is_added(line):
+def test_hint_without_such_flags_is_unchanged(line):
     assert command_hints.as_typed("end it: inv down box") == "end it: inv down box"
     assert command_hints.flags() == []
 
@@ -25,10 +25,10 @@ def test_without_such_flags_nothing_is_added(line):
         ("see: inv pod.run, then inv rehearse --stop", "see: inv pod.run --rehearse, then inv rehearse --stop"),
         ("inv config, `inv down`, inv downs, inv, whoever", "inv config, `inv down X`, inv downs, inv, whoever"),
         ("inv down --rehearse", "inv down --rehearse"),
-        ("inv down: box is gone", "inv down: box is gone"),  # who says it, not what to type
+        ("inv down: box is gone", "inv down: box is gone"),  # The name of the speaker, no command.
     ],
 )
-def test_each_command_gets_those_that_it_takes_once(line, said, typed):
+def test_each_command_gets_its_supported_flags_once(line, said, typed):
     command_hints.carry("--state-file", "/a b/j")
     command_hints.carry("--rehearse")
     assert command_hints.as_typed(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")

@@ -19,13 +19,13 @@ def world(tmp_path):
 
 
 def planned(world, *words):
-    """Return the plan without its times, which count what other processes use at that moment."""
+    """Return the plan without its times, which depend on the machine's load."""
     found = world.json("launch", *words, "--dry-run")
     artifacts = [{name: value for name, value in one.items() if name != "estimate_s"} for one in found["artifacts"]]
     return {name: value for name, value in found.items() if not name.startswith("estimate")} | {"artifacts": artifacts}
 
 
-def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(world):
+def test_flags_of_a_file_apply_unless_typed(world):
     path = world.folder / "run.yaml"
     path.write_text("phase: base\nseed: 5\nsteps: 3\nrun_name: from-file\nno-accept: true\nuse-spot: false\n")
     rest = ("--seed", "5", "--run-name", "from-file", "--no-accept")
@@ -58,10 +58,10 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         (
             "gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]",
             "--volume is for rented machines",
-        ),  # here nothing is rented
+        ),  # No machine is rented here.
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_with_the_place(world, text, said):
+def test_invalid_file_is_refused_with_the_place(world, text, said):
     path = world.folder / "run.yaml"
     path.write_text(text + "\n")
     process = world.begin("launch", str(path), "--dry-run")
@@ -69,7 +69,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_place(world, text, said)
     assert process.returncode == 2 and said in err and "Traceback" not in err, err
 
 
-def test_a_file_that_is_not_there_is_refused(world):
+def test_missing_file_is_refused(world):
     for words in (["nowhere.yaml"], [str(world.folder)]):
         process = world.begin("launch", *words)
         _, err = process.communicate(timeout=60)
@@ -84,19 +84,19 @@ def test_a_file_that_is_not_there_is_refused(world):
         (("export", "--out", "x", "--gguf-type", "tq2_0"), "--gguf-type tq2_0 needs --bits gguf"),
     ],
 )
-def test_a_typed_value_counts_although_it_is_the_default(world, words, said):
+def test_typed_default_value_counts(world, words, said):
     process = world.begin(*words)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and said in err, err
 
 
-def test_a_plan_names_its_text_where_nobody_has(world):
+def test_plan_names_its_default_text(world):
     words = ("--phase", "base", "--provider", "local")
     assert [one for one in planned(world, *words)["notes"] if "so the text is pydocs" in one]
     assert not [one for one in planned(world, *words, "--source", "pydocs")["notes"] if "the text is" in one]
 
 
-def test_two_state_files_never_see_each_others_pods(world):
+def test_two_state_files_never_share_pods(world):
     one, other = (str(world.folder / name / "journal.sqlite") for name in ("one", "other"))
     process = world.begin("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")
     _, err = process.communicate(timeout=120)
@@ -122,7 +122,7 @@ def test_two_state_files_never_see_each_others_pods(world):
         ("command: |\n  mkdir -p runs\n  ./train", "mkdir -p runs\n  ./train".replace("  ", "") + "\n"),
     ],
 )
-def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp_path, said, command):
+def test_command_block_is_a_custom_job_with_the_variables_of_the_file(tmp_path, said, command):
     path = tmp_path / "pod.yaml"
     path.write_text(f"gpuType: A100\nenv:\n  - {{name: RUN_SHARD, value: 1}}\n  - RUN_CONFIG=smoke\n{said}\n")
     found = flag_file.read(path, ("gpu", "cmd", "env"))
@@ -130,7 +130,7 @@ def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp
 
 
 @pytest.mark.pack("jobs")
-def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
+def test_pod_manifest_lacks_only_the_id_of_a_volume():
     """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
     manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {one.spelled for one in tasks.namespace["launch"].flags}
     with pytest.raises(UsageError, match="volumeName is empty. Write the id of your network volume.*--volume ID"):

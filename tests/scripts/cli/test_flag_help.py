@@ -8,13 +8,13 @@ from scripts.cli.invoke_patch import CommandParser
 
 
 @pytest.mark.parametrize("command, spelled", [("test", "-k TEXT"), ("cost", "-e TEXT"), ("test", "-y, --yes")])
-def test_a_flag_of_one_letter_has_one_dash(command, spelled):
+def test_flag_of_one_letter_has_one_dash(command, spelled):
     text = list(flag_help.lines(command, tasks.namespace[command]))
     assert any(line.startswith(f"  {spelled} ") or line == f"  {spelled}" for line in text)
 
 
 def titles(*words: str) -> list[str]:
-    """Return the titles of the groups that the help of a line shows, and the number of its lines."""
+    """Return the titles of the groups in the help of a line, and the number of its lines."""
     read = CommandParser([*words, "--help"], tasks.namespace)
     (here,) = read.read()
     lines = list(flag_help.lines(words[0], tasks.namespace[words[0]], here.as_kwargs))
@@ -22,7 +22,7 @@ def titles(*words: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(" ")]
 
 
-def test_the_help_of_a_launch_begins_with_the_groups_of_its_phase_and_provider(monkeypatch):
+def test_help_of_a_launch_begins_with_the_groups_of_its_phase_and_provider(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     usual = titles("launch")
     assert usual[usual.index("Flags") :][:4] == ["Flags", "Work", "Machine", "What ends it"]
@@ -33,7 +33,7 @@ def test_the_help_of_a_launch_begins_with_the_groups_of_its_phase_and_provider(m
     assert "Own machines" in titles("launch", "--provider", "ssh")
 
 
-def test_what_the_help_leaves_out_is_named_and_help_all_shows_it():
+def test_omitted_groups_are_named_and_help_all_shows_them():
     launch = tasks.namespace["launch"]
     every = "\n".join(flag_help.lines("launch", launch))
     short = " ".join(flag_help.lines("launch", launch, {}))
@@ -43,7 +43,7 @@ def test_what_the_help_leaves_out_is_named_and_help_all_shows_it():
     assert "--help-all" not in every
 
 
-def test_a_command_with_few_flags_shows_all_of_them():
+def test_command_with_few_flags_shows_all_of_them():
     for name in tasks.namespace.task_names:
         task = tasks.namespace[name]
         every, short = list(flag_help.lines(name, task)), list(flag_help.lines(name, task, {}))

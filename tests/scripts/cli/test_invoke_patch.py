@@ -73,13 +73,13 @@ def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
         (["fail", "--kind", "config"], "inv fail: so it is\n"),
     ],
 )
-def test_wrong_words_get_one_line_and_exit_code_2(checkout, words, said):
+def test_invalid_words_get_one_line_and_exit_code_2(checkout, words, said):
     code, out, err = inv(checkout, *words)
     assert (code, out) == (2, "")
     assert err.startswith(said) and err.count("\n") == 1
 
 
-def test_flags_have_the_types_that_the_task_names(checkout):
+def test_flags_have_the_types_of_the_task(checkout):
     words = ["launch", "--num-gpus=2", "--take", "10", "--lr", "-1", "--no-yes", "--set", "a=1", "--set=b=2", "-n", "x"]
     code, out, err = inv(checkout, *words, "--option", "sft.lr=1", "--option", "sft.lr=2")
     given = {
@@ -107,38 +107,38 @@ def test_flags_have_the_types_that_the_task_names(checkout):
         (["brave-otter-3", "--watch=2"], "brave-otter-3", 2.0),
     ],
 )
-def test_a_run_may_be_a_bare_word_and_a_flag_may_go_without_its_value(checkout, words, run, watch):
+def test_run_may_be_a_positional_word_and_a_flag_may_omit_its_value(checkout, words, run, watch):
     assert inv(checkout, "status", *words) == (0, json.dumps([run, watch], indent=1) + "\n", "")
 
 
-def test_several_bare_words_and_the_words_after_two_dashes_arrive_as_typed(checkout):
+def test_positional_words_and_words_after_two_dashes_are_passed_unchanged(checkout):
     code, out, _ = inv(checkout, "test", "a.py", "b c.py", "--", "-x", "two words")
     assert (code, json.loads(out)) == (0, [["a.py", "b c.py"], ["-x", "two words"]])
 
 
-def test_each_task_runs_as_often_as_it_is_named(checkout):
+def test_each_task_runs_once_per_mention(checkout):
     code, out, _ = inv(checkout, "status", "status", "x")
     assert (code, out.count("["), '"x"' in out) == (0, 2, True)
 
 
-def test_an_error_of_ours_carries_its_exit_code(checkout):
+def test_slipway_error_carries_its_exit_code(checkout):
     assert inv(checkout, "fail", "--kind", "limit") == (5, "", "inv fail: so it is\n")
 
 
-def test_what_is_wrong_with_a_store_or_a_disk_is_no_fault_of_ours(checkout):
+def test_store_and_disk_errors_are_no_internal_errors(checkout):
     assert inv(checkout, "fail", "--kind", "store") == (1, "", "inv fail: so it is\n")
     assert inv(checkout, "fail", "--kind", "disk") == (1, "", "inv fail: [Errno 28] so it is\n")
 
 
 @pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("limit", 5), ("disk", 1), ("bug", 1)])
-def test_a_failure_is_a_json_document_too_when_one_was_asked_for(checkout, kind, code):
+def test_failure_is_a_json_document_on_request(checkout, kind, code):
     left, out, err = inv(checkout, "fail", "--kind", kind, "--json")
     said = json.loads(out)
     assert left == said["exit_code"] == code
     assert "so it is" in said["error"] and err == f"inv fail: {said['error']}\n"
 
 
-def test_a_failure_that_nobody_reads_as_json_is_still_told(checkout):
+def test_failure_without_a_json_reader_is_still_printed(checkout):
     with start(checkout, "fail", "--kind", "usage", "--json") as process:
         process.stdout.close()
         err = process.stderr.read()
@@ -147,7 +147,7 @@ def test_a_failure_that_nobody_reads_as_json_is_still_told(checkout):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_leads_nowhere_and_no_file_takes_its_number(checkout, closed):
+def test_closed_stream_is_replaced_and_no_file_takes_its_descriptor(checkout, closed):
     words = f"{sys.executable} -m invoke status {closed}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, shell=True, cwd=checkout, env=environ, capture_output=True, text=True, timeout=30)
@@ -155,7 +155,7 @@ def test_a_closed_stream_leads_nowhere_and_no_file_takes_its_number(checkout, cl
     assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else '[\n "",\n null\n]\n')
 
 
-def test_a_fault_of_ours_is_one_line_and_its_traceback_is_written_down(checkout):
+def test_internal_error_is_one_line_with_a_saved_traceback(checkout):
     code, out, err = inv(checkout, "fail", "--kind", "bug")
     assert (code, out) == (1, "")
     first, second = err.splitlines()
@@ -163,7 +163,7 @@ def test_a_fault_of_ours_is_one_line_and_its_traceback_is_written_down(checkout)
     assert "Traceback" in Path(second.rpartition(": ")[2]).read_text()
 
 
-def test_ctrl_c_leaves_with_130_and_without_a_traceback(checkout):
+def test_ctrl_c_exits_with_130_without_a_traceback(checkout):
     with start(checkout, "wait") as process:
         deadline = time.monotonic() + 30
         while not (checkout / "ready").exists() and time.monotonic() < deadline:
@@ -175,7 +175,7 @@ def test_ctrl_c_leaves_with_130_and_without_a_traceback(checkout):
 
 
 @pytest.mark.parametrize("words", [["flood"], ["--list"]])
-def test_a_closed_pipe_is_met_in_silence(checkout, words):
+def test_closed_pipe_causes_no_message(checkout, words):
     with start(checkout, *words) as process:
         process.stdout.close()
         err = process.stderr.read()
@@ -183,7 +183,7 @@ def test_a_closed_pipe_is_met_in_silence(checkout, words):
     assert (process.returncode, err) == (141, "")
 
 
-def test_help_has_groups_an_example_and_the_flag_that_may_be_a_bare_word(checkout):
+def test_help_has_groups_an_example_and_the_positional_flag(checkout):
     code, out, _ = inv(checkout, "status", "--help")
     assert code == 0 and "status [RUN] [FLAGS]" in out and "--watch [X]" in out and "; also as a bare word" in out
     code, out, _ = inv(checkout, "launch", "--help")
@@ -192,7 +192,7 @@ def test_help_has_groups_an_example_and_the_flag_that_may_be_a_bare_word(checkou
     assert "  -n, --run-name TEXT " in out and "  --no-yes " in out
 
 
-def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatch):
+def test_line_for_a_remote_machine_reaches_its_shell_like_with_ssh(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["inv", "ssh", "run", "--", "cd /; pwd", "&&", "echo", "a b"])
     done = subprocess.run(line_after_dashes(), capture_output=True, text=True)
     assert done.stdout == "/\na b\n"
@@ -203,7 +203,7 @@ def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatc
 @pytest.mark.parametrize(
     ("words", "said"), [(["nosuch"], "no task 'nosuch'"), (["launch", "--phaes"], "no flag --phaes")]
 )
-def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said):
+def test_unparsable_line_is_a_json_document_too(checkout, words, said):
     code, out, err = inv(checkout, *words, "--json")
     found = json.loads(out)
     assert (code, found["exit_code"]) == (2, 2) and found["error"].startswith(said) and said in err
@@ -211,7 +211,7 @@ def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said
 
 
 @pytest.mark.parametrize(("name", "said"), [("status", "inv status: no host"), ("", "inv: no host")])
-def test_what_fails_before_any_command_is_begun_is_told_as_well(tmp_path, name, said):
+def test_failure_before_any_command_is_reported_too(tmp_path, name, said):
     with pytest.raises(Exit) as left, manners(tmp_path, name):
         raise UsageError("no host")
     assert (left.value.message, left.value.code) == (said, 2)

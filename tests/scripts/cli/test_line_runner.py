@@ -1,4 +1,4 @@
-"""Flags of packs that every command has: one value for the line, in front of all commands too, and missed by name."""
+"""Pack flags of every command: one value per line, valid before all commands, named when the pack is missing."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,27 +25,27 @@ class Elsewhere(LineFlags):
 
 
 def parsed(*values):
-    """Return commands as the parser has read them; None: a command about this very machine."""
+    """Return commands as parsed; None: a command about this machine."""
     return [SimpleNamespace(args={} if one is None else {"on_machine": SimpleNamespace(value=one)}) for one in values]
 
 
 @pytest.mark.parametrize(
     ("values", "found"), [((), "nowhere"), (("", "box", "other"), "box"), ((None, "box"), "box"), (("",), "nowhere")]
 )
-def test_a_flag_of_one_command_counts_for_the_whole_line(values, found, monkeypatch):
+def test_flag_of_one_command_applies_to_the_whole_line(values, found, monkeypatch):
     monkeypatch.setattr(line_runner, "_records", lambda: [Elsewhere])
     RAN.clear()
     line_runner.run_elsewhere(CommandLine(parsed(*values), None, ["status"], ()))
     assert [(found, ["status"])] == RAN
 
 
-def test_without_a_pack_every_line_runs_here(monkeypatch):
+def test_every_line_runs_here_without_a_pack(monkeypatch):
     monkeypatch.setattr(packs, "installed", lambda: {})
     line_runner.run_elsewhere(CommandLine(parsed("box"), None, ["status"], ()))
 
 
 @pytest.mark.parametrize("words", [["--control", "box", "status"], ["status", "--control", "box"]])
-def test_a_flag_of_a_pack_that_is_not_there_is_answered_with_its_name(words, monkeypatch, tmp_path):
+def test_flag_of_a_missing_pack_is_refused_with_its_name(words, monkeypatch, tmp_path):
     monkeypatch.setattr(packs, "installed", lambda: {})
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
     with pytest.raises(Exit) as left:

@@ -1,4 +1,4 @@
-"""Questions that a command asks, and when it asks none."""
+"""Questions of a command, and cases without a question."""
 
 import io
 
@@ -11,7 +11,7 @@ from scripts.cli import prompts
 OFFERS = [Offer(provider="shadeform", offer_id=f"o{number}", gpu="B200", num_gpus=8) for number in (1, 2)]
 
 
-def test_a_machine_that_is_named_in_full_is_taken_without_a_question(monkeypatch):
+def test_fully_named_machine_is_taken_without_a_question(monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     assert prompts.pick_or(OFFERS, True, False, {}) == OFFERS
     assert prompts.pick_or(OFFERS, False, True, {}) == OFFERS
@@ -23,9 +23,7 @@ def test_a_machine_that_is_named_in_full_is_taken_without_a_question(monkeypatch
     ("typed", "picked", "asked"),
     [("2\n", ["o2", "o1"], 1), ("1\n", ["o1", "o2"], 1), ("9\nx\n\n2\n", ["o2", "o1"], 4), ("q\n", [], 1), ("", [], 1)],
 )
-def test_an_offer_is_picked_by_its_number_and_other_words_are_asked_about_again(
-    monkeypatch, capsys, typed, picked, asked
-):
+def test_offer_is_picked_by_its_number_and_other_input_is_asked_again(monkeypatch, capsys, typed, picked, asked):
     terminal = io.StringIO(typed)
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdin", terminal)

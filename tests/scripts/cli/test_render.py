@@ -1,4 +1,4 @@
-"""Records rendered as text, whatever a pod has put into them."""
+"""Records rendered as text, with any content from a pod."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def shown(what, width: int = 80) -> str:
     return captured.get()
 
 
-def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
+def test_pod_text_neither_controls_the_terminal_nor_becomes_markup():
     running = replace(VIEW, state="running")
     for text in (
         shown(status_table.watch_screen([running, VIEW], 2.0)),
@@ -29,40 +29,40 @@ def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
         assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
 
 
-def test_names_and_states_are_whole_on_any_terminal_and_rows_are_lines_for_a_program(capsys):
+def test_names_and_states_are_complete_on_any_terminal_and_rows_are_lines_for_a_program(capsys):
     view = replace(VIEW, run="somebody-s-longest-name-of-a-run-12", state="succeeded", spent_micro_usd=10**9)
     at_work = replace(view, state="running", progress={"steps": [STEP]})
     for width in (60, 80, 120):
         text = shown(status_table.status_table([view, at_work]), width)
         assert text.count(f"\n{view.run}  ") >= 2 and " succeeded" in text and "…" not in text, width
-    assert "provider" in text  # there is room for every column at last
+    assert "provider" in text  # The terminal is wide enough for every column.
     render.console(stderr=False).print(status_table.status_table([view]), soft_wrap=True)
     assert len(capsys.readouterr().out.splitlines()[1].split()) >= 5
 
 
-def test_a_reused_step_took_no_time_of_this_run():
+def test_reused_step_took_no_time_of_this_run():
     reused = {**STEP, "state": "reused", "started_at": None, "ended_at": 9.0, "record": None, "result": None}
     assert steps_text.step_line(reused, 9.0).endswith("= base 0.0 s")
 
 
-def test_a_reason_in_a_plan_is_no_markup(capsys):
+def test_reason_in_a_plan_is_no_markup(capsys):
     artifact = PlannedArtifact("tokenizer", "damaged", "tokenizer", HOSTILE)
     plan_text.show_plan(Plan("t", "store", (artifact,), None, Request(run="r")), stderr=False)
     assert "[/red] [31mevil" in capsys.readouterr().out
 
 
-def test_why_a_run_ended_has_a_line_of_its_own():
+def test_reason_for_the_end_of_a_run_has_a_separate_line():
     view = replace(VIEW, note="step tokenizer failed with exit code 2")
     assert "brave-otter-3: step tokenizer failed with exit code 2\n" in shown(status_table.status_table([view]))
 
 
-def test_the_step_of_training_is_a_number_or_unknown():
+def test_training_step_is_a_number_or_unknown():
     said = {"kind": "result", "step": "text"}, {"kind": "progress", "step": 7}
     views = [replace(VIEW, progress={"steps": [{**STEP, "record": one}]}) for one in said]
     assert [status_table.view_json(view)["train_step"] for view in views] == [None, 7]
 
 
-def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
+def test_values_are_aligned_and_each_group_shows_its_age():
     machine = {
         "gpus": [{"name": "H100", "percent": 93, "used_bytes": 31_200_000_000, "memory_bytes": None}],
         "gpus_at": 990.0,
@@ -84,7 +84,7 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= status_table.view_json(view).keys()
 
 
-def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
+def test_shard_step_shows_its_speed_and_left_out_lines():
     record = {
         "kind": "progress",
         "done": 1,
@@ -107,14 +107,14 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
     )
     counts = {"read": 9, "empty": 0, "invalid_utf8": 3, "duplicate": 2}
     result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
-    assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # before it has left
+    assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # Before its exit.
     assert steps_text.record_words({**step, "state": "done", "result": result}) == (
         "7 documents in 2 shards, 1 held out, 2 duplicates left out, "
         "3 documents with bytes that are not UTF-8, replaced"
     )
 
 
-def test_a_step_of_rl_says_its_reward_and_how_far_its_engine_is_from_the_trainer_then_how_many_it_has_right():
+def test_rl_step_shows_reward_engine_mismatch_and_accuracy():
     record = {
         "kind": "progress",
         "done": 32,
@@ -134,7 +134,7 @@ def test_a_step_of_rl_says_its_reward_and_how_far_its_engine_is_from_the_trainer
     assert steps_text.record_words({**step, "state": "done"}) == "96.9 % of 1,024 problems solved"
 
 
-def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
+def test_loss_is_drawn_from_its_start_to_its_current_value():
     assert status_table.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
     assert status_table.sparkline([3.0, 3.0]) == "▁▁" and status_table.sparkline([]) == ""
     record = {
@@ -158,7 +158,7 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     assert "reward of base 0.10 ▁█ 0.90" in shown(status_table.status_table([of_rl], 1000.0), 120)
 
 
-def test_a_checkpoint_that_is_safe_is_named_with_its_age():
+def test_uploaded_checkpoint_is_shown_with_its_age():
     view = replace(VIEW, state="running", in_store={"base-f00d/step-000000500": 940.0})
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_is_safe_is_named_with_its_age():
     assert "in the store" not in shown(status_table.status_table([VIEW], 1000.0))
 
 
-def test_a_run_whose_money_was_not_enough_is_told_how_it_goes_on():
+def test_run_ended_by_its_limit_shows_how_to_continue():
     limit = replace(VIEW, state="limit", note="", limit_micro_usd=100_000_000)
     assert "inv resume brave-otter-3 --spend-limit 200.00" in shown(status_table.status_table([limit], 2.0), 120)
     assert "inv resume" not in shown(status_table.status_table([replace(limit, state="stopped")], 2.0), 120)
@@ -178,7 +178,7 @@ def flat(view: PodView, now: float = 1000.0) -> str:
     return " ".join(shown(status_table.status_table([view], now), 160).split())
 
 
-def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
+def test_time_and_money_of_a_run_share_one_clock_and_one_format():
     step = {
         "name": "base",
         "state": "running",
@@ -204,12 +204,12 @@ def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
     words = flat(view)
     assert "running base 34.21 USD 1 h 47 min 1 min 00 s" in words
     assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is reached in 5 h 27 min" in words
-    assert "2.000 10 min 00 s 1 min 00 s" in words  # what is left, and how old that is
+    assert "2.000 10 min 00 s 1 min 00 s" in words  # The remaining time, and its age.
     assert "1 h 40 min" in shown(steps_text.steps_table({"steps": [step]}, 1000.0, 60.0))
     assert "base 1 h 40 min: loss 2.000, 10 min 00 s left" in steps_text.step_line(step, 1000.0, 60.0)
 
 
-def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
+def test_ended_run_shows_its_end_and_the_time_of_each_phase():
     steps = [
         {"name": "text", "state": "reused", "elapsed_s": 0.0},
         {"name": "base", "state": "done", "elapsed_s": 255.0},
@@ -226,7 +226,7 @@ def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
     assert status_table.view_json(view)["ended_at"] == "1970-01-01T00:15:40Z"
 
 
-def test_uploads_that_wait_or_fail_are_told():
+def test_pending_and_failed_uploads_are_shown():
     pending = ("work/checkpoints/base-f00d/step-000000500", "logs/base.log")
     view = replace(VIEW, state="running", note="", pending=pending, upload_problem="ConnectionError: \x1b[31mreset")
     words = flat(view)
@@ -235,7 +235,7 @@ def test_uploads_that_wait_or_fail_are_told():
     assert "upload" not in flat(VIEW)
 
 
-def test_where_a_tracker_shows_a_run_stands_below_the_run():
+def test_tracker_link_of_a_run_is_shown_below_the_run():
     view = replace(
         VIEW, state="running", note="", progress={"steps": [STEP], "tracking": {"wandb": "offline, for: wandb sync x"}}
     )

@@ -1,4 +1,4 @@
-"""`inv shard` of a data set of the hub as it is typed, and back to the hub."""
+"""`inv shard` of a hub data set as typed, and back to the hub."""
 
 import json
 import os
@@ -22,7 +22,7 @@ print(json.dumps(rows["text"][:]))
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_a_tenth_of_a_data_set_becomes_a_folder_that_datasets_reads(tmp_path):
+def test_tenth_of_a_data_set_becomes_a_folder_for_datasets(tmp_path):
     comma(tmp_path / "csv-set", 500)
     out = str(tmp_path / "a")
     with hubs.serving({"x/csv-set": hubs.FolderRepo(tmp_path / "csv-set")}) as hub:
@@ -38,7 +38,7 @@ def test_a_tenth_of_a_data_set_becomes_a_folder_that_datasets_reads(tmp_path):
         assert "split train[:10%]" in hub.repos["me/tenth"].files["README.md"].content.decode()
 
 
-ROWS = 2100  # more than a smoke test takes
+ROWS = 2100  # More than a smoke test takes.
 LOADED_FROM_HUB = """
 import datasets, json
 rows = datasets.load_dataset("HuggingFaceFW/fineweb", "sample-10BT", split="train")
@@ -48,7 +48,7 @@ print(json.dumps(rows["text"][:]))
 
 @pytest.fixture(scope="module")
 def fineweb(tmp_path_factory):
-    """FineWeb's sample as its publisher lays it out."""
+    """Write FineWeb's sample in its published layout."""
     folder = tmp_path_factory.mktemp("fineweb")
     fineweb_edu(folder, ROWS)
     return hubs.FolderRepo(folder)
@@ -79,7 +79,7 @@ def typed(tmp_path):
         (("--split", "train[:20]", "--revision", "main"), 20),
     ],
 )
-def test_shards_are_those_of_fineweb_that_the_library_datasets_reads(fineweb, typed, tmp_path, words, rows):
+def test_shards_equal_fineweb_as_read_by_datasets(fineweb, typed, tmp_path, words, rows):
     with hubs.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
         done = typed(*words, HF_ENDPOINT=hub.url, SLIPWAY_SOURCE="pydocs" if "--dataset" in words else "")
         environ = {**os.environ, "HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_HOME": str(tmp_path / "theirs")}
@@ -96,7 +96,7 @@ def test_shards_are_those_of_fineweb_that_the_library_datasets_reads(fineweb, ty
 
 
 @pytest.mark.process
-def test_a_smoke_test_without_a_hub_takes_other_text_and_says_so(typed, tmp_path):
+def test_smoke_test_without_a_hub_uses_other_text_with_a_message(typed, tmp_path):
     done = typed("--mode", "smoke", "--take", "20", HF_ENDPOINT="http://127.0.0.1:9")
     folder = tmp_path / "var" / "datasets" / "smoke-pydocs"
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_a_smoke_test_without_a_hub_takes_other_text_and_says_so(typed, tmp_path
         ("--mode", "split"),
     ],
 )
-def test_text_that_was_named_is_not_replaced_where_the_hub_cannot_be_reached(typed, tmp_path, words):
+def test_named_text_is_not_replaced_when_the_hub_is_unreachable(typed, tmp_path, words):
     done = typed(*words, HF_HUB_OFFLINE="1")
     assert done.returncode == 1 and done.stderr.count("--source pydocs") == 1
     assert not list(tmp_path.rglob("manifest.json"))
@@ -134,7 +134,7 @@ def test_text_that_was_named_is_not_replaced_where_the_hub_cannot_be_reached(typ
 
 @pytest.mark.process
 @pytest.mark.parametrize("answer", [401, 403, 404, 429])
-def test_a_hub_that_refuses_is_no_hub_that_cannot_be_reached(fineweb, typed, tmp_path, answer):
+def test_refusing_hub_is_not_an_unreachable_hub(fineweb, typed, tmp_path, answer):
     with hubs.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
         hub.faults = [hubs.Fault("/api/", answer, 60, times=3)]
         done = typed("--mode", "smoke", HF_ENDPOINT=hub.url)
@@ -143,7 +143,7 @@ def test_a_hub_that_refuses_is_no_hub_that_cannot_be_reached(fineweb, typed, tmp
 
 
 @pytest.mark.process
-def test_a_flag_of_the_hub_beside_another_source_is_refused(typed):
+def test_hub_flag_for_a_different_source_is_refused(typed):
     done = typed("--source", "pydocs", "--split", "train")
     assert done.returncode == 2 and "--split names a data set of the hub" in done.stderr
 
@@ -157,6 +157,6 @@ def test_a_flag_of_the_hub_beside_another_source_is_refused(typed):
         (("--license", "mit"), "--license needs --push"),
     ],
 )
-def test_a_push_that_cannot_be_is_refused_before_anything_is_made(tmp_path, words, seen):
+def test_impossible_push_is_refused_before_any_work(tmp_path, words, seen):
     said = World(tmp_path, {"HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": ""}).begin("shard", *words).communicate()[1]
     assert seen in said and not (tmp_path / "var").exists()

@@ -1,4 +1,4 @@
-"""Two models compared by what was measured of them, and a harness of somebody else's that is asked for."""
+"""Two models compared by their recorded measurements, and an external harness on request."""
 
 import math
 import os
@@ -31,18 +31,18 @@ SIZES = [float(100 + at % 7) for at in range(50)]
 COSTS = [size * (1 + at % 5 / 5) for at, size in enumerate(SIZES)]
 
 
-def test_the_same_rows_are_compared_row_by_row_and_others_apart():
+def test_equal_rows_are_compared_pairwise_and_others_separately():
     better = [cost * 0.99 for cost in COSTS]
     paired = eval.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES)})["text"]
     assert paired["difference"]["value"] == pytest.approx(-0.01 * sum(COSTS) / sum(SIZES) / math.log(2))
     assert paired["difference"]["high"] < 0 and "each row" in paired["method"]
     other = eval.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES, rows_of="other words")})["text"]
     assert other["difference"]["value"] == pytest.approx(paired["difference"]["value"])
-    assert other["difference"]["low"] < 0 < other["difference"]["high"]  # not sure any more
+    assert other["difference"]["low"] < 0 < other["difference"]["high"]  # The difference is no longer significant.
     assert other["is_same_material"]
 
 
-def test_the_same_questions_are_compared_one_by_one_unless_they_were_put_otherwise():
+def test_equal_questions_are_compared_pairwise_unless_asked_differently():
     ours, theirs = [0] * 10 + [1] * 30, [1] * 40
     found = eval.compare({"task t": share(ours)}, {"task t": share(theirs)})["task t"]
     assert found["p"] == pytest.approx(2 / 2**10) and found["difference"]["low"] > 0
@@ -53,7 +53,7 @@ def test_the_same_questions_are_compared_one_by_one_unless_they_were_put_otherwi
     assert eval.compare({"a": share(ours)}, {"b": share(ours)}) == {}
 
 
-def test_a_comparison_says_what_may_be_chance(capsys):
+def test_comparison_marks_differences_that_may_be_chance(capsys):
     found = {"task t": share([0, 1, 1, 0]), "text": text(COSTS, SIZES), "leaks": share([1, 0])}
     others = {
         "task t": share([1, 1, 1, 0]),
@@ -69,7 +69,7 @@ def test_a_comparison_says_what_may_be_chance(capsys):
     assert "McNemar" in err and "ratio estimator" in err
 
 
-def test_leaks_and_right_answers_are_shown_turn_by_turn(capsys):
+def test_leaks_and_right_answers_are_shown_by_turn(capsys):
     turns = {
         f"{what} turn {turn}": share([turn > 2, 1, 1, 1]) | {"of": 4}
         for turn in (1, 2, 3)
@@ -96,11 +96,11 @@ folder.mkdir()
                              "acc_norm,none": 0.5, "acc_norm_stderr,none": 0.1},
                 "gsm8k": {"exact_match,strict-match": 0.0, "exact_match_stderr,strict-match": "N/A"}},
     "versions": {"arc_easy": 1.0}, "n-samples": {"arc_easy": {"original": 2376, "effective": 100}}}))
-"""  # the words and the file of lm-eval 0.4
+"""  # The words and the file of lm-eval 0.4.
 
 
 @pytest.mark.process
-def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measures(tmp_path, monkeypatch, capfd):
+def test_harness_gets_its_known_arguments_and_its_results_become_measures(tmp_path, monkeypatch, capfd):
     program = tmp_path / "lm_eval"
     program.write_text(HARNESS)
     program.chmod(0o755)
@@ -118,7 +118,7 @@ def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measur
         lm_eval.measure(tmp_path / "model", "x", lm_eval="broken", **asked)
 
 
-def test_what_the_harness_needs_is_said(tmp_path, monkeypatch):
+def test_missing_requirements_of_the_harness_are_named(tmp_path, monkeypatch):
     monkeypatch.delenv("LM_EVAL", raising=False)
     monkeypatch.setenv("PATH", os.defpath)
     with pytest.raises(UsageError, match="--lm-eval TASKS needs --endpoint URL"):

@@ -1,4 +1,4 @@
-"""inv fit and inv config --profile, as they are typed."""
+"""`inv fit` and `inv config --profile` as typed."""
 
 import json
 
@@ -10,14 +10,14 @@ from scripts.models.fit import FitFlags
 
 
 @pytest.fixture(autouse=True)
-def nobody_to_ask(monkeypatch, tmp_path):
+def no_vendor(monkeypatch, tmp_path):
     for name in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY", "SLIPWAY_REHEARSAL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "state" / "journal.db"))
     monkeypatch.setenv("SLIPWAY_POOLS", str(tmp_path / "none.yaml"))
 
 
-def test_the_size_of_a_recipe_is_one_line(capsys):
+def test_size_of_a_recipe_is_one_line(capsys):
     fit.show("runpod_2b", params=True, json=False)
     assert capsys.readouterr().out == "runpod_2b: 1.97B parameters (1,969,482,240)\n"
     fit.show("qwen3_0_6b", params=True, json=True)
@@ -28,7 +28,7 @@ def test_the_size_of_a_recipe_is_one_line(capsys):
     }
 
 
-def test_a_recipe_is_shown_whole(capsys):
+def test_recipe_is_shown_completely(capsys):
     fit.show("runpod_1b", params=False, json=False)
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert lines["model.hidden_size"].strip() == "2048"
@@ -36,7 +36,7 @@ def test_a_recipe_is_shown_whole(capsys):
     assert lines["keeping.keep"].strip() == "5"
 
 
-def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
+def test_fit_shows_each_gpu_and_one_gpu_in_detail(capsys):
     fit.fit.work(FitFlags(profile="runpod_1b", phase="base", gpu="", json=False))
     shown = capsys.readouterr()
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines()[2:]}
@@ -58,7 +58,7 @@ def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
     assert one["takes"]["total"] == sum(size for part, size in one["takes"].items() if part != "total")
 
 
-def test_what_is_not_known_is_refused_with_what_is():
+def test_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="--gpu XX is unknown; known: A100"):
         fit.fit.work(FitFlags(profile="smoke", phase="base", gpu="XX", json=False))
     with pytest.raises(UsageError, match="--phase rlx: known: base, mid, sft"):
@@ -67,7 +67,7 @@ def test_what_is_not_known_is_refused_with_what_is():
         fit.fit.work(FitFlags(profile="smoke", phase="base", gpu="", json=False, num_gpus=0))
 
 
-def test_fit_says_how_a_model_is_spread_over_several_gpus(capsys):
+def test_fit_shows_the_distribution_of_a_model_over_several_gpus(capsys):
     fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=False, num_gpus=8, nodes=2))
     shown = capsys.readouterr().out
     assert "2 machines of 8 GPUs" in shown and "hybrid over 16" in shown

@@ -1,4 +1,4 @@
-"""Multiple choice by EleutherAI's harness and by our own measure: the same answers. At night, in an environment."""
+"""Multiple choice by EleutherAI's harness and by Slipway's measure: equal answers. At night, in an environment."""
 
 import json
 import random
@@ -42,7 +42,9 @@ def harness() -> Path:
 
 @pytest.fixture
 def served(tmp_path, inputs, request):
-    """A tiny model, with our tokenizer or with one of its own, and a server that tells the chances of each token."""
+    """Yield a tiny model, with Slipway's tokenizer or with its own, and a server of the log probabilities of each
+    token.
+    """
     words = inputs[0] / "tokenizer" if request.param == "ours" else qwen_like(tmp_path / "words")
     model = Decoder(trained.TINY)
     initialise(model, 3)
@@ -75,17 +77,17 @@ def served(tmp_path, inputs, request):
 
 
 def told(model, ids) -> dict:
-    """Return the reply of a server for a prompt that it is to echo."""
+    """Return the reply of a server for a prompt with echo."""
     with torch.no_grad():
         chances = model(torch.tensor([ids]))[0].log_softmax(dim=-1)
-    logprobs = [None, *(float(chances[at, one]) for at, one in enumerate(ids[1:])), -1.0]  # and one that follows
+    logprobs = [None, *(float(chances[at, one]) for at, one in enumerate(ids[1:])), -1.0]  # And the next token.
     tokens = [str(one) for one in [*ids, 0]]
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": [{token: 0.0} for token in tokens]}
 
 
 @pytest.mark.parametrize("served", ["ours", "own"], indirect=True)
 @pytest.mark.parametrize("as_text", [True, False], ids=["text", "talk"])
-def test_the_harness_and_we_say_the_same_of_a_made_up_task(served, harness, tmp_path, monkeypatch, request, as_text):
+def test_harness_and_own_measure_agree_on_an_artificial_task(served, harness, tmp_path, monkeypatch, request, as_text):
     folder, url = served
     chance = random.Random(5)
     pool = ["reads lines", "opens", "the sockets of many words", "joins paths", "7", "closes what was opened"]
@@ -107,9 +109,9 @@ def test_the_harness_and_we_say_the_same_of_a_made_up_task(served, harness, tmp_
     theirs = lm_eval.measure(folder, "madeup", lm_eval=str(task), endpoint=url, served_name="", as_text=as_text)
     ours = scores(EvalSpec(model=str(folder), tasks=(str(file),), as_text=as_text))["measures"]
     # The harness counts white space at the end of a prompt as part of the answer, and some templates end in a newline.
-    # That is the same for all choices, but not by character.
+    # The effect is equal for all choices, but not per character.
     is_as_norm = as_text or "ours" in request.node.callspec.id
     pairs = (("task madeup", "lm-eval madeup"), ("task madeup acc", "lm-eval madeup acc"))[0 if is_as_norm else 1 :]
     for mine, its in pairs:
         assert ours[mine]["value"] == pytest.approx(theirs[its]["value"]), mine
-    assert ours["task madeup"]["value"] != ours["task madeup acc"]["value"]  # else it would show little
+    assert ours["task madeup"]["value"] != ours["task madeup acc"]["value"]  # Otherwise the test would prove little.

@@ -1,4 +1,4 @@
-"""The packages that the tests want: named with the command where they are missing, installed where that was asked."""
+"""The Debian packages of the tests: missing packages are named with the command, and installed on request."""
 
 import os
 
@@ -19,7 +19,7 @@ exit ${APT_CODE:-0}
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Return the calls of apt-get, line by line; a program that records them replaces the real one."""
+    """Return the calls of apt-get, line by line; a recording program replaces the real apt-get."""
     for name in ("apt-get", "sudo"):
         (tmp_path / name).write_text(RECORD)
         (tmp_path / name).chmod(0o755)
@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
     return lambda: [line for line in record.read_text().splitlines() if line.startswith("apt-get")]
 
 
-def test_what_is_missing_is_named_in_one_line_with_the_command(installed, capsys):
+def test_missing_packages_are_named_in_one_line_with_the_command(installed, capsys):
     bring_programs(yes=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("inv: tests that need some-server, some-library are skipped. To run these tests: ")
@@ -42,7 +42,7 @@ def test_what_is_missing_is_named_in_one_line_with_the_command(installed, capsys
 
 @pytest.mark.process
 @pytest.mark.parametrize(("yes", "ci"), [(True, ""), (False, "true"), (True, "1")])
-def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, ci):
+def test_packages_are_installed_on_request(installed, monkeypatch, yes, ci):
     monkeypatch.setenv("CI", ci)
     bring_programs(yes)
     update, install = installed()
@@ -51,7 +51,7 @@ def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, c
 
 
 @pytest.mark.process
-def test_an_installation_that_fails_is_told_and_no_test_begins(installed, monkeypatch, capsys):
+def test_failed_installation_is_reported_and_no_test_starts(installed, monkeypatch, capsys):
     monkeypatch.setenv("APT_CODE", "100")
     monkeypatch.setattr(debian, "is_allowed", lambda: True)
     with pytest.raises(Exit, match="Without --yes and CI=true, tests that need these packages are skipped"):
@@ -59,13 +59,13 @@ def test_an_installation_that_fails_is_told_and_no_test_begins(installed, monkey
     assert "inv: failed: " in capsys.readouterr().err
 
 
-def test_where_all_is_there_nothing_is_said_or_done(installed, monkeypatch, capsys):
+def test_complete_packages_cause_no_message_and_no_call(installed, monkeypatch, capsys):
     monkeypatch.setattr(debian, "PACKAGES", {"git": ("git",)})
     bring_programs(yes=True)
     assert (capsys.readouterr().err, installed()) == ("", [])
 
 
 @pytest.mark.parametrize(("ci", "is_one"), [("", False), ("0", False), ("false", False), ("true", True), ("1", True)])
-def test_ci_says_so_itself(monkeypatch, ci, is_one):
+def test_ci_requests_the_installation_itself(monkeypatch, ci, is_one):
     monkeypatch.setenv("CI", ci)
     assert debian.is_ci() is is_one

@@ -1,4 +1,4 @@
-"""`inv config --config`, and a key that runpodctl has saved."""
+"""`inv config --config`, and a key saved by runpodctl."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.world import World
 
 @pytest.mark.process
 @pytest.mark.pack("pipeline")
-def test_of_the_files_that_a_file_names_it_is_said_which_are_there(tmp_path):
+def test_existing_files_named_by_a_file_are_marked(tmp_path):
     (tmp_path / "talk.jsonl").write_text("{}\n")
     (tmp_path / "none.jsonl").write_text("")
     (tmp_path / "run.yaml").write_text(
@@ -42,7 +42,7 @@ def test_of_the_files_that_a_file_names_it_is_said_which_are_there(tmp_path):
         ("../.runpod.yaml", "apiKey: rpa_CANARY91\n"),
     ],
 )
-def test_a_key_that_runpodctl_has_saved_is_found_and_not_used_by_itself(tmp_path, monkeypatch, file, text):
+def test_key_saved_by_runpodctl_is_found_but_not_used_by_itself(tmp_path, monkeypatch, file, text):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".runpod").mkdir()
     (tmp_path / ".runpod" / file).write_text(text)

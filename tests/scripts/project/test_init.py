@@ -1,4 +1,4 @@
-"""`inv init` at a terminal of its own, with a vendor on loopback: what is shown, what is asked, what is written."""
+"""`inv init` at a separate terminal, with a vendor on loopback: output, questions, and written files."""
 
 import os
 import pty
@@ -37,7 +37,7 @@ GOOD, BAD = "rpa_GOOD" + "x" * 20, "rpa_BAD" + "y" * 20
 
 
 class Terminal:
-    """The command on a terminal; what is typed comes when it has asked."""
+    """The command on a terminal; input is typed after each question."""
 
     def __init__(self, folder: Path, environ: dict[str, str], *words: str) -> None:
         self.child, self.terminal = pty.fork()
@@ -46,7 +46,7 @@ class Terminal:
         self.seen, self.read = "", 0
 
     def until(self, text: str) -> str:
-        """Return what was shown since the last time, up to this text."""
+        """Return the output since the last call, up to this text."""
         deadline = time.monotonic() + 60
         while text not in self.seen[self.read :]:
             assert select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))[0], self.seen
@@ -57,14 +57,14 @@ class Terminal:
 
     def answer(self, question: str, line: str) -> None:
         self.until(question)
-        time.sleep(0.05)  # getpass empties what was typed before it asked
+        time.sleep(0.05)  # getpass discards input typed before its question.
         os.write(self.terminal, f"{line}\n".encode())
 
     def end(self) -> int:
         try:
             while piece := os.read(self.terminal, 4096):
                 self.seen += piece.decode(errors="replace")
-        except OSError:  # the terminal is closed with the program
+        except OSError:  # The terminal closes with the program.
             pass
         os.close(self.terminal)
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
@@ -87,7 +87,7 @@ def environ(tmp_path):
         }
 
 
-def test_a_key_is_checked_kept_to_its_owner_and_never_shown(tmp_path, environ):
+def test_key_is_checked_stored_privately_and_never_shown(tmp_path, environ):
     (tmp_path / ".env").write_text("# mine\nSHADEFORM_API_KEY=sf-there\n")
     one = Terminal(tmp_path, environ, "runpod")
     one.answer("RUNPOD_API_KEY: ", BAD)
@@ -105,8 +105,8 @@ def test_a_key_is_checked_kept_to_its_owner_and_never_shown(tmp_path, environ):
     assert (tmp_path / ".env").stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_a_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, environ):
-    (tmp_path / "~").touch()  # a store in the home folder is not tried in here
+def test_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, environ):
+    (tmp_path / "~").touch()  # A store in the home folder is not tried here.
     one = Terminal(tmp_path, environ)
     for name in ("RUNPOD", "LIUM", "SHADEFORM"):
         one.answer(f"{name}_API_KEY: ", "")
@@ -123,7 +123,7 @@ def test_a_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, 
     assert two.end() == 0
 
 
-def test_without_a_terminal_it_says_what_to_do_and_changes_nothing(tmp_path, environ):
+def test_init_without_a_terminal_explains_the_next_command_and_changes_no_file(tmp_path, environ):
     words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(words, env=environ, input="x\n", capture_output=True, text=True)
     assert done.returncode == 2 and "cp .env.example .env && chmod 600 .env" in done.stderr

@@ -1,4 +1,4 @@
-"""The parts of the suite hold every test file exactly once."""
+"""The parts of the suite contain every test file exactly once."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def test_every_file_is_in_exactly_one_part():
 
 
 @pytest.mark.parametrize("names", [["vendors", "packs"], ["packs", "vendors"], ["rest", *PARTS]])
-def test_parts_named_together_hold_the_files_of_each(names):
+def test_parts_named_together_contain_the_files_of_each(names):
     assert collected(chosen(names)) == set.union(*(collected(chosen([name])) for name in names))
 
 
-def test_a_path_stays_as_typed():
+def test_path_stays_as_typed():
     assert chosen(["tests/faults/test_crash.py", "vendors"]) == ["tests/faults/test_crash.py", "tests/packs/drill"]
 
 

@@ -21,12 +21,12 @@ CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessSta
 SILENT = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0)
 
 
-def said(seen=ServiceRecord(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
+def findings_text(seen=ServiceRecord(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
     return " ".join(f"{what} {do}" for what, do in advice("demo", WANTED, seen, metrics, was_kept))
 
 
-def test_nothing_is_said_of_a_service_that_is_well():
-    assert said() == ""
+def test_healthy_service_has_no_finding():
+    assert findings_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -37,20 +37,20 @@ def test_nothing_is_said_of_a_service_that_is_well():
         (SILENT, ("demo-0 is NOT_READY", "serve.logs demo --replica-id 0", "serve.ssh demo --replica-id 0")),
     ],
 )
-def test_a_replica_that_is_not_well_leads_to_its_log_its_machine_and_its_patience(facts, words):
+def test_unhealthy_replica_leads_to_its_log_its_machine_and_its_timeouts(facts, words):
     seen = ServiceRecord(members=(Member(number=0, version=1, run="demo-0", facts=facts, why="it broke"),))
     for word in words:
-        assert word in said(seen)
+        assert word in findings_text(seen)
 
 
-def test_an_overload_a_dead_controller_and_a_held_launch_are_told():
+def test_overload_dead_controller_and_held_launch_are_reported():
     busy = {"requests": 10, "failed": 5, "queue_s": {"p95": 3.0}}
-    text = said(ServiceRecord(held="the budget allows 0 more"), busy, was_kept=False)
+    text = findings_text(ServiceRecord(held="the budget allows 0 more"), busy, was_kept=False)
     for word in ("wait 3 s", "serve.scale demo --min-replicas 3", "50.0% of the requests", "--controller", "budget"):
         assert word in text
 
 
-def test_figures_come_from_lines_that_may_be_cut(tmp_path):
+def test_metrics_are_read_from_possibly_cut_lines(tmp_path):
     class Settings:
         pods = tmp_path / "pods"
 
@@ -65,7 +65,7 @@ def test_figures_come_from_lines_that_may_be_cut(tmp_path):
     assert found["qps_per_replica"] == {"demo-0": round(1 / 60, 3)}
 
 
-def test_percentiles_are_values_that_were_measured():
+def test_percentiles_are_measured_values():
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
 
 
@@ -85,7 +85,7 @@ SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best"
        "ordered": [{"cloud": "gcp"}]}  # fmt: skip
 
 
-def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
+def test_every_key_of_resources_is_read_or_named_with_its_replacement():
     assert {one.name for one in dataclasses.fields(service.ReplicaResources)} == READ | set(SKY)
     for name, value in SKY.items():
         (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
@@ -99,16 +99,16 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
     assert [what for what, _ in told] == [f"resources.{name} in the service file has no effect" for name in UNREAD]
 
 
-def test_what_only_skyserve_does_is_named():
+def test_keys_for_skyserve_only_are_named():
     shipped = service.load(revision.CONFIG)
-    said = {
+    findings_text = {
         "service": {"replicas": 1, "load_balancing_policy": "round_robin"},
         "setup": "pip install x",
         "run": "x",
         "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"},
     }
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
-    assert revision.only_for_skyserve(service.parse("x", said), shipped) == words
+    assert revision.only_for_skyserve(service.parse("x", findings_text), shipped) == words
     assert revision.only_for_skyserve(shipped, shipped) == []
 
 
@@ -126,12 +126,12 @@ UP = Facts(launch=ProcessStatus.SUCCEEDED)
         (CRASHED, (("environment", 1.0),), False),
     ],
 )
-def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
+def test_timeout_of_a_service_counts_from_the_start_of_its_engines(facts, phases, waits):
     assert awaiting.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
 
 
 @pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])
-def test_a_bound_that_an_engine_is_told_of_makes_another_version_and_others_do_not(bounds, is_same):
+def test_bound_passed_to_an_engine_makes_a_new_version_and_other_bounds_do_not(bounds, is_same):
     before = WANTED.newest
     after = dataclasses.replace(before, document={**before.document, "slipway": {"limits": bounds}})
     assert revision.replaces_nothing(before, after) == is_same

@@ -1,4 +1,4 @@
-"""`inv chat --endpoint` with a server of few positions, which answers as vLLM 0.32 does."""
+"""`inv chat --endpoint` with a server of few positions, which answers like vLLM 0.32."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from scripts.services import endpoint_chat
 
 pytestmark = pytest.mark.process
 
-ROOM = 30  # words, as this server counts
+ROOM = 30  # Words, as counted by this server.
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def server(monkeypatch):
     one.server_close()
 
 
-def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(server, tmp_path, monkeypatch, capsys):
+def test_oversized_conversation_continues_without_its_oldest_turns(server, tmp_path, monkeypatch, capsys):
     questions = [f"question {n} of twenty" for n in range(20)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(questions)))
     endpoint_chat.hold(server, Settings.load(tmp_path), "m", None, 0.0, 8)
@@ -69,9 +69,9 @@ def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(ser
     assert all(
         [one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2) + ["user"] for talk in Handler.seen
     )
-    assert {len(talk) for talk in Handler.seen[5:]} == {7}  # as many as fit, to the end
+    assert {len(talk) for talk in Handler.seen[5:]} == {7}  # As many turns as fit, to the end.
 
 
-def test_one_question_that_is_too_long_is_told(server, tmp_path):
+def test_oversized_question_is_reported(server, tmp_path):
     with pytest.raises(SlipwayError, match="maximum context length is 30"):
         endpoint_chat.hold(server, Settings.load(tmp_path), "m", "why " * 31, 0.0, 8)

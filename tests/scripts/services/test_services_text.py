@@ -1,4 +1,4 @@
-"""Services, their requests and their keys, as people read them."""
+"""Services, their requests and their keys, as text for people."""
 
 import json
 
@@ -15,7 +15,7 @@ from serve.policy.service_state import Member, ServiceRecord
 from serve.processes import controller_client
 
 
-def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_path, capsys):
+def test_request_is_one_line_for_people_and_json_on_request(tmp_path, capsys):
     visit = RequestRecord(0.0, b"id-1")
     visit.route, visit.status, visit.replica, visit.tries, visit.key = "/v1/completions", 200, "demo-1", 2, "ann"
     visit.first_byte_s, visit.queue_s, visit.total_s = 0.03125, 1.5, 0.5
@@ -33,7 +33,7 @@ def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_pat
     assert services_text.request_line("{half") == "{half"
 
 
-def test_the_end_of_a_service_says_what_it_waits_for():
+def test_end_of_a_service_shows_its_progress():
     ready = Member(number=0, version=1, run="demo-0", facts=Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0))
     assert controller_client.waiting_for(ServiceRecord(members=(ready,))).startswith(
         "replicas to end, requests under way first: demo-0 ("
@@ -48,7 +48,7 @@ def test_the_end_of_a_service_says_what_it_waits_for():
         (False, "is not running. After the start"),
     ],
 )
-def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch, capsys, runs, said):
+def test_first_key_shows_when_other_clients_are_locked_out(tmp_path, monkeypatch, capsys, runs, said):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
     monkeypatch.setattr(service_rows, "every", lambda journal: [type("Row", (), {"name": "demo"})] if runs else [])

@@ -28,9 +28,7 @@ def test_exchanges_time_out_earlier_after_the_first_step(monkeypatch):
 
 
 @pytest.mark.slow
-def test_work_of_the_first_process_precedes_the_first_exchange_and_short_timeouts_follow_the_first_step(
-    tmp_path, monkeypatch
-):
+def test_slow_work_precedes_the_first_exchange_and_short_timeouts_follow_the_first_step(tmp_path, monkeypatch):
     order = []
 
     def noted(name, owner, attribute):
