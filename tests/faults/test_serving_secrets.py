@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.services import Place
+from tests.end_to_end.services import Installation
 from tests.faults.test_secrets import KEYS, command_lines, encodings, files
 from tests.programs import source
 from tests.world import World, until
@@ -28,7 +28,7 @@ def canary() -> str:
 @pytest.fixture
 def place(tmp_path):
     tokens = {name: prefix + canary() for name, prefix in KEYS.items()}
-    place = Place(World(tmp_path, tokens), tmp_path)
+    place = Installation(World(tmp_path, tokens), tmp_path)
     yield place
     place.world.inv("serve.down", "--all")
 

@@ -19,7 +19,7 @@ import pytest
 
 from data.tokens import tokenizer
 from infra.agent.process import find
-from tests.end_to_end.services import Place
+from tests.end_to_end.services import Installation
 from tests.processes import command_line
 from tests.programs import source
 from tests.serve import real
@@ -124,9 +124,9 @@ async def stream(session: aiohttp.ClientSession, url: str, one: StreamResult) ->
 
 
 @pytest.fixture
-def place(tmp_path):
+def installation(tmp_path):
     world = World(tmp_path)
-    yield Place(world, tmp_path)
+    yield Installation(world, tmp_path)
     patient(world, "serve.down", "--all")
     assert world.processes() == []
 
@@ -147,9 +147,9 @@ def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
     return real.write_model(folder, made, words), says
 
 
-def workers(place: Place) -> dict[str, list[int]]:
+def workers(installation: Installation) -> dict[str, list[int]]:
     """Return the processes that hold a model, by replica."""
-    with place.journal() as journal:
+    with installation.journal() as journal:
         rows = [op for op in journal.ops(live=True) if op.service == "demo"]
     found: dict[str, list[int]] = {}
     for op in rows:
@@ -175,23 +175,23 @@ def use(python: Path, url: str, key: str) -> str:
 
 @pytest.mark.needs("curl")
 @pytest.mark.parametrize("mode", ["rolling", "blue_green"])
-def test_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode):
+def test_service_of_real_engines_survives_a_kill_an_update_and_its_end(installation, inputs, tmp_path, mode):
     python = real.python()  # The environment is created here if missing, before any process waits for an engine.
     words = Path(inputs[0]) / "tokenizer"
     first, a = model(tmp_path / "A", "llama", "Ahab", words)
     second, b = model(tmp_path / "B", "qwen3", "Bosun", words)
-    key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
+    key = installation.world.json("serve.key", "demo", "--for", "ann")["key"]
     # An engine spins for a second after each token, so probes each second would take a core per engine.
     patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
-    config = place.config(slipway={"engine": {"max_seqs": 8}}, **patience)
+    config = installation.config(slipway={"engine": {"max_seqs": 8}}, **patience)
     line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
-    up = json.loads(patient(place.world, "serve.up", "demo", "--model", str(first), *line))
+    up = json.loads(patient(installation.world, "serve.up", "demo", "--model", str(first), *line))
     assert (up["state"], up["ready"]) == ("READY", 2)
     assert all(one["phases_s"]["weights"] > 0 and one["phases_s"]["compiling"] > 0 for one in up["replicas"]), up
     url = up["endpoint"]
     assert use(python, url, key) == a
 
-    before = workers(place)
+    before = workers(installation)
     assert before.keys() == {"demo-0", "demo-1"}
     with Load(url, key, clients=8, most=64) as load:
         load.await_more(8)
@@ -201,26 +201,28 @@ def test_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, in
     assert all(one.pieces for one in load.failures) and len(load.failures) <= load.clients, load.failures
 
     def is_replaced() -> bool:
-        found = place.status("demo")
+        found = installation.status("demo")
         return found["ready"] == 2 and {one["id"] for one in found["replicas"] if one["serving"]} == {1, 2}
 
     until(is_replaced, "a replacement", START_S)
-    assert workers(place).keys() == {"demo-1", "demo-2"}  # No process of the dead engine is left.
+    assert workers(installation).keys() == {"demo-1", "demo-2"}  # No process of the dead engine is left.
 
     with Load(url, key, clients=2, pause_s=1.5) as load:
         load.await_more(4)
-        after = json.loads(patient(place.world, "serve.up", "demo", "--model", str(second), "--mode", mode, *line))
+        after = json.loads(
+            patient(installation.world, "serve.up", "demo", "--model", str(second), "--mode", mode, *line)
+        )
         begun = len(load.told) + load.clients
         load.await_more(load.clients + 4)
     assert not load.failures, load.failures
     assert (after["ready"], after["versions"]) == (2, [2])
     assert all(one.text in (a, b) for one in load.told)
     assert load.told[0].text == a and all(one.text == b for one in load.told[begun:])
-    until(lambda: workers(place).keys() == {"demo-3", "demo-4"}, "the end of the old ones", START_S)
+    until(lambda: workers(installation).keys() == {"demo-3", "demo-4"}, "the end of the old ones", START_S)
 
     with Load(url, key, clients=4, pause_s=0.5) as load:
         load.await_more(4)
-        patient(place.world, "serve.down", "demo")
+        patient(installation.world, "serve.down", "demo")
     begun = [one for one in load.told if one.pieces]
     assert len(begun) >= 4 and not [one for one in begun if one.failure], begun
-    assert place.world.processes() == [] and workers(place) == {}
+    assert installation.world.processes() == [] and workers(installation) == {}

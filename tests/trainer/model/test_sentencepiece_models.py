@@ -48,10 +48,10 @@ ZEPHYR = """\
 
 def one_bit(folder: Path, layout: str) -> Path:
     """Return a random model in a published layout, with a tokenizer.model and no tokenizer.json."""
-    from tests.packs.bits.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
+    from tests.packs.bits.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, transformers_model
 
     raw = {**{"1bitLLM": ONE_BIT_LLM, "microsoft": MICROSOFT}[layout], "vocab_size": IDS}
-    tensors = dict(theirs_of(raw).state_dict())
+    tensors = dict(transformers_model(raw).state_dict())
     if layout == "1bitLLM":
         tensors = {".".join(OF_1BITLLM.get(one, one) for one in name.split(".")): it for name, it in tensors.items()}
     write(folder_of(raw, tensors, folder), trained())
