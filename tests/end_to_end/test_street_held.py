@@ -42,7 +42,7 @@ def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(use
     assert (made["run"], made["stays"], made["for"]) == ("box", True, "nothing yet") and float(made["usd_per_hour"]) > 0
     refused = failed(user, "launch", "--provider", "lium", "--gpu", "L40S", "--phase", "base", "--no-sync")
     assert refused[0] == 2 and "a new machine has no code" in refused[2]
-    done = user.at_once(
+    done = user.run_in_parallel(
         {name: run_of(folder, name, "--host", "box", "--devices", device) for name, device in ("a0", "b1")}
     )
     assert [one.returncode for one in done.values()] == [0, 0], done

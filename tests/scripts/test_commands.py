@@ -85,7 +85,7 @@ def test_rehearsal_accepts_every_flag_of_a_launch():
 
 @pytest.mark.parametrize("name", sorted(name for name, one in COMMANDS.items() if one.record))
 def test_flag_has_one_meaning_in_a_command(name):
-    """For a field declared by two parts of a record, the first part wins silently."""
+    """The first part silently wins when two parts of a record declare a field."""
     parts = [(one, set(one.__dict__.get("__annotations__", ()))) for one in COMMANDS[name].record.__mro__]
     twice = [
         (one.__name__, other.__name__, own & others)
