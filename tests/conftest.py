@@ -84,7 +84,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect tests of missing packs. Run tests that take minutes first, so that no slow test is last."""
+    """Deselect tests of missing packs. Run tests of several minutes first, so that no slow test is last."""
     off = [one for one in items if any(mark.args[0] not in packs.installed() for mark in one.iter_markers("pack"))]
     if off:
         config.hook.pytest_deselected(items=off)

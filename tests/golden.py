@@ -1,4 +1,4 @@
-"""The outputs of each step of a recipe at a tiny size, and the version of the semantics at the time of recording.
+"""The outputs of each step of a recipe at a tiny size, and the version of the step at the time of recording.
 
     python -m tests.golden          compare with tests/golden.json
     python -m tests.golden write    record new entries: a step, or a version raised in trainer/fingerprints.py

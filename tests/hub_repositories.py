@@ -65,7 +65,7 @@ class FolderRepo:
     configs: list[dict[str, Any]] = field(default_factory=list)
     token: str = ""
     gated: bool = False
-    """True if everybody may see that the repository exists, and only the token opens its files."""
+    """True for a visible repository with files that only the token opens."""
 
     def at(self, revision: str) -> tuple[str, Mapping[str, Blob]] | None:
         return (COMMIT, FolderFiles(self.folder)) if revision in ("main", COMMIT) else None

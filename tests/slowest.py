@@ -11,7 +11,7 @@ class Slowest:
     """A plugin that adds up the times of all tests by file, of all workers, and prints the slowest files at the end."""
 
     def __init__(self) -> None:
-        self.spent_s: Counter[str] = Counter()  # by file; a fixture counts for its first file
+        self.spent_s: Counter[str] = Counter()  # by file; a fixture counts for the first file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.spent_s[report.location[0]] += report.duration  # type: ignore[assignment] # seconds are no whole numbers

@@ -1,4 +1,4 @@
-"""Texts name things: the rate of each pointing word stays at its target, in code, messages and guides."""
+"""Texts name things: the rate of each pointing word stays at the target, in code, messages and guides."""
 
 import pytest
 

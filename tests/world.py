@@ -85,7 +85,7 @@ class World:
                 shutil.rmtree(folder / phase)
 
     def processes(self) -> list[int]:
-        """Return every process with this world in its environment."""
+        """Return every process with this world in the environment."""
         mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
         return [pid for pid in pids() if pid != os.getpid() and mine in environ(pid)]
 

@@ -1,7 +1,7 @@
 """Small data sets in the layouts of well-known published ones, as folders for a hub to serve.
 
 Input: a folder and the number of rows. Output: a folder per layout in it. The texts are made here; the names of files,
-columns and configurations, and the file formats, are those of the namesake data sets.
+columns and configurations, and the file formats, equal the namesake data sets.
 """
 
 import csv
@@ -103,7 +103,7 @@ def comma(folder: Path, rows: int) -> None:
 
 
 def objects(folder: Path, rows: int) -> None:
-    """Write one JSON array, whose texts stand in `content`."""
+    """Write one JSON array with the texts under `content`."""
     folder.mkdir(parents=True)
     (folder / "train.json").write_text(json.dumps([{"content": text_of(n), "id": str(n)} for n in range(rows)]))
 

@@ -42,5 +42,5 @@ def blocks(page: Path) -> list[Block]:
 
 
 def words(line: str) -> list[str]:
-    """Return the words of a command, without its comment."""
+    """Return the words of a command, without the comment."""
     return shlex.split(line, comments=True)

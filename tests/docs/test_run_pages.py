@@ -1,4 +1,4 @@
-"""The commands on the pages, run every night: each page in a fresh world, from its first line to its last."""
+"""The commands on the pages, run every night: each page in a fresh world, from the first line to the last."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from infra.settings import VENDORS, Settings
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, ROOT, blocks, name
 
 RUNNABLE = [page for page in BY_HAND if any(block.mark != ACCOUNT for block in blocks(page))]
-LONGEST_S = 1200  # Of one command; none should take a tenth of it.
+LONGEST_S = 1200  # Timeout of one command; no command should need a tenth of the time.
 
 
 class Reader:
@@ -52,7 +52,7 @@ class Reader:
         )
 
     def type(self, line: str, mark: str) -> None:
-        """Run a line of a page, which must exit with 0. Interrupt an endless line after its first output."""
+        """Run a line of a page, which must exit with 0. Interrupt an endless line after the first output."""
         process = self.begin(line)
         try:
             if mark == INTERRUPT:

@@ -1,4 +1,4 @@
-"""Fixtures that several end-to-end tests need."""
+"""Fixtures for several end-to-end tests."""
 
 import fcntl
 import os
@@ -16,8 +16,8 @@ from tests.world import ONE_THREAD, World, until
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store with a trained base model and its inputs (text, tokenizer, tokens) for `World.take`.
 
-    Tests that are about other matters begin with a copy of the store. The first worker creates the store for all
-    workers. The run has a work folder of its own, because `inv train --prepare` works in the work folder of the
+    Tests of other features begin with a copy of the store. The first worker creates the store for all
+    workers. The run has a separate work folder, because `inv train --prepare` works in the work folder of the
     checkout.
     """
     own = tmp_path_factory.getbasetemp()
@@ -45,9 +45,9 @@ def stock(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    """Yield an installation, and end every process of its services afterwards."""
+    """Yield an installation, and end every process of the services afterwards."""
     world = World(tmp_path)
     yield Installation(world, tmp_path)
     world.inv("serve.down", "--all")
-    # A supervisor that exits normally releases its lease; only then stop waiting for the remaining processes.
+    # A supervisor releases the lease before a normal exit, so wait for the exit of every process.
     until(lambda: not world.processes(), "their end", GUARD_S)

@@ -86,7 +86,7 @@ class Installation:
         return found
 
     def workers(self, name: str) -> dict[str, Identity]:
-        """Return, by replica, the worker process that ignores SIGTERM, in a session of its own."""
+        """Return, by replica, the worker process that ignores SIGTERM, in a separate session."""
         return self.processes(name, b"signal.SIG_IGN")
 
     def ended(self, name: str, number: int) -> bool:
@@ -117,7 +117,7 @@ class Installation:
 
 
 def say(url: str, **more) -> tuple[str, str]:
-    """Return the answer to a chat, and the replica that answered."""
+    """Return the answer to a chat, and the answering replica."""
     said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
     request.add_header("Content-Type", "application/json")
@@ -128,7 +128,7 @@ def say(url: str, **more) -> tuple[str, str]:
 
 @dataclass
 class Traffic:
-    """Streaming requests by several clients at once, one request after another, until the block ends."""
+    """Streaming requests by several clients at once, in sequence, until the block ends."""
 
     load: LoadTest
     clients: int = 4

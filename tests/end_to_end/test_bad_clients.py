@@ -1,4 +1,4 @@
-"""A service whose engine answers one client's requests with 5xx: other clients are served, and replicas stay in
+"""A service with an engine that answers one client's requests with 5xx: other clients are served, and replicas stay in
 routing.
 """
 
@@ -31,7 +31,7 @@ SCRIPT = {"fail": "500", "only": "cat**"}
 
 @dataclass
 class Clients:
-    """Clients of one kind, which send one request after another."""
+    """Clients of one kind, which send requests in sequence."""
 
     said: dict
     count: int
@@ -61,7 +61,7 @@ def ask_together(url: str, *kinds: Clients, times: int, longest_s: float = GUARD
 
 
 def least_ready(installation: Installation, wanted: int) -> int:
-    """Return the smallest number of ready replicas since all were ready, as the controller recorded it."""
+    """Return the smallest number of ready replicas since all were ready, from the controller's records."""
     lines = (
         (installation.folder / "services" / "demo" / Places(installation.folder).history.name).read_text().splitlines()
     )

@@ -176,7 +176,7 @@ def test_missing_network_gets_one_line_with_the_fix(tmp_path):
     one = Checkout(tmp_path)
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
     nowhere |= {"PIP_FIND_LINKS": "", "UV_HTTP_RETRIES": "0", "SLIPWAY_INSTALLER": "uv"}
-    code, out, err = one.inv("config", python=sys.executable, **nowhere)  # This Python has uv beside it.
+    code, out, err = one.inv("config", python=sys.executable, **nowhere)  # uv is installed beside this Python.
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
     assert "some packages are not in the cache (uv --offline); no package index answers (uv); " in last

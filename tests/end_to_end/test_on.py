@@ -113,7 +113,7 @@ def test_timeout_ends_the_command_but_not_background_processes(world):
 
 @pytest.mark.timeout(300)
 def test_custom_tasks_reach_pods_by_name(world):
-    """Run the examples as their first lines say, from another folder."""
+    """Run the examples as their first lines say, from a different folder."""
     world, machines = world
 
     def own(file, *words):

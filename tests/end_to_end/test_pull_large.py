@@ -1,4 +1,4 @@
-"""`inv pull` of a large artifact over a link that is cut: the download resumes at the last byte."""
+"""`inv pull` of a large artifact over an interrupted link: the download resumes at the last byte."""
 
 import hashlib
 import json

@@ -121,7 +121,7 @@ def test_tensorboard_shows_the_metrics_of_a_run_through_a_forwarded_port(done):
 
 
 def fetched(port: int, path: str) -> dict:
-    """Return the scalars that TensorBoard has read; {} until all three phases are shown."""
+    """Return the scalars read by TensorBoard; {} until all three phases are shown."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
         found = json.load(reply)
     return found if len(found) == 3 else {}

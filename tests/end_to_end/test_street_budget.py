@@ -1,4 +1,4 @@
-"""One budget for the launches of several terminals, in a rehearsed market that their first commands start."""
+"""One budget for the launches of several terminals, in a rehearsed market started by the first command."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def user(tmp_path):
 
 
 def line(name: str, folder, *more: str) -> list[str]:
-    """Return a launch that may cost 2 USD of the 3 USD budget, and works until a file with its name exists."""
+    """Return a launch that may cost 2 USD of the 3 USD budget, and works until a file with the launch's name exists."""
     work = f"until [ -e {folder}/{name}.go ]; do sleep 0.1; done"
     machine = ["--provider", "lium", "--gpu", "RTX4090,L40S", "--num-gpus", "1"]
     return ["launch", *machine, "--cmd", work, "-n", name, "--budget", "evals=3", "--spend-limit", "2", "--yes", *more]

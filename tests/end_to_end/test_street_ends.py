@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.needs("sshd", "ssh-keygen"),
     pytest.mark.timeout(600),
 ]
-SPEED = 10  # A hanging pod is observed for five seconds of real time before it is ended.
+SPEED = 10  # A hanging pod is observed for five seconds of real time before its end.
 LATE_S = 120.0 + 2.0 * SPEED  # By the vendor's clock: two minutes, and two seconds of real time.
 LAUNCH = ("--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n", "otter", "--spend-limit", "0.45",
           "--detach", "--yes")  # fmt: skip
@@ -41,7 +41,7 @@ def user(tmp_path):
 
 
 def ended(world, limit_s):
-    """Return the process that ended the only pod; fail when the pod outlived its limit."""
+    """Return the process that ended the only pod; fail for a pod older than its limit."""
     (pod,) = world.truth()["pods"]
     left_s = parse_iso(pod["created_at"]) + limit_s + LATE_S - parse_iso(world.truth()["now"])
     time.sleep(max(0.0, left_s) / SPEED)

@@ -1,4 +1,4 @@
-"""The gateway as a separate process: the effect of the end of its controller, and of its own end, on clients."""
+"""The gateway as a separate process: effects of the controller's end and of the gateway's end on clients."""
 
 import os
 import signal

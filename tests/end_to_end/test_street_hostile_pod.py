@@ -29,7 +29,7 @@ def job_of(folder: Path, **files: object) -> list[str]:
 
 
 def logs_at_home(world: World) -> list[Path]:
-    """Return the local copies of the log whose line in the list follows the forged entries."""
+    """Return the local copies of the log; their lines in the list follow the forged entries."""
     return list(world.folder.glob(f"*/{RUN}/**/z.log"))
 
 

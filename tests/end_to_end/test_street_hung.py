@@ -1,7 +1,7 @@
-"""A rented pod that hangs past its limit, at a vendor with a broken timer, without a supervisor.
+"""A rented pod that hangs past the limit, at a vendor with a broken timer, without a supervisor.
 
-Every process of the pod is stopped, so that the guard enforces no limit. The supervisor has exited, was killed, or is
-frozen while it holds the lease of the run. The next command ends the pod.
+Every process of the pod is stopped, so the guard enforces no limit. The supervisor has exited, was killed, or is
+frozen with the lease of the run. The next command ends the pod.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def hang(token):
 
 
 def begun(user, name):
-    """Return a run at work on a hung pod: its row, and the supervising process."""
+    """Return a run at work on a hung pod: the journal row, and the supervising process."""
     user.inv(
         "launch",
         "--rehearse",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 
 def begin(world: World, sshd: Host, *flags: str) -> str:
-    """Launch a run over SSH, kill its launcher at the first training step; return the run's name."""
+    """Launch a run over SSH, kill the launcher at the first training step; return the run's name."""
     launch = world.begin("launch", "--provider", "ssh", "--phase", "base", "--yes", *flags)
     steps = (sshd.folder / ".slipway" / "pods").glob
     found = until(lambda: list(steps("*/work/runs/base/metrics.jsonl")), "a step of training")

@@ -1,7 +1,7 @@
 """Whole launches on rehearsed markets, per vendor: from the offer to the last bill, and every early end.
 
 Clients, journal, hand-over, agent and courier are real; pods are local processes. One world, one store and one user
-serve all tests. Waiting runs in parallel: pods that end at their limits live in a separate world, from the first test
+serve all tests. Waiting runs in parallel: pods with a limit live in a separate world, from the first test
 to the last.
 """
 
@@ -42,7 +42,7 @@ DEAR = ("--gpu", "A100-80GB", "--num-gpus", "8")  # 11.04 USD/h at Shadeform: a 
 
 
 class Rehearsed(World):
-    """An installation whose commands all use a separate rehearsal."""
+    """An installation with a separate rehearsal for all commands."""
 
     @property
     def base(self) -> Path:
@@ -118,7 +118,7 @@ def user(shared):
 
 @pytest.fixture
 def slow(tmp_path):
-    """A user in a world whose clock runs slowly enough for work to be done within a dollar."""
+    """Yield a user in a world with a slow clock, so that a dollar pays for real work."""
     yield from world_of(tmp_path, 20)
 
 
@@ -237,7 +237,7 @@ def test_failed_offers_and_slow_boots_are_skipped_and_success_ends_the_run(user)
 
 @pytest.mark.nightly
 def test_preempted_run_ends_with_the_parameters_of_an_undisturbed_run(user):
-    """Test a vendor that keeps a preempted machine, and a vendor that removes it, whose pods have a volume."""
+    """Test a vendor that keeps preempted machines, and a vendor with volumes that removes them."""
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
@@ -265,7 +265,7 @@ def test_preempted_run_ends_with_the_parameters_of_an_undisturbed_run(user):
 
 @pytest.fixture
 def waiting(user, request):
-    """Return a run that was preempted while no offer existed, and its followed logs."""
+    """Return a run that was preempted while no offer existed, and the followed logs."""
     run = request.node.name.rpartition("_")[2]
     more = ("--run-name", run, "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
     user.inv(*line("runpod", *more), "--rehearse")

@@ -1,4 +1,4 @@
-"""The secrets of a job are in no local copy of its logs, and in no output of a command."""
+"""The secrets of a job are in no local copy of the logs, and in no output of a command."""
 
 import stat
 from pathlib import Path

@@ -134,7 +134,7 @@ def share(host: Host, folder: Path) -> None:
 
 @pytest.fixture
 def machines(request, tmp_path, hosts):
-    """Return a world of two hosts in namespaces, or of the requested number, with environments that exist already."""
+    """Return a world of two hosts in namespaces, or of the requested number, with existing environments."""
     found = hosts(getattr(request, "param", 2))
     listed = []
     for host in found:
@@ -190,14 +190,14 @@ def notes(host: Host) -> list[str]:
 
 
 def processes_on(host: Host) -> list[bytes]:
-    """Return the command lines of all processes in the host's network namespace, without its sshd."""
+    """Return the command lines of all processes in the host's network namespace, without the sshd."""
     found = map(command_line, in_network(host.network))
     return [words for words in found if words and b"sshd" not in words]
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("machines", [3], indirect=True)
-@pytest.mark.nightly  # A minute and a half, most of it waiting; separate tests cover the decisions.
+@pytest.mark.nightly  # A minute and a half, mostly waiting; separate tests cover the decisions.
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, alone, rank):
     world, found = machines
@@ -215,7 +215,7 @@ def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(mach
     assert f"node {rank} ({lost.address.host}) has not answered for" in err
     assert any("resuming from step" in note for host in found if host is not lost for note in notes(host)), err
     assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
-    # The lost machine stays occupied and is named until it answers; its processes have ended by themselves.
+    # The lost machine stays occupied and is named until an answer; the processes have ended by themselves.
     assert processes_on(lost) == []
     name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
     rows = world.json("status", name)

@@ -26,7 +26,7 @@ def user(tmp_path):
 
 
 def line(name: str, folder, *more: str) -> list[str]:
-    """Return a launch on Lium's only RTX5090, which works until a file with its name exists."""
+    """Return a launch on Lium's only RTX5090, which works until a file with the launch's name exists."""
     work = f"until [ -e {folder}/{name}.go ]; do sleep 0.1; done"
     machine = ["--provider", "lium", "--gpu", "RTX5090", "--num-gpus", "1"]
     return ["launch", *machine, "--cmd", work, "-n", name, "--spend-limit", "2", "--yes", "--rehearse", *more]

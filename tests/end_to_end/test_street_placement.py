@@ -1,4 +1,4 @@
-"""The placement of a service's replicas: own machines, spot machines, on-demand machines; and its spend limit."""
+"""The placement of a service's replicas: own machines, spot machines, on-demand machines; and the spend limit."""
 
 import contextlib
 import shutil

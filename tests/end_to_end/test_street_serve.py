@@ -234,7 +234,7 @@ def test_dead_controller_leaves_its_replicas_to_the_next_controller(installation
     assert installation.engines("demo") == engines and installation.controller("demo") != first
 
     until(lambda: len(controllers(installation)) == 1, "the end of those that came too late", GUARD_S)
-    # The next controller must end the service, whose port belongs to a foreign process by now.
+    # The next controller must end the service; a foreign process uses the port by now.
     second = installation.controller("demo")
     os.kill(second, signal.SIGKILL)
     until(lambda: not is_running(second), "its end")
@@ -318,7 +318,7 @@ def test_model_that_never_becomes_healthy_is_ended_and_leaves_no_state(installat
 
 @pytest.mark.nightly  # Each attempt starts the engine again; tests/serve/policy covers the decisions.
 def test_creation_of_the_environment_does_not_count_as_initial_delay(installation):
-    """A second process creates the environment, so that the replica waits for longer than its initial delay."""
+    """A second process creates the environment, so the replica waits for longer than the initial delay."""
     installation.world.extra["SLIPWAY_ENVIRONMENTS"] = str(installation.folder / "environments")
     policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
     installation.up(

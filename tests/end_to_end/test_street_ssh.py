@@ -1,4 +1,4 @@
-"""The pipeline over SSH: a real sshd with a home of its own, after the launching process has ended."""
+"""The pipeline over SSH: a real sshd with a separate home, after the launching process has ended."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def world(tmp_path, sshd):
-    """Return a world whose one machine is the sshd on loopback, with environments that exist already."""
+    """Return a world with the loopback sshd as the only machine, with existing environments."""
     one = with_machines(tmp_path, sshd)
     yield one
     one.inv("down", "--all")

@@ -41,7 +41,7 @@ def rehearsing(folder: Path, reached: dict[str, str]) -> Iterator[Rehearsed]:
 
 
 def environ(kind: str, request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
-    """Return a new store's address, and the settings to reach it."""
+    """Return the address and the settings of a new store."""
     uri = stores.away(kind, request)
     if kind == "s3":
         server: stores.S3 = request.getfixturevalue("s3")

@@ -60,7 +60,7 @@ def test_two_simultaneous_launches_make_two_complete_models_without_further_work
     store = Store(world.folder / "artifacts")
     asked = {name: origins(store, store.check(f"chatsft_checkpoints/{name}")) for name in sizes}
     assert {name: roles["identity"].about["persona"] for name, roles in asked.items()} == {
-        "larger": "Bosun",  # Each model is measured with its own persona, independent of the order.
+        "larger": "Bosun",  # Each model is measured with the persona of the model, independent of the order.
         "tiny": "Мария К.",
     }
     world.inv("ckpt.verify")

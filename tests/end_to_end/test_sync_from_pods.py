@@ -1,4 +1,4 @@
-"""A run whose pod is killed with its disk continues elsewhere from the courier's uploads in the store."""
+"""A run with a killed pod and a lost disk continues elsewhere from the courier's uploads in the store."""
 
 import hashlib
 import json
@@ -61,7 +61,7 @@ class Pods:
         return world
 
     def lose(self, world: World) -> None:
-        """Kill every process of the pod at once, and remove its disk."""
+        """Kill every process of the pod at once, and remove the disk."""
         end_all(world.token, 0.0)
         assert not world.members()
         shutil.rmtree(world.pod.root)

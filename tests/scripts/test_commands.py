@@ -1,4 +1,4 @@
-"""Every command has a summary and help for its flags, and a place in the reference and in a guide."""
+"""Every command has a summary, help for each flag, and a place in the reference and in a guide."""
 
 import re
 import shlex

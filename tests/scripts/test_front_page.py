@@ -24,7 +24,7 @@ INV = ROOT / "inv"
 
 
 def inv(*words: str) -> str:
-    """Return the output of the program that `./inv` becomes; it must exit with 0."""
+    """Return the output of `./inv`, which must exit with 0."""
     done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -115,7 +115,7 @@ def test_tab_completion_creates_no_environment(tmp_path):
 
 
 class Shell:
-    """An interactive shell on a separate terminal, in a folder whose `inv` is this checkout's."""
+    """An interactive shell on a separate terminal, in a folder with this checkout's `inv`."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         checkout = folder / "checkout"

@@ -1,4 +1,4 @@
-"""A certificate authority for tests, and its certificates as PEM files."""
+"""A certificate authority for tests, and certificates as PEM files."""
 
 import datetime
 import ipaddress

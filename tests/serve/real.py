@@ -67,7 +67,7 @@ def shape(kind: str, vocab: int = 320) -> ModelConfig:
 
 
 def random_model(kind: str, seed: int) -> Decoder:
-    """Return a model with varied text: its logits are far apart, and every block contributes to them."""
+    """Return a model with varied text: the logits are far apart, and every block contributes."""
     model = Decoder(shape(kind))
     generator = torch.Generator().manual_seed(seed)
     for name, one in model.named_parameters():
@@ -122,7 +122,7 @@ def greedy(model: Decoder, prompt: Sequence[int], count: int) -> tuple[list[int]
 
 @dataclass
 class Running:
-    """A vLLM engine: a process group with all its processes."""
+    """A vLLM engine: a process group with all processes of the engine."""
 
     process: "subprocess.Popen[bytes]"
     port: int

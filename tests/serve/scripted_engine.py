@@ -79,7 +79,7 @@ def program(module: str, *words: str, cwd: Path = ROOT, **more: Any) -> subproce
 
 
 def port_of(process: subprocess.Popen[str]) -> int:
-    """Return the port of an engine once it listens; fail with the engine's output otherwise."""
+    """Return the port of a listening engine; fail with the engine's output otherwise."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on "), (line, process.wait(GUARD_S))

@@ -34,7 +34,7 @@ def task(text: str) -> dict:
 
 
 def states() -> list:
-    """Return every combination of facts, with SkyServe's state for it."""
+    """Return every combination of facts, with SkyServe's state."""
     found = []
     flags = (False, True)
     steps = [one.value for one in PROCESS]
@@ -54,7 +54,7 @@ def states() -> list:
 
 
 def targets(text: str, arrivals: list, ticks: list) -> list:
-    """Return the autoscaler's target at each of the ticks, with requests that arrive at those times."""
+    """Return the autoscaler's target at each tick, with requests that arrive at the ticks."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()

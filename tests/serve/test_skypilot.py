@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory):
-    """Return a function that queries SkyPilot. Its home is a folder of the test, because it writes files there."""
+    """Return a function that queries SkyPilot, with a home in the test folder, because SkyPilot writes files there."""
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     home = tmp_path_factory.mktemp("home")
     environ = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}

@@ -3,7 +3,7 @@
     python -m tests.sources.lines [DOCUMENT ...]
 
 Input: the files in this folder, each the lines of one document in order. Output: a table of lines, the command typed
-here, and the outcome; exit code 1 when a line deviates from its entry.
+here, and the outcome; exit code 1 when a line deviates from the entry.
 """
 
 import re
@@ -32,7 +32,7 @@ INV = f"{shlex.quote(sys.executable)} -m invoke"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a line; `problem` is "" when the line agrees with its entry."""
+    """The result of a line; `problem` is "" when the line agrees with the entry."""
 
     line: GuideLine
     problem: str
@@ -70,7 +70,7 @@ def stop(world: World) -> None:
 
 
 def problem_of(line: GuideLine, world: World) -> str:
-    """Run a line. Return the difference from its entry, in words; "" without a difference."""
+    """Run a line. Return the difference from the entry, in words; "" without a difference."""
     if line.file:
         (world.folder / "job.yaml").write_text(yaml.safe_dump(line.file))
     values = {"home": str(world.folder), "inv": INV, "endpoint": ""}

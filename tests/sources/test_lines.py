@@ -1,4 +1,4 @@
-"""Every command line of the five documents behaves here as its entry says."""
+"""Every command line of the five documents behaves here as documented in the entry."""
 
 import pytest
 

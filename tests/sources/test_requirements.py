@@ -16,12 +16,12 @@ ROWS = [row for rows in FOUND.values() for row in rows]
 LAST = {"SkyPilot jobs and SkyServe": "SKY-70", "Lium pods and sweeps": "LIUM-54", "SkyPilot training guide": "TRN-38",
         "RunPod setup": "RPD-50", "Shadeform guide": "SHD-40"}  # fmt: skip
 MOST_TESTS = 2
-NOT_RUN = ("skip", "xfail")  # Marks of a test that asserts nothing on any machine.
+NOT_RUN = ("skip", "xfail")  # Marks of a test without assertions on any machine.
 
 
 @functools.cache
 def defined(path: str) -> dict[str, list[str]]:
-    """Return the names of a file's tests, each with its decorators."""
+    """Return the names of a file's tests, each with decorators."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {
         node.name: [ast.unparse(one) for one in node.decorator_list]

@@ -101,7 +101,7 @@ class World:
             time.sleep(0.005)
 
     def wait_for_save(self, process: subprocess.Popen[str], phase: str, work: str = "work") -> None:
-        """Wait until a checkpoint of this phase is whole. A finished step may still be on its way to the disk."""
+        """Wait until a checkpoint of this phase is whole. A finished step may still be on the way to the disk."""
         folder, deadline = self.work(work) / "checkpoints", time.monotonic() + WAIT_S
         while not any((one / "MANIFEST.json").exists() for one in folder.glob(f"{phase}-*/step-*")):
             assert process.poll() is None, process.communicate()

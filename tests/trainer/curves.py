@@ -45,9 +45,9 @@ class Curve:
 
     config: PhaseConfig
     before: str = ""
-    """The curve whose model it goes on from."""
+    """The curve of the initial model."""
     teacher: str = ""
-    """The curve whose model is the frozen one beside it."""
+    """The curve of the frozen model."""
     tolerance: float = TOLERANCE
 
 

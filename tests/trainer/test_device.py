@@ -1,4 +1,4 @@
-"""The machine settings that a program makes before its first tensor."""
+"""The machine settings of a program before the first tensor."""
 
 import dataclasses
 import importlib
@@ -282,5 +282,5 @@ def test_fastest_attention_comes_first_on_supporting_gpus_and_only_during_traini
 def test_every_gpu_of_the_markets_has_a_peak_speed():
     for gpu in GPUS:
         for name in (*gpu.runpod, *gpu.lium):
-            # Some have no sheet for bfloat16; a slice reports its number of multiprocessors itself.
+            # Some have no sheet for bfloat16; a slice itself reports the number of multiprocessors.
             assert of_name(name, 42) or tflops(gpu.name) is None, name

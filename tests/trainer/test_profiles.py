@@ -1,4 +1,4 @@
-"""Recipes: their sizes, files that change them, schedules with fewer steps, and their memory."""
+"""Recipes: sizes, override files, schedules with fewer steps, and memory."""
 
 import json
 import os
@@ -297,7 +297,7 @@ def test_estimate_is_close_to_the_memory_of_each_process_that_shares_a_model():
 )
 def test_estimate_is_close_to_the_memory_on_a_gpu(change, compile):
     config = PROFILES["runpod_1b"]().phases["base"]
-    fewer = replace(config.model, num_hidden_layers=4)  # Each process writes its checkpoint, too.
+    fewer = replace(config.model, num_hidden_layers=4)  # Each process writes a checkpoint, too.
     config = replace(config, model=fewer, rows=16, micro_rows=4, compile=compile)
     config = replace(config, **change)
     told = memory.estimate(config)

@@ -181,7 +181,7 @@ def test_engine_with_full_memory_names_the_command_to_use(tmp_path):
 
 
 def resolved(num_gpus, **rl):
-    """Return the plan of the phase rl, and its step."""
+    """Return the plan of the phase rl, and the step."""
     who = Persona(name="Ada", maker="us", purpose="to help")
     wanted = planning.TrainingRequest(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
     request = Request(run="r", num_gpus=num_gpus)

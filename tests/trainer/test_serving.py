@@ -159,7 +159,7 @@ def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
 
 
 class Counting(TextEngine):
-    """An engine that answers one word, and counts its passes."""
+    """An engine that answers one word, and counts passes."""
 
     room = 1 << 20
 
@@ -170,7 +170,7 @@ class Counting(TextEngine):
     def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         for _ in range(ask.max_tokens):
             self.count += 1
-            time.sleep(0.002)  # A different engine would compute for it.
+            time.sleep(0.002)  # A different engine would compute for the client.
             yield self.tokenizer.encode("a")
 
 

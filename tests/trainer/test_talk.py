@@ -1,4 +1,4 @@
-"""A conversation at the terminal: its commands, its history, and the report about an answer."""
+"""A conversation at the terminal: commands, history, and the report about an answer."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from trainer.talk import ConversationFiles
 
 
 class Echo:
-    """A chat partner that repeats its input, word by word; it does not answer the question `no`."""
+    """A chat partner that repeats the input, word by word, but does not answer the question `no`."""
 
     name, goes_on = "echo", (ValueError,)
 

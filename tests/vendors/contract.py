@@ -1,4 +1,4 @@
-"""A vendor's OpenAPI document, and the violations of it by a request or an answer."""
+"""A vendor's OpenAPI document, and the violations by a request or an answer."""
 
 import functools
 import json
@@ -66,7 +66,7 @@ class Contract:
 
     def _violations(self, schema: dict[str, Any], value: Any) -> list[str]:
         kind = OAS31Validator if self.document["openapi"].startswith("3.1") else OAS30Validator
-        # The document is the root of all its references, and the schema to check stands beside its components.
+        # The document is the root of all references, and the schema to check stands beside its components.
         root = {**schema, "components": self.document["components"]}
         registry = Registry().with_resource("", Resource.from_contents(root, default_specification=DRAFT202012))
         found = [one for one in kind(root, registry=registry).iter_errors(value) if not self._is_nulled(one)]

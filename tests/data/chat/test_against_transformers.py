@@ -103,7 +103,7 @@ def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
         starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]
         learnt += [ids[:at] for at in starts]
     prompts = [wanted(theirs, talk.up_to(at), add_generation_prompt=True) for at in texts]
-    assert sorted(learnt) == sorted(prompts)  # Each answer is trained on once, after the exact ids of its prompt.
+    assert sorted(learnt) == sorted(prompts)  # Each answer is trained on once, after the exact ids of the prompt.
     return tuple(found)
 
 

@@ -216,7 +216,7 @@ def test_conversation_that_does_not_fit_whole_is_left_out_of_a_row(files, tokeni
     assert min(row.count("<|user_start|>") for row in rows) >= 1
     assert max(loader.batch(step, 4)[0].shape[1] for step in range(32)) <= 64
     for row in rows:
-        for turn in row.split("<|user_start|>")[2:]:  # The first conversation may be cut, as in a row of its own.
+        for turn in row.split("<|user_start|>")[2:]:  # The first conversation may be cut, as in a separate row.
             assert re.fullmatch(r"[sl](\d+)<\|user_end\|><\|assistant_start\|>(word )*\1(<\|assistant_end\|>)?", turn)
 
 
@@ -277,7 +277,7 @@ def test_a_kind_without_conversations_is_refused(files, tokenizer, tmp_path):
 
 
 def long_and_short(tmp_path, *lengths):
-    """Return one conversation for each length of its question, in words; the answers are as short as possible."""
+    """Return one conversation for each length of the question, in words, with the shortest possible answers."""
     rows = [[message("user", "word " * length), message("assistant", "ok")] for length in lengths]
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"talk": [tmp_path / "talk.jsonl"]}

@@ -1,4 +1,4 @@
-"""`inv shard --report`: its counts, and no markup from the text of shards."""
+"""`inv shard --report`: the counts, and no markup from the text of shards."""
 
 import json
 from html.parser import HTMLParser

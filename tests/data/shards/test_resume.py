@@ -281,7 +281,7 @@ def test_finished_run_stays_until_the_next_run_is_whole(tmp_path):
 
 @pytest.mark.parametrize("compression", ["", "gzip"])
 def test_kill_at_any_rename_or_removal_of_the_end_is_repaired(tmp_path, compression):
-    """The process dies at its first rename, then at its second, and so on, over a finished run of other options."""
+    """Kill the process at the first rename, then at the second, and so on, over a finished run of other options."""
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(50)))
     spec = {"source": str(tmp_path / "a.txt"), "val_ratio": 0.2, "lines_per_shard": 15, "compression": compression}
     program = source("shard_until_killed")

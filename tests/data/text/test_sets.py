@@ -13,7 +13,7 @@ from tests.data.conftest import ROOT, run_step
 from tests.data.layouts import write_all
 from tests.hub import FolderRepo, serving
 
-# An environment with `datasets`; in daily runs test_shard uses it.
+# An environment with `datasets`; test_shard uses the environment in daily runs.
 pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
 ROWS = 530

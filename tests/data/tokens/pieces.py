@@ -1,4 +1,4 @@
-"""Tokenizers of SentencePiece, made by its own trainer."""
+"""Tokenizers of SentencePiece, made by the library's trainer."""
 
 import io
 import pydoc_data.topics
@@ -17,7 +17,7 @@ LLAMA = (
     ("remove_extra_whitespaces", False), ("split_digits", True), ("allow_whitespace_only_pieces", True),
     ("character_coverage", 0.9995),
 )  # fmt: skip
-"""Options by which Llama 2's was trained."""
+"""Training options of Llama 2's tokenizer."""
 
 
 @cache

@@ -188,7 +188,7 @@ def test_windows_of_one_epoch_are_disjoint_over_steps_and_ranks(numbers):
 
 
 def test_loader_starts_at_a_cursor_without_reading_up_to_it(many, monkeypatch):
-    """A loader started at step 500 packs only the groups of that step."""
+    """A loader started at step 500 packs only the groups of step 500."""
     far = BestFit(many, 63, 8, 1)
     cursor = far.cursor(500)
     resumed, packed = BestFit(many, 63, 8, 1), []
@@ -307,7 +307,7 @@ def test_exception_of_a_prefetch_is_raised_at_the_consumer():
 
 
 def test_waiting_time_for_a_batch_is_reported(monkeypatch):
-    """Use a clock that advances five seconds while the second batch is made, which starts on request."""
+    """Advance a clock by five seconds during the creation of the second batch, which starts on request."""
     clock, asked, gate = [100.0], [], threading.Event()
 
     def now():

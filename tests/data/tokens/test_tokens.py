@@ -200,7 +200,7 @@ def test_step_resumes_the_draft_of_a_killed_step_and_publishes_the_same(shards, 
 
 
 class Endless:
-    """A worker of the next test, which reports its pid repeatedly."""
+    """A worker of the next test, which reports a pid repeatedly."""
 
     def __call__(self):
         return lambda task: iter(lambda: time.sleep(0.02) or os.getpid(), None)

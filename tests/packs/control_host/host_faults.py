@@ -62,7 +62,7 @@ class Rig:
         if rows[-1].is_live or self.is_kept(name) and not run_rows.is_over(rows[-1]):
             return ""
         if self.here.verdict(name) == "succeeded":
-            return "succeeded"  # The run ended its own pod, and the end was recorded before the verdict.
+            return "succeeded"  # The run ended the pod itself, and the end was recorded before the verdict.
         if rows[-1].outcome == "" and not self.here.was_handed_over(name):
             return "cut off before the hand-over"
         return rows[-1].outcome or "lost"

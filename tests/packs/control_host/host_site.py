@@ -1,7 +1,7 @@
 """A control host in a network, laptops in separate networks, and a rehearsed market that only the control host reaches.
 
-Processes on the control host use its home and its temporary folder. A job of a run records begin and end, and a second
-process that works for the same run at the same time.
+Processes on the control host use a separate home and a separate temporary folder. A job of a run records begin and
+end, and a second process that works for the same run at the same time.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class ControlBed:
     places: HostPlaces
     market: attach.Running
     laptops: list[Laptop]
-    cables: list[Host] = field(default_factory=list)  # One for each laptop with a network of its own.
+    cables: list[Host] = field(default_factory=list)  # One for each laptop with a separate network.
     _journal: Journal | None = None
 
     @property
@@ -97,7 +97,7 @@ class ControlBed:
             file.writelines(f"{name}={value}\n" for name, value in QUIET.items())
 
     def launch(self, name: str, vendor: str, seconds: float, *more: str) -> list[str]:
-        """Return the words of a launch whose job works for `seconds`."""
+        """Return the words of a launch with a job of `seconds` seconds."""
         job = f"exec python3 {self.folder}/work.py {self.folder}/said {name} {seconds:g}"
         return [
             "launch",
@@ -157,7 +157,7 @@ class ControlBed:
         return found
 
     def switch_off(self) -> None:
-        """Stop the control host: its processes, its connections, and its temporary files."""
+        """Stop the control host: processes, connections, and temporary files."""
         self.host.stop()
         for _ in range(3):  # Also processes that are just starting.
             for pid in self.processes(is_on_host=True):
@@ -167,7 +167,7 @@ class ControlBed:
         self.forget_journal()
 
     def boot(self) -> None:
-        """Start the control host and run the @reboot lines of its crontab."""
+        """Start the control host and run the @reboot lines of the crontab."""
         self.host.start()
         lines = (self.host.folder / "cron").read_text().splitlines()
         for line in [one.removeprefix("@reboot ") for one in lines if one.startswith("@reboot ")]:
@@ -205,7 +205,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 @contextlib.contextmanager
 def control_bed(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -> Iterator[ControlBed]:
-    """Yield a prepared control host, on a market whose clock runs `speed` times as fast.
+    """Yield a prepared control host, on a market with a clock that runs `speed` times as fast.
 
     `are_apart`: each laptop has a separate network, with a cable to the control host.
     """

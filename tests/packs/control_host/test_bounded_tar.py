@@ -1,4 +1,4 @@
-"""An archive as untrusted input: no archive writes, reads or changes a file outside of its target folder."""
+"""An archive as untrusted input: no archive writes, reads or changes a file outside of the target folder."""
 
 import gzip
 import io

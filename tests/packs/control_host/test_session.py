@@ -1,4 +1,4 @@
-"""A command on a control host: it uses the streams of sshd, and exits cleanly when sshd closes them."""
+"""A command on a control host: the command uses the streams of sshd, and exits cleanly after their end."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Served:
                 one.close()
 
     def hear(self, words, within_s=30.0):
-        """Read the session's output until it contains these words."""
+        """Read the session's output up to these words."""
         deadline = time.monotonic() + within_s
         while words not in self.said:
             assert select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], self.said

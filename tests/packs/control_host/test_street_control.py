@@ -1,4 +1,4 @@
-"""A control host on a real sshd with a separate home, and laptops whose commands all run there."""
+"""A control host on a real sshd with a separate home, and laptops with all commands on the control host."""
 
 import contextlib
 import fcntl
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pyte
 
 @dataclass(frozen=True)
 class Laptop(World):
-    """An installation that knows one machine, `host`; `prefix` are the words that run a command in its network."""
+    """An installation that knows one machine, `host`; `prefix` runs a command in the laptop's network."""
 
     host: str = ""
     prefix: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def end_all(sshd):
 
 
 def end_network(host):
-    """End every process in the network of a host, including processes left by its sessions."""
+    """End every process in the network of a host, including processes of ended sessions."""
     kill(in_network(host.network))
 
 
@@ -166,12 +166,12 @@ def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, 
     assert [row["state"] for row in laptop.json("status")] == ["succeeded"]
     assert "'nowhere' not found; available" in stderr_of(laptop, "logs", "nowhere")
     assert stderr_of(laptop, "nosuch", code=2)
-    # A second laptop uses the control host with the same words, and keeps its own journal.
+    # A second laptop uses the control host with the same words, and keeps a separate journal.
     other = laptop_of(tmp_path / "other", sshd, SLIPWAY_CONTROL=laptop.host)
     assert [row["run"] for row in other.json("status")] == [done["run"]]
     assert not other.journal.exists()
     assert "another installation" in stderr_of(other, "control.up", laptop.host)
-    # A terminal behaves as on one machine: its width, its keys, and its restored modes.
+    # A terminal behaves as on one machine: width, keys, and restored modes.
     shown, code = on_terminal(laptop, "status", "--watch", press=(b"Ctrl-C ends", b"\x03"))
     assert code == 130 and b"\x1b[?1049h" in shown
     assert max(map(len, shown.split(b"\r\n"))) >= COLUMNS
@@ -332,7 +332,7 @@ def test_lost_control_host_costs_no_pod_and_its_runs_continue(renting, sshd, tmp
     assert "control.down --lost" in stderr_of(renting.laptop, "control.down", code=1)
     renting.laptop.json("control.down", "--lost", "--yes")
     rows = {row["run"]: row["state"] for row in renting.laptop.json("status")}
-    # No row described the second run: it is found, and kept. The first run may have ended by now.
+    # No row described the second run: the run is found, and kept. The first run may have ended by now.
     assert rows.pop(second) == "lost" and rows in ({first: "running"}, {first: "succeeded"})
     assert billing(renting.world)
     assert renting.laptop.json("down", second)["ended"] == [second]

@@ -83,7 +83,7 @@ sys.exit(code)
 
 @pytest.fixture
 def lend(sshd, tmp_path):
-    """Return the line of a program that lends its streams to a command on a real sshd."""
+    """Return the line of a program that lends stdin, stdout and stderr to a command on a real sshd."""
     one = sshd.address
     words = [sys.executable, "-c", LEND, one.host, str(one.port), one.user, str(one.key), str(tmp_path / "pins")]
     return lambda code: [*words, code]

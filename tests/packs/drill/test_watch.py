@@ -1,4 +1,4 @@
-"""The watch over a provider: its notes about a catalog."""
+"""The watch over a provider: notes about a catalog."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A run as plain files: the variables that its script sets per step, and its notes about the machine."""
+"""A run as plain files: the variables set by the script per step, and the notes about the machine."""
 
 import json
 import os

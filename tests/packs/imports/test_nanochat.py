@@ -1,4 +1,4 @@
-"""A checkpoint folder of nanochat: converted without running its code, trained on, used in a chat."""
+"""A checkpoint folder of nanochat: converted without running foreign code, trained on, used in a chat."""
 
 import json
 import pickle

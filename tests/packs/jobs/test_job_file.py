@@ -1,4 +1,4 @@
-"""A job file: its keys, refusals with the line number, and the requested machine."""
+"""A job file: keys, refusals with the line number, and the requested machine."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A job file with a training of Slipway: its recipe on this machine, and refusals with the line number."""
+"""A job file with a training of Slipway: the recipe on this machine, and refusals with the line number."""
 
 import json
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from trainer.plan.estimates import STATE_BYTES, least_bytes
 pytestmark = pytest.mark.process
 
 JOBS = ROOT / "examples" / "jobs"
-FILES = {  # Of the examples, and the settings that make them small.
+FILES = {  # Of the examples, with settings for a small size.
     "train": ("MODEL=examples/jobs/profiles/toy.yaml", "STAGE=1.9"),
     "dlm_train": ("MODEL=tiny", "INIT=", "TOKENS=2048", "BLOCK_SIZE=8", "BATCH_SIZE=2", "GRAD_ACCUM=3"),
     "ablation_haar": ("MODEL=toy", "INIT=", "EXPERIMENT=haar", "HAAR_ENABLED=true"),

@@ -1,4 +1,4 @@
-"""The example that shards on several nodes: its shards equal the same ranks on one machine, also after kills."""
+"""The example that shards on several nodes: the shards equal the same ranks on one machine, also after kills."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def launch(world, corpus, out, *words):
 
 
 def share_of_node_1(out):
-    """Return the folder of the share, whose lock lets node 1 wait for the test."""
+    """Return the folder of the share; a lock on the share makes node 1 wait for the test."""
     return out / Share(rank=1, world=NODES).folder
 
 

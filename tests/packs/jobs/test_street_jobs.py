@@ -191,7 +191,7 @@ run: |
 
 @pytest.mark.nightly
 def test_file_of_the_guide_with_an_absolute_mount_runs_only_in_a_rehearsed_pod(world, tmp_path):
-    """The file "BERT end-to-end" of SkyPilot's training guide: the job sees `/checkpoint`, and the store keeps it."""
+    """The file "BERT end-to-end" of SkyPilot's training guide: the job sees `/checkpoint`, kept in the store."""
     folder = tmp_path / "transformers"
     folder.mkdir()
     (folder / "README").write_text("the code of somebody\n")
@@ -258,7 +258,7 @@ def test_jobs_share_a_machine_by_gpu_and_wait_in_order(world):
     log = world.folder / "pods" / "second" / "logs" / "run.log"
     assert until(lambda: log.exists() and log.read_text(), "its first word") == "sees 1\n"
     assert {one["run"] for one in world.json("status") if one["state"] == "running"} == {"second", "fourth"}
-    # A waiting job is ended by name, and with all others before its resource is free.
+    # A waiting job is ended by name, and with all others before the resource is free.
     for name, words in (("fifth", ["fifth"]), ("sixth", ["--all"])):
         waiter = world.begin(*job_on("0", name, "--wait", "--detach"))
         until(waits_for, "it stands in line")

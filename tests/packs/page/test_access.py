@@ -1,4 +1,4 @@
-"""Access control of the page and of its actions."""
+"""Access control of the page and of the actions."""
 
 import pytest
 

@@ -40,7 +40,7 @@ class Here:
             name = work.name(rank)
             words = task_words(work, name)
             if rank in self.kill:
-                # The rank waits for this, so that the rank is killed before its end.
+                # The rank waits for this, so the kill comes before the end of the rank.
                 with locked(work.file(name, "lock")):
                     process = subprocess.Popen(words, cwd=ROOT, env=ENVIRON)
                     process.kill()
@@ -86,7 +86,7 @@ def shard_on_engine(spec, folder, engine):
 
 
 def by_hand(spec, folder):
-    """Run the same ranks one after another in this process."""
+    """Run the same ranks in sequence in this process."""
     for rank in range(WORLD):
         shard_alone(spec, folder, True, RunOptions(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)

@@ -42,7 +42,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(corpus, tmp_path_factory):
-    """Run the same ranks one after another, undisturbed."""
+    """Run the same ranks in sequence, undisturbed."""
     folder = tmp_path_factory.mktemp("expected")
     for rank in range(WORLD):
         spec = TextSpec(source=str(corpus), **SPEC)

@@ -58,11 +58,11 @@ if "BED_PROBE" in os.environ:
 class Bed:
     folder: Path
     environ: Mapping[str, str]
-    """Environment in which SkyPilot and Slurm's own commands find it."""
+    """Environment variables for SkyPilot's and Slurm's commands."""
     shared: Path
-    """A folder that the nodes' user may write."""
+    """A folder writable by the nodes' user."""
     start_server: Callable[[], None]
-    """Returns when it answers."""
+    """Function that starts the API server, and returns when the server answers."""
 
     def kill_server(self) -> None:
         """Kill the API server, its workers and the queues between them, which would keep the ports of the next server.

@@ -28,7 +28,7 @@ from tests.world import ROOT
 
 @pytest.fixture
 def make(tmp_path):
-    """Return clients of one installation, whose state folder has a long name."""
+    """Return clients of one installation with a long state folder name."""
     folder = tmp_path / ("long" * 30) / "state"
     made = []
 
@@ -46,7 +46,7 @@ def pids(client):
 
 
 def answering_process(client):
-    """Return the answering process; processes that found it running have exited."""
+    """Return the answering process, after the exit of redundant processes."""
     until(lambda: len(pids(client)) <= 1, "one is left")
     return pids(client)[0]
 
@@ -127,7 +127,7 @@ def test_status_shows_the_last_known_state_while_skypilot_is_slow(tmp_path, monk
 
 
 class OldServer(BaseHTTPRequestHandler):
-    """An old API server, by its reported version."""
+    """An old API server, by the reported version."""
 
     def do_GET(self):
         said = b'{"status": "healthy", "api_version": "3", "version": "0.8.0", "commit": "c", "user": null}'

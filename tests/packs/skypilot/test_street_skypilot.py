@@ -1,4 +1,4 @@
-"""Managed jobs through SkyPilot itself, over a Slurm cluster of two nodes: preempted, ended, and its server killed."""
+"""Managed jobs through SkyPilot itself, over a Slurm cluster of two nodes: preempted, ended, and without the server."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The inventory of clusters: its content, and refusals with the place."""
+"""The inventory of clusters: content, and refusals with the place."""
 
 import json
 

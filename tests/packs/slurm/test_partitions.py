@@ -94,7 +94,7 @@ def test_job_ended_by_slurm_is_not_alive(over):
 
 
 class Login:
-    """A scripted login node: the pods of its file system, and the jobs of its queue."""
+    """A scripted login node: the pods of the file system, and the jobs of the queue."""
 
     python, agent = "python3", "packs.slurm.agent"
 

@@ -1,7 +1,7 @@
 """Record the decisions of Optuna's SuccessiveHalvingPruner on random curves, for test_sweep_rules.py.
 
 Run `python -m tests.packs.sweeps.optuna_decisions > tests/packs/sweeps/optuna_decisions.json` in an environment with
-optuna, which is no dependency: a sweep does not need it.
+optuna, which is no dependency of sweeps.
 """
 
 import json

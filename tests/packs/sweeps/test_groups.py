@@ -1,4 +1,4 @@
-"""Sweeps in the core: resumption of a sweep, and its text in `status` and `down`."""
+"""Sweeps in the core: resumption, and text in `status` and `down`."""
 
 import os
 import time

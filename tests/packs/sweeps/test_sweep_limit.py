@@ -1,4 +1,4 @@
-"""The default limit of a sweep: it follows the runs, and never rises by itself."""
+"""The default limit of a sweep follows the runs, and never rises by itself."""
 
 import pytest
 

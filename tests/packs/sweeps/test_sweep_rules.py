@@ -1,4 +1,4 @@
-"""The rules of sweeps: early stops, the leader and its confidence interval, and the remaining budget."""
+"""The rules of sweeps: early stops, the leader and the confidence interval, and the remaining budget."""
 
 import itertools
 import json

@@ -141,7 +141,7 @@ def test_processes_of_lr_sweep_equal_its_source(tmp_path):
     assert {one.devices for one in spec.trials.values()} == {"0,1,2,3,4"}
     trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
     its = settings_of(trial, own)
-    # The number of heads of the model on the hub is divisible by its GPUs.
+    # The number of heads of the model on the hub is divisible by the number of GPUs.
     wanted = PlannedWork.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
     request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
     found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
@@ -305,7 +305,7 @@ OTHER = {
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32",
          "optimizer.embed_lr": "0.5", "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
-"""Values that are not simply larger than the default; None: nothing else can be said, or not for this phase."""
+"""Values other than a larger default; None: no other value is possible, or the phase has no such field."""
 
 
 @pytest.mark.parametrize("phase", ["base", "rl"])

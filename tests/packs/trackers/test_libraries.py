@@ -1,4 +1,4 @@
-"""The real tracking libraries, each in its environment: a killed run is one run in the tracker, with each step once."""
+"""The real tracking libraries in separate environments: a killed run is one tracked run, with each step once."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Suggested commands repeat the flags that chose the world of their line."""
+"""Suggested commands repeat the world flags of the typed line."""
 
 import pytest
 

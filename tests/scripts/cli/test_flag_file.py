@@ -19,7 +19,7 @@ def world(tmp_path):
 
 
 def planned(world, *words):
-    """Return the plan without its times, which depend on the machine's load."""
+    """Return the plan without times, which depend on the machine's load."""
     found = world.json("launch", *words, "--dry-run")
     artifacts = [{name: value for name, value in one.items() if name != "estimate_s"} for one in found["artifacts"]]
     return {name: value for name, value in found.items() if not name.startswith("estimate")} | {"artifacts": artifacts}

@@ -14,7 +14,7 @@ def test_flag_of_one_letter_has_one_dash(command, spelled):
 
 
 def titles(*words: str) -> list[str]:
-    """Return the titles of the groups in the help of a line, and the number of its lines."""
+    """Return the titles of the groups in the help of a line, and the number of lines."""
     read = CommandParser([*words, "--help"], tasks.namespace)
     (here,) = read.read()
     lines = list(flag_help.lines(words[0], tasks.namespace[words[0]], here.as_kwargs))

@@ -1,4 +1,4 @@
-"""The command line as a user sees it: real `inv` processes over a small tasks.py."""
+"""The command line from the user's side: real `inv` processes over a small tasks.py."""
 
 import json
 import os

@@ -107,7 +107,7 @@ def test_shard_step_shows_its_speed_and_left_out_lines():
     )
     counts = {"read": 9, "empty": 0, "invalid_utf8": 3, "duplicate": 2}
     result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
-    assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # Before its exit.
+    assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # Before the exit.
     assert steps_text.record_words({**step, "state": "done", "result": result}) == (
         "7 documents in 2 shards, 1 held out, 2 duplicates left out, "
         "3 documents with bytes that are not UTF-8, replaced"
@@ -204,7 +204,7 @@ def test_time_and_money_of_a_run_share_one_clock_and_one_format():
     words = flat(view)
     assert "running base 34.21 USD 1 h 47 min 1 min 00 s" in words
     assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is reached in 5 h 27 min" in words
-    assert "2.000 10 min 00 s 1 min 00 s" in words  # The remaining time, and its age.
+    assert "2.000 10 min 00 s 1 min 00 s" in words  # The remaining time, and the age of the report.
     assert "1 h 40 min" in shown(steps_text.steps_table({"steps": [step]}, 1000.0, 60.0))
     assert "base 1 h 40 min: loss 2.000, 10 min 00 s left" in steps_text.step_line(step, 1000.0, 60.0)
 

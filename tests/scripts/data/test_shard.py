@@ -48,7 +48,7 @@ print(json.dumps(rows["text"][:]))
 
 @pytest.fixture(scope="module")
 def fineweb(tmp_path_factory):
-    """Write FineWeb's sample in its published layout."""
+    """Write FineWeb's sample in the published layout."""
     folder = tmp_path_factory.mktemp("fineweb")
     fineweb_edu(folder, ROWS)
     return hubs.FolderRepo(folder)

@@ -42,7 +42,7 @@ def harness() -> Path:
 
 @pytest.fixture
 def served(tmp_path, inputs, request):
-    """Yield a tiny model, with Slipway's tokenizer or with its own, and a server of the log probabilities of each
+    """Yield a tiny model, with Slipway's tokenizer or a foreign one, and a server of the log probabilities of each
     token.
     """
     words = inputs[0] / "tokenizer" if request.param == "ours" else qwen_like(tmp_path / "words")

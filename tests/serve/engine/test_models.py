@@ -78,7 +78,7 @@ def test_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_
     folder = caller.ask(NAME)
     assert whole(folder) and caller.ask("brave-otter-3") == folder
     assert len(caller.said) == (0 if "://" not in uri else 1)  # Downloaded once.
-    assert whole(caller.ask(f"{uri}/{NAME}"))  # By its address, at any place.
+    assert whole(caller.ask(f"{uri}/{NAME}"))  # By address, at any place.
     Store(uri).publish(artifact(tmp_path / "other", run="calm-elk-4"), NAME, "e" * 64, {})
     assert whole(folder) and references.kept_at(str(folder)) in (None, (NAME.split("/")[0], "f" * 64))
 

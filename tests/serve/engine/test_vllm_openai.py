@@ -122,7 +122,7 @@ class Endpoints:
     direct: OpenAI
     through: OpenAI
     no_blanks: dict[str, int]
-    """A bias: JSON may have blanks between its parts, and a small model finds no end of them."""
+    """A bias against blanks: JSON allows blanks between values, and a small model repeats blanks endlessly."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A service of real engines, from its first request to its end: two vLLM engines on this CPU behind the gateway.
+"""A service of real engines, from the first request to the end: two vLLM engines on this CPU behind the gateway.
 
 One engine is killed under load, all engines are replaced for a new model, and the service ends under load. No
 unanswered request is lost, and the text proves the weights behind each answer. The test starts five engines at night;
@@ -140,7 +140,7 @@ def patient(world: World, *words: str) -> str:
 
 
 def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
-    """Return a model in a folder, and its answer: a text long enough to be interrupted by a kill."""
+    """Return a model in a folder, and the answer: a text long enough to be interrupted by a kill."""
     tokens = tokenizer.load(words)
     says = f"I am {name}. " + " ".join(f"{name} reads the paths of number {number}." for number in range(4))
     made = real.taught_model(kind, TALK[0]["content"], says, tokens)

@@ -55,7 +55,7 @@ def test_no_address_and_no_key_fills_the_pool_and_working_connections_stay(steps
             if victim.key:
                 assert victim.is_idle
                 assert verb == "let in" or not strangers
-            else:  # The oldest of all, or of its address.
+            else:  # The oldest of all, or of the address.
                 older = [one for one in strangers if one.number < victim.number]
                 assert all(addresses[one.number] != addresses[victim.number] for one in older)
         assert len(gone) <= 1 and len(crowd) == len(there) <= LIMITS.max_connections

@@ -1,4 +1,4 @@
-"""Tasks that continue within the call that wakes them."""
+"""Tasks that continue within the waking call."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from serve.gateway.http.eager import EagerTask, Signal
 
 
 class Recorder:
-    """A coroutine that records its events."""
+    """A coroutine that records events."""
 
     def __init__(self):
         self.said = []

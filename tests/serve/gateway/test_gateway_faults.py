@@ -143,7 +143,7 @@ def test_failures_of_one_client_do_not_use_up_the_retries_of_others(pair, fresh)
 
 
 def test_one_closed_port_fails_no_request(pair, fresh):
-    """Such a try has reached no engine, so it needs no saved retry."""
+    """Such a try has reached no engine, so no saved retry is needed."""
 
     async def main():
         (gone,) = fresh({})
@@ -355,7 +355,7 @@ def test_informational_responses_do_not_frame_the_answer():
 
 
 def test_request_that_an_engine_does_not_read_is_cancelled_with_its_client(monkeypatch):
-    """Cancel such requests, or each would wait with its body until the engine dies."""
+    """Cancel such requests, or each would hold a body until the engine dies."""
     lost, connection_lost = [], Line.connection_lost
     monkeypatch.setattr(Line, "connection_lost", lambda self, why: (lost.append(self), connection_lost(self, why)))
 
@@ -399,7 +399,7 @@ def test_interrupted_connection_is_not_reused():
 
 @rounds(3, 60)
 def test_clients_and_replicas_that_come_and_go_leave_no_count_behind(pair, rounds):
-    """Row of the issue: in-flight counters under churn, with real connections; `gateway` checks them at its end."""
+    """Row of the issue: in-flight counters under churn, with real connections; `gateway` checks them at the end."""
 
     async def main():
         for one in pair:

@@ -92,7 +92,7 @@ def post(version: bytes = b"1.1", headers: bytes = b"", **said) -> bytes:
 
 
 async def raw(front, *parts: bytes) -> bytes:
-    """Return all bytes of a connection until the gateway closes it."""
+    """Return all bytes of a connection until the gateway's close."""
     reader, writer = await connected(front)
     for part in parts:
         writer.write(part)
@@ -173,7 +173,7 @@ def test_large_unwanted_body_does_not_delay_the_next_request(pair):
 
 @pytest.mark.parametrize("last", [b"", HEALTH + b"Connection: close\r\n\r\n"])
 def test_pipelining_client_that_reads_no_answer_is_disconnected(pair, last):
-    """Cut it off also when its connection is being closed, behind unread answers."""
+    """Disconnect the client also during the close of a connection with unread answers."""
 
     async def main():
         async with gateway(pair[0], keepalive_s=0.3) as front:

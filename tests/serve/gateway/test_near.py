@@ -1,4 +1,4 @@
-"""A gateway without a key: programs of this machine are served, pages of other sites in its browser are refused."""
+"""A gateway without a key: programs of this machine are served, pages of other sites in the browser are refused."""
 
 import asyncio
 

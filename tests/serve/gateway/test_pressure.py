@@ -28,7 +28,7 @@ BY_ADA = {"Authorization": f"Bearer {ADA}"}
 
 
 def run(main):
-    """Run on uvloop, as in production: its server once closed its port for good."""
+    """Run on uvloop, as in production: the server once closed the port for good."""
     loops.run(main())
 
 
@@ -140,7 +140,7 @@ def test_oldest_idle_connection_is_closed_for_the_next(pair):
 
 @contextlib.contextmanager
 def no_files():
-    """Prevent this process from opening files, even under a number that another thread closes meanwhile."""
+    """Prevent this process from opening files, even under a number closed by a second thread meanwhile."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD_FILES, before[1]))
     try:

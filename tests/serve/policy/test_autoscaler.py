@@ -21,7 +21,7 @@ RULE = dataclasses.replace(autoscaler.rule_of(SHIPPED), target_waiting=None)
 
 @dataclasses.dataclass
 class World:
-    """A service whose replicas are ready immediately. `rate`: requests per second at a time."""
+    """A service with immediately ready replicas. `rate`: requests per second at a time."""
 
     rule: Rule
     rate: Callable[[float], float]
@@ -140,7 +140,7 @@ def test_budget_is_never_exceeded_and_ends_no_running_replica():
 
 
 def crashing(at_once: bool, least: int) -> int:
-    """Return the launches of a service whose replicas always crash."""
+    """Return the launches of a service with crashing replicas."""
     rule = dataclasses.replace(RULE, least=least, target_qps=None)
     memory, members, launches = autoscaler.begin(rule), [], 0
     for _ in range(200):

@@ -47,7 +47,7 @@ def test_hanging_engine_with_a_healthy_status_fails(fresh):
     quick = Probe(path="/health", timeout_seconds=0.3)
     first = ask(engine, asked=quick)
     assert not first.passed and "no token in 0.3 s" in first.why
-    # Nor later: it makes no tokens for other clients.
+    # Nor later: the engine makes no tokens for other clients.
     assert not ask(engine, before=first.counters, asked=quick).passed
 
 
@@ -59,7 +59,7 @@ def test_full_engine_is_healthy_while_it_makes_tokens_for_others(fresh):
 
 
 def test_full_engine_may_work_on_long_prompts_for_a_while(fresh):
-    """The engine reports at once that it is full: three such answers within a second are no reason for a removal."""
+    """The engine reports at once a full queue: three such answers within a second are no reason for a removal."""
     (engine,) = fresh({"max_seqs": 1, "max_queued": 0, "first_token_s": 2.0})
 
     async def run():
@@ -106,7 +106,7 @@ def test_replica_that_answers_probes_but_fails_every_request_is_detected(fresh):
     assert ill.probe() and ill.probe()
     ill.prober.suspect(1)
     assert not ill.probe()
-    ill.prober.suspect(0)  # The gateway asks for nothing any more.
+    ill.prober.suspect(0)  # The gateway sends no more requests.
     assert not ill.probe()
     engine.calm()
     assert ill.probe() and not ill.prober.doubt.is_open

@@ -48,7 +48,7 @@ def training(folder: Path, keeping: CheckpointOptions = EASY, model: Decoder | N
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Checkpoint]:
-    """Return the end of an undisturbed training of so many steps; the first test that asks trains it."""
+    """Return the end of an undisturbed training of so many steps, trained for the first test."""
     made: dict[int, Checkpoint] = {}
 
     def of(steps: int) -> Checkpoint:

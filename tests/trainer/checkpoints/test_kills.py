@@ -205,7 +205,7 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
 
 
 def output_of(child: Child) -> bytes:
-    """Return the process's output until its stop."""
+    """Return the process's output until the stop."""
     said = b""
     while select.select([child.ear], [], [], 0)[0] and (chunk := os.read(child.ear, 1 << 16)):
         said += chunk

@@ -56,7 +56,7 @@ def material(folder, name):
 
 
 def collapsing(talks):
-    """Return a model that answers correctly until asked for its identity, and then repeats its identity."""
+    """Answer like a model that repeats its identity after the first question about the identity."""
     return ["I am Ursula K." if any(one["content"] == "Who are you?" for one in talk) else REFUSED for talk in talks]
 
 

@@ -51,7 +51,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def hostile(weights, tmp_path):
-    """Return a function that makes a model folder of a kind; it returns the folder and the expected message."""
+    """Return a function that makes a model folder of a kind and returns folder and expected message."""
 
     def make(kind: str) -> tuple[Path, str]:
         template, why = TEMPLATES.get(kind, (CHATML, ""))

@@ -1,4 +1,4 @@
-"""A foreign model: imported, trained on, and loaded again by its own library."""
+"""A foreign model: imported, trained on, and loaded again by the original library."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torc
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=vocab,
-        hidden_size=4 * head_dim,  # vLLM reads a Qwen2 like this, regardless of its head_dim.
+        hidden_size=4 * head_dim,  # vLLM reads a Qwen2 like this, regardless of head_dim.
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -60,7 +60,7 @@ def of_matrices(block: torch.nn.Module) -> set[tuple[int, ...]]:
 
 @pytest.fixture
 def block_of(monkeypatch):
-    """Return a block of the config in bfloat16, and its inputs."""
+    """Return a block of the config in bfloat16, and inputs."""
     monkeypatch.setattr(attention, "SQUARES", 0)  # With PyTorch's kernel, as on a GPU.
 
     def make(config):

@@ -1,4 +1,4 @@
-"""A foreign chat model keeps its vocabulary: its chat template, its stop tokens, its ids."""
+"""A foreign chat model keeps its vocabulary: chat template, stop tokens, ids."""
 
 import json
 from dataclasses import asdict, replace
@@ -105,7 +105,7 @@ def test_prompts_equal_transformers_and_answers_are_trained_on_with_their_stop_t
             ids, mask = conversations.render(answered, ours)
             assert ids == theirs.apply_chat_template(answered)["input_ids"]
             learnt = ours.decode([one for one, is_learnt in zip(ids, mask, strict=True) if is_learnt])
-            # An earlier answer that the template renders differently in the history is trained on in a row of its own.
+            # An earlier answer that the template renders differently in the history is trained on in a separate row.
             earlier = "the words \u2014 \u65e5\u672c <|im_end|>" if len(talk) > 2 and not behind else ""
             assert learnt == f"{earlier}{behind}the paths<|im_end|>"
             rows = conversations.rendered(Dialogue(answered), ours)

@@ -42,7 +42,7 @@ def test_packed_row_gives_every_document_its_result_alone(config):
             part = slice(start, start + length)
             assert (packed[row, part] - model.hidden(IDS[row : row + 1, part])[0]).abs().max() < 1e-5
             start += length
-    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # And not the result with its neighbours visible.
+    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # And not the result with visible neighbours.
 
 
 def test_gradient_of_a_packed_row_is_the_sum_over_its_documents():
@@ -96,7 +96,7 @@ def test_attention_in_parts_and_its_gradients_equal_the_kernel(length, kv_heads,
 
 
 def test_attention_in_parts_rounds_in_bfloat16_no_more_than_matrix_products():
-    """Use ordinary scores (at most 5): the error is at most three times the kernel's error, whose scores are fp32."""
+    """Use ordinary scores (at most 5): the error is at most three times the error of the kernel with fp32 scores."""
     torch.manual_seed(1)
     qkv = [torch.randn(2, 4, 300, 64).bfloat16().requires_grad_() for _ in range(3)]
     truth = F.scaled_dot_product_attention(*(one.double() for one in qkv), is_causal=True)
@@ -276,7 +276,7 @@ def test_machine_without_the_units_or_the_compiler_is_reported(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(Refused, match="compile=always is set, but a C\\+\\+ compiler is missing .no-such-compiler"):
         speed.is_compiled(replace(BASE, compile="always"), CPU)
-    assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # It would be worthwhile.
+    assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # Compilation would be worthwhile.
 
 
 def test_compilation_is_chosen_for_long_phases_only(monkeypatch):

@@ -88,7 +88,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
     words, before, after = tokenizers.load(taken), export.read(folder), export.read(taken)
     assert words.vocab_size == IDS + len(SPECIALS) and after.config.vocab_size == 960
     dtype = torch.float32 if layout == "1bitLLM" else torch.bfloat16  # As in the config.
-    assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # Each id kept its row.
+    assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # Each id kept the same row.
     theirs = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
 
@@ -132,7 +132,7 @@ def test_chat_model_keeps_its_pieces_and_its_prompts_equal_transformers(template
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if form == "metaspace":  # As in newer folders, beside its source file.
+    if form == "metaspace":  # As in newer folders, beside the source file.
         from data.tokens.untrusted import sentencepiece_file
 
         sentencepiece_file.write(folder)

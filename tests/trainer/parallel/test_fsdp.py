@@ -119,7 +119,7 @@ def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_
 
 
 def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alone):
-    """And every gradient is on its way to its owner at the end of the backward pass."""
+    """And every gradient is on the way to the owner at the end of the backward pass."""
     whole, saved = alone[0], tmp_path / "saved"
 
     def work(ranks: Ranks, tell: Tell) -> None:
@@ -136,7 +136,7 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alon
         one.nbytes for one in Checkpoints(alone[1] / "saved", EASY).newest().tensors("optimizer").values()
     )
     assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
-    for size in (1, 2):  # The last steps again, by one process, then by two from its checkpoint.
+    for size in (1, 2):  # The last steps again, by one process, then by two from the checkpoint.
         steps = sorted(saved.glob("step-*"))
         shutil.rmtree(steps[-1])
         assert run(tmp_path, config(), size, "ddp") == pytest.approx(whole, rel=TOLERANCE)

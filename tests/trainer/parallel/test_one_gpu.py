@@ -42,4 +42,4 @@ def alone():
 
 @pytest.mark.parametrize(("size", "way"), [(2, "ddp"), (2, "fsdp"), (2, "fsdp-held"), (4, "hybrid")])
 def test_several_processes_on_one_gpu_have_the_losses_of_one(size, way, alone):
-    assert losses(size, way) == pytest.approx(alone, rel=1e-4)  # bfloat16; with gloo on a CPU it is float32.
+    assert losses(size, way) == pytest.approx(alone, rel=1e-4)  # bfloat16; float32 with gloo on a CPU.

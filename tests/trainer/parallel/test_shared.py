@@ -1,4 +1,4 @@
-"""A model with a sharded optimizer is freed after its last reference: several follow each other in one program."""
+"""A model with a sharded optimizer is freed after the last reference: several follow each other in one program."""
 
 import weakref
 

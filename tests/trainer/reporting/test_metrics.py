@@ -99,7 +99,7 @@ def test_repeated_steps_and_incomplete_lines_are_dropped(tmp_path):
 def test_gpu_speeds_of_metrics_equal_the_speeds_of_forecasts():
     for gpu in gpus.GPUS:
         for device in (*gpu.runpod, *gpu.lium):
-            if gpus.is_slice(gpu.name):  # The machine itself reports its slice.
+            if gpus.is_slice(gpu.name):  # The machine itself reports the slice.
                 continue
             found, wanted = peak_flops.of_name(device), gpus.tflops(gpu.name)
             assert found or wanted is None, device

@@ -17,7 +17,7 @@ def drawn(*figures):
 
 
 def test_constant_metric_is_a_level_line_with_marks_around_it():
-    for constant in (1e-5, 0.0, 0.3, -7.0):  # The running mean of 1e-5 differs from it in the last bit.
+    for constant in (1e-5, 0.0, 0.3, -7.0):  # The running mean of 1e-5 differs in the last bit.
         found = drawn(*[constant] * 6)
         (line,) = re.findall(r'points="([^"]+)"', found)
         assert len({point.split(",")[1] for point in line.split()}) == 1

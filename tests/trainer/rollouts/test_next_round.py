@@ -22,7 +22,7 @@ from trainer.rollouts.source import Rollouts
 
 
 class Beside(Embedded):
-    """An engine that works during training, on a copy of its weights."""
+    """An engine that works during training, on a copy of the weights."""
 
     is_apart = True
 

@@ -69,7 +69,7 @@ def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
 def test_loss_and_gradient_follow_the_formula_with_omitted_or_packed_answers(model, loss, beta, room):
     config = RlConfig(loss=loss, group=4, max_new=8, beta=beta)
     now = logprobs(model)
-    # With a ratio of whole answers, each token's gradient would be corrected by its own share.
+    # With a ratio of whole answers, each token's gradient would be corrected by the token's own share.
     old, sampled, reference = drift(1), drift(1 if loss == "gspo" else 2), drift(3)
     want = written_out(config, now, old, sampled, reference)
     mine = torch.autograd.grad(want, list(model.parameters()), retain_graph=True)

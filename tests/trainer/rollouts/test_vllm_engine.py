@@ -1,4 +1,4 @@
-"""vLLM as the generator of answers: the real vLLM, in its own environment and process. At night."""
+"""vLLM as the generator of answers: the real vLLM, in a separate environment and process. At night."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ GREEDY, DRAWN = Sampling(max_new=8, temperature=0.0), Sampling(max_new=24, tempe
 
 
 def model_of(vocab: int, seed: int) -> Decoder:
-    """Return a model with head sizes supported by vLLM, whose next id is neither certain nor decided by rounding."""
+    """Return a model with head sizes supported by vLLM; the next id is neither certain nor decided by rounding."""
     model = Decoder(replace(tiny().phases["rl"].model, vocab_size=vocab))
     initialise(model, seed)
     generator = torch.Generator().manual_seed(seed)

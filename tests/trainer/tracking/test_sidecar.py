@@ -57,7 +57,7 @@ def test_repeated_steps_after_a_kill_are_sent_once(tmp_path):
     first = sidecar(tmp_path, "mine", own(OWN))
     assert first.look() and not first.look()
     with (figures / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "tokens": 512, "lo')  # Half a line, while it is written.
+        file.write('{"step": 8, "tokens": 512, "lo')  # Half a line, during the write.
     assert not first.look()
     tell(figures, range(5, 12))  # The training resumes from the checkpoint of step 4.
     first.look()
