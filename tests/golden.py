@@ -32,7 +32,7 @@ TOLD = ("manifest.json", "tokenizer_manifest.json", "training.yaml", "training.t
 NAMES = ("len", "open", "json.loads", "json.dumps", "os.remove", "math.sqrt", "nobody.knows", "odd.one", "un.taught")
 
 
-def outcomes(folder: Path) -> dict[str, str]:
+def step_digests(folder: Path) -> dict[str, str]:
     """Run every step in an empty folder; return a digest of the output by step."""
     lines = [f"{v} {t}: {v} the {t} of {n} and returns {n * 7}." for n in range(24) for v in VERBS for t in THINGS]
     (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
@@ -53,7 +53,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     for step, make in steps.items():
         (folder / step).mkdir()
         make(folder / step)
-        found[step] = content(plain(folder / step) if step == "tokens" else folder / step)
+        found[step] = content(second_version_tokens(folder / step) if step == "tokens" else folder / step)
     return found | {phase: losses(phase) for phase in PHASES} | {"import": imported(folder)}
 
 
@@ -66,7 +66,7 @@ def documented(folder: Path) -> Path:
     return folder
 
 
-def plain(made: Path) -> Path:
+def second_version_tokens(made: Path) -> Path:
     """Return a folder of token shards in the format of version 2, without Arrow messages before the ids.
 
     A version of the step promises the ids and their positions, which have not changed.
@@ -151,7 +151,7 @@ def complaints(found: dict[str, str], versions: dict[str, int], known: dict[str,
 
 def run(write: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
-        found = outcomes(Path(scratch).resolve())
+        found = step_digests(Path(scratch).resolve())
     known = recorded()
     if write:
         for step, version in VERSIONS.items():

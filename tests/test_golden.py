@@ -6,7 +6,7 @@ from trainer.fingerprints import VERSIONS
 
 
 def test_every_step_has_the_recorded_output_of_its_version(tmp_path):
-    assert golden.complaints(golden.outcomes(tmp_path), VERSIONS, golden.recorded()) == []
+    assert golden.complaints(golden.step_digests(tmp_path), VERSIONS, golden.recorded()) == []
 
 
 def test_a_changed_output_is_reported_until_its_version_is_raised_and_recorded():

@@ -26,14 +26,14 @@ OF_A_PACK = re.compile(r"packs\.\w+(\.pack)?")
 MOST = {LAUNCH: (193, 157, 26_600, 198), ("status",): (128, 98, 14_900, 112)}
 
 
-def loaded(world: World, words: tuple[str, ...]) -> dict[str, Path]:
+def modules_loaded_by(world: World, words: tuple[str, ...]) -> dict[str, Path]:
     """Return our modules loaded by the process of a command."""
     line = [sys.executable, "-m", "tests.programs.loaded_modules", *words]
     done = subprocess.run(line, cwd=ROOT, env=world.environ, capture_output=True, text=True, check=True)
     return {name: ROOT / path for name, path in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def named(path: Path, module: str) -> Iterator[str]:
+def named_modules(path: Path, module: str) -> Iterator[str]:
     """Yield the modules that a file imports anywhere, by statements and by `import_module` of a text."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -62,7 +62,7 @@ def closure(start: str) -> set[str]:
         module = todo.pop()
         file = file_of(module)
         assert file is not None, module
-        new = {name for name in named(file, module) if file_of(name)} - found
+        new = {name for name in named_modules(file, module) if file_of(name)} - found
         found |= new
         todo += new
     return {module for module in found if (file := file_of(module)) and file.read_text("utf-8").strip()}
@@ -70,7 +70,9 @@ def closure(start: str) -> set[str]:
 
 @pytest.mark.parametrize("words", MOST, ids=" ".join)
 def test_a_command_reaches_no_more_of_the_project_than_before(tmp_path, words):
-    found = {name: path for name, path in loaded(World(tmp_path), words).items() if not OF_A_PACK.fullmatch(name)}
+    found = {
+        name: path for name, path in modules_loaded_by(World(tmp_path), words).items() if not OF_A_PACK.fullmatch(name)
+    }
     texts = [text for path in found.values() if (text := path.read_text("utf-8")).strip()]
     lines = sum(len(text.splitlines()) for text in texts)
     numbers = (len(found), len(texts), lines, len(closure(tasks.namespace[words[0]].where.partition(":")[0])))

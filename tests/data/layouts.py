@@ -142,7 +142,7 @@ def arrow(folder: Path, rows: int) -> None:
             writer.write_table(table, max_chunksize=100)
 
 
-def plain(folder: Path, rows: int) -> None:
+def text_lines(folder: Path, rows: int) -> None:
     """Write lines of text, some of them empty."""
     folder.mkdir(parents=True)
     lines = ["" if n % 7 == 3 else text_of(n).replace("\n", " ") for n in range(rows)]
@@ -171,7 +171,7 @@ def odd_names(folder: Path, rows: int) -> None:
 
 LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "fineweb-edu": fineweb_edu, "dclm": dclm, "smoltalk": smoltalk, "gsm8k": gsm8k, "csv-set": comma,
-    "objects": objects, "webdataset": webdataset, "pictures": pictures, "arrow": arrow, "plain": plain,
+    "objects": objects, "webdataset": webdataset, "pictures": pictures, "arrow": arrow, "plain": text_lines,
     "featured": featured, "odd-names": odd_names,
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ def run(tmp_path, capsys):
     return run
 
 
-def loaded(folder, *words, **more):
+def load_data_set(folder, *words, **more):
     import datasets
 
     datasets.disable_progress_bars()
@@ -47,7 +47,7 @@ def loaded(folder, *words, **more):
 @pytest.mark.parametrize("format", ["txt", "jsonl", "parquet"])
 def test_shards_are_a_data_set_with_its_splits(run, tmp_path, format):
     out = run("text", "out", source=str(tmp_path / "rows.jsonl"), val_ratio=0.2, lines_per_shard=50, format=format)
-    found = loaded(out)
+    found = load_data_set(out)
     texts = [row["text"] for split in ("train", "validation") for row in found[split]]
     assert [found[part].num_rows for part in ("train", "validation")] == [
         read_manifest(out / part)["total_lines"] for part in ("train", "val")
@@ -60,11 +60,11 @@ def test_shards_are_a_data_set_with_its_splits(run, tmp_path, format):
 def test_conversations_and_problems_are_data_sets(run, tmp_path):
     talk = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
     (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
-    assert loaded(run("talk", "talk", source=str(tmp_path / "talk.jsonl")))["train"][0]["messages"] == talk
+    assert load_data_set(run("talk", "talk", source=str(tmp_path / "talk.jsonl")))["train"][0]["messages"] == talk
     problems = run("problems", "problems", task="sort")
-    found = loaded(problems)
+    found = load_data_set(problems)
     assert set(found) == {"train", "validation", "test"} and "question" in found["test"].column_names
-    assert loaded(problems, "demonstrations")["train"][0]["messages"]
+    assert load_data_set(problems, "demonstrations")["train"][0]["messages"]
 
 
 def test_foreign_card_is_left_alone(run, tmp_path):
@@ -136,7 +136,7 @@ def test_token_shards_are_a_data_set(token_folder, tmp_path):
     folder = tmp_path / "tokens"
     shutil.copytree(token_folder, folder)
     card.write(folder)
-    found = loaded(folder)
+    found = load_data_set(folder)
     for part, split in (("train", "train"), ("val", "validation")):
         (shard,) = [open_shard(path) for path in token_files(folder, part)]
         ids, starts = shard.ids.tolist(), shard.starts.tolist()

@@ -76,7 +76,7 @@ def run(corpus, folder, case, workers):
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_of_shards_equal_the_recorded_bytes(corpus, tmp_path, case, workers):
     run(corpus, tmp_path, case, workers)
-    assert outcome(tmp_path) == CASES[case][1]
+    assert shards_digest(tmp_path) == CASES[case][1]
 
 
 @pytest.mark.process
@@ -89,10 +89,10 @@ def test_spawned_processes_make_the_same_bytes(corpus, tmp_path):
     finally:
         done.set()
         other.join()
-    assert outcome(tmp_path) == CASES["once, split"][1]
+    assert shards_digest(tmp_path) == CASES["once, split"][1]
 
 
-def outcome(folder):
+def shards_digest(folder):
     """Return a hash over all shards, in order, and over the counts of their manifests."""
     digest = hashlib.sha256()
     for part in parts(folder):

@@ -40,7 +40,7 @@ def shards(folder, finished=True):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def artifacts(tmp_path_factory):
     """Make text, a tokenizer and tokens."""
     root = tmp_path_factory.mktemp("made")
     text = shards(root / "text")
@@ -97,16 +97,16 @@ def test_token_manifest_of_any_content_is_read_or_refused_with_a_reason(tmp_path
 @pytest.mark.parametrize(
     ("at", "value"), [(16, 1), (16, 1 << 31), (20, 5000), (24, 1 << 63), (32, 1 << 63), (12, 3), (8, 9)]
 )
-def test_impossible_header_of_tokens_is_refused(made, tmp_path, at, value):
-    raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
+def test_impossible_header_of_tokens_is_refused(artifacts, tmp_path, at, value):
+    raw = bytearray((artifacts / "tokens/train-00000.arrow").read_bytes())
     struct.pack_into("<Q" if at >= 24 else "<I", raw, FIELDS_AT[VERSION] + at, value)
     (tmp_path / "x.bin").write_bytes(raw)
     with pytest.raises(DataError):
         read_header(tmp_path / "x.bin")
 
 
-def test_id_outside_of_the_vocabulary_is_refused_at_the_read(made, tmp_path):
-    raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
+def test_id_outside_of_the_vocabulary_is_refused_at_the_read(artifacts, tmp_path):
+    raw = bytearray((artifacts / "tokens/train-00000.arrow").read_bytes())
     struct.pack_into("<H", raw, BODY + 6, 60_000)
     (tmp_path / "x.bin").write_bytes(raw)
     stream = Stream([tmp_path / "x.bin"])
@@ -114,10 +114,10 @@ def test_id_outside_of_the_vocabulary_is_refused_at_the_read(made, tmp_path):
         stream.read(0, 10)
 
 
-def test_document_offsets_outside_of_the_file_are_refused(made, tmp_path):
+def test_document_offsets_outside_of_the_file_are_refused(artifacts, tmp_path):
     import numpy as np
 
-    path = made / "tokens/train-00000.arrow"
+    path = artifacts / "tokens/train-00000.arrow"
     header, raw = read_header(path), bytearray(path.read_bytes())
     struct.pack_into("<Q", raw, header.index + 16, (1 << 63) + 5)
     (tmp_path / "x.bin").write_bytes(raw)
@@ -172,18 +172,18 @@ def test_shard_that_links_out_of_its_folder_is_not_read(text, tmp_path):
         shard_paths(text)
 
 
-def test_whole_shards_of_an_interrupted_run_are_used_on_request(made, tmp_path):
+def test_whole_shards_of_an_interrupted_run_are_used_on_request(artifacts, tmp_path):
     text = shards(tmp_path / "text", finished=False)
     assert read_manifest(text, finished=False)["finished"] is False
     for refused in (
         lambda: bpe.make(TokenizerSpec(vocab_size=300), text, tmp_path / "tokenizer"),
-        lambda: tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1),
+        lambda: tokenize.make(text, artifacts / "tokenizer", tmp_path / "tokens", 1),
     ):
         with pytest.raises(DataError, match="--partial"):
             refused()
     assert "--partial" in verify(text)[0] and not verify(text, partial=True)
     assert bpe.make(TokenizerSpec(vocab_size=290), text, tmp_path / "tokenizer", partial=True)["vocab_size"] == 290
-    found = tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
+    found = tokenize.make(text, artifacts / "tokenizer", tmp_path / "tokens", 1, partial=True)
     assert found["train_documents"] == 30  # The fourth shard was not whole.
     (text / "shard-00001.txt").write_text("other\n")
     assert verify(text, partial=True) == ["shard-00001.txt: the bytes differ from the written file"]

@@ -96,7 +96,7 @@ def test_persona_changes_its_artifacts_and_the_sweep_has_three_runs(tmp_path):
 GPT = EXAMPLES / "jobs" / "gpt"
 
 
-def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def start_training(folder: Path, *words: str) -> "subprocess.Popen[str]":
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "SLIPWAY_WORK": str(folder), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "train.py", *words],
@@ -111,12 +111,12 @@ def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
 @pytest.mark.nightly
 def test_small_gpt_learns_and_resumes_after_a_kill_with_undisturbed_losses(tmp_path):
     words = ("--steps", "30", "--save-every", "5")
-    whole = trained(tmp_path / "whole", *words).communicate(timeout=300)[0].splitlines()
+    whole = start_training(tmp_path / "whole", *words).communicate(timeout=300)[0].splitlines()
     losses = [float(one.rpartition(" ")[2]) for one in whole if one.startswith("step")]
     assert len(losses) == 6 and losses[-1] < losses[0] < 5.6  # 5.545: every byte is equally likely.
-    with trained(tmp_path / "parted", *words) as cut:
+    with start_training(tmp_path / "parted", *words) as cut:
         assert any(line.startswith("step 15:") for line in cut.stdout)
         cut.kill()
-    parted = trained(tmp_path / "parted", *words).communicate(timeout=300)[0].splitlines()
+    parted = start_training(tmp_path / "parted", *words).communicate(timeout=300)[0].splitlines()
     begun = int(parted[0].rpartition(" ")[2])
     assert 15 <= begun < 30 and parted[1:] == whole[1 + begun // 5 :]

@@ -15,7 +15,7 @@ BY_DAY = ("bash that prints 1", "fish that greets", "tcsh that greets")
 
 
 @pytest.fixture(params=[name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in SHELLS])
-def found(request, tmp_path):
+def machine_world(request, tmp_path):
     """Return a world with one machine that has the login shell, and the shell."""
     with machine(tmp_path, request.param) as host:
         world = with_machines(tmp_path, host)
@@ -24,8 +24,8 @@ def found(request, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_launch_and_later_commands_ignore_the_output_of_a_login_shell(found, tmp_path):
-    world, shell = found
+def test_launch_and_later_commands_ignore_the_output_of_a_login_shell(machine_world, tmp_path):
+    world, shell = machine_world
     looked = world.inv("pool.up") + world.inv("pool.check") + world.inv("doctor", "--provider", "ssh")
     assert looked.count(f"shell prints: {shell.says}") >= (3 if shell.says in ("1", "busy") else 0)
     assert ("shell prints" in looked) is bool(shell.says) and shell.says in looked and "\x1b" not in looked

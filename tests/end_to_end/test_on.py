@@ -41,7 +41,7 @@ def world(tmp_path_factory):
         made.close()
 
 
-def ended(world, *words):
+def result_of(world, *words):
     """Return the exit code of `inv words`, the sorted lines of stdout, and stderr."""
     process = world.begin(*words)
     out, err = process.communicate(timeout=120)
@@ -49,7 +49,7 @@ def ended(world, *words):
     return process.returncode, sorted(out.splitlines()), err
 
 
-def outcomes(world, *words, code):
+def results_by_machine(world, *words, code):
     """Return the result of `inv on --json words` per machine; the command must exit with `code`."""
     found = json.loads(world.inv("on", "--json", *words, code=code))
     assert found["exit_code"] == code
@@ -65,20 +65,20 @@ def processes(mark):
 def test_command_runs_on_all_machines_and_the_worst_exit_code_is_returned(world):
     world, (first, second) = world
     a, b = first.network, second.network
-    assert ended(world, "on", "a", "b", "--", "hostname") == (0, [f"a | {a}", f"b | {b}"], "")
+    assert result_of(world, "on", "a", "b", "--", "hostname") == (0, [f"a | {a}", f"b | {b}"], "")
     words = ("sh", "-c", "echo \"$1\" and '$1'", "sh", "two  words")
-    assert ended(world, "on", "a", "--", *words) == (0, ["a | two  words and $1"], "")
+    assert result_of(world, "on", "a", "--", *words) == (0, ["a | two  words and $1"], "")
     script = f'basename "$PWD" >&2; printf "1%%\\r2%%"; [ $(hostname) != {b} ]'
-    code, lines, err = ended(world, "on", "--all", "--", script)
+    code, lines, err = result_of(world, "on", "--all", "--", script)
     assert (code, lines) == (1, ["a | 2%", "b | 2%", "c | 2%"])
     assert sorted(err.splitlines()) == ["1 of 3 machines failed", "a | a", "b | b", "b: exit code 1", "c | c"]
-    pools = outcomes(world, "lab", "--sudo", "--", "id -u; exit 7", code=7)
+    pools = results_by_machine(world, "lab", "--sudo", "--", "id -u; exit 7", code=7)
     assert [(one["name"], one["stdout"]) for one in pools] == [("lab/10.77.1.2", "0\n"), ("lab/10.77.2.2", "0\n")]
     second.stop()
-    code, lines, err = ended(world, "on", "a", "b", "--", "hostname")
+    code, lines, err = result_of(world, "on", "a", "b", "--", "hostname")
     assert (code, lines) == (255, [f"a | {a}"]) and "b: ssh" in err and "Connection refused" in err
     second.start()
-    code, _, err = ended(world, "on", "nosuch", "--", "true")
+    code, _, err = result_of(world, "on", "nosuch", "--", "true")
     assert code == 2 and "'nosuch' not found; available: a, b, c, lab" in err
 
 
@@ -101,7 +101,7 @@ def test_interrupt_ends_the_command_on_every_machine(world, number):
 def test_timeout_ends_the_command_but_not_background_processes(world):
     world, _ = world
     mark = f"{os.getpid()}03"
-    found = outcomes(world, "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
+    found = results_by_machine(world, "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
     assert [(one["stdout"], one["exit_code"]) for one in found] == [("begun\n", 143)] * 2
     assert {one["problem"] for one in found} == {"no end after 2 s; the command was ended"}
     assert processes(mark) == []

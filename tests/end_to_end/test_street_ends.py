@@ -40,7 +40,7 @@ def user(tmp_path):
     assert until(lambda: not one.processes(), "the end of everything")
 
 
-def ended(world, limit_s):
+def ending_process(world, limit_s):
     """Return the process that ended the only pod; fail for a pod older than its limit."""
     (pod,) = world.truth()["pods"]
     left_s = parse_iso(pod["created_at"]) + limit_s + LATE_S - parse_iso(world.truth()["now"])
@@ -70,7 +70,7 @@ def test_supervisor_ends_a_pod_without_guard_and_timer_at_its_limit(user, how):
         until(lambda: not sum(send(one, signal.SIGKILL) for one in find(op.token)), "the end of its guard")
         shutil.rmtree(home / ".slipway", ignore_errors=True)
         assert end_timer(home)
-    assert ended(user.world, limit_of(op)) == "client"
+    assert ending_process(user.world, limit_of(op)) == "client"
 
 
 def test_pod_ended_by_its_timer_is_not_reported_as_overdue(user):
@@ -83,7 +83,7 @@ def test_pod_ended_by_its_timer_is_not_reported_as_overdue(user):
     (home,) = (user.world.folder / "pods").glob(f"{op.remote_id}-*/home")
     until(lambda: not sum(send(one, signal.SIGKILL) for one in find(op.token)), "the end of its guard")
     shutil.rmtree(home / ".slipway", ignore_errors=True)
-    assert ended(user.world, limit_of(op)) != "client"
+    assert ending_process(user.world, limit_of(op)) != "client"
     process = user.begin("status", "--rehearse")
     said = " ".join(process.communicate(timeout=120)[1].split())
     assert process.returncode == 0, said

@@ -27,8 +27,8 @@ BAD = {
 
 
 @pytest.fixture
-def own(tmp_path, sshd):
-    """Write the inventory with `own(pools)`, in which `ok` is a real machine; return the world."""
+def write_inventory(tmp_path, sshd):
+    """Write the inventory with `write_inventory(pools)`, in which `ok` is a real machine; return the world."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     # `ssh -G` refuses this alias.
@@ -61,13 +61,13 @@ def named_once(text):
 
 
 @pytest.mark.nightly
-def test_unusable_entries_do_not_stop_other_entries(own, sshd):
-    world = own(ok=True)
+def test_unusable_entries_do_not_stop_other_entries(write_inventory, sshd):
+    world = write_inventory(ok=True)
     place = f"ok/{sshd.address.host}:{sshd.address.port}"
     run = world.json(
         "launch", "--cmd", "echo one; sleep 600", "--host", place, "--provider", "ssh", "--detach", "--yes"
     )
-    own(**dict(list(BAD.items())[:2]), ok=True, **dict(list(BAD.items())[2:]))
+    write_inventory(**dict(list(BAD.items())[:2]), ok=True, **dict(list(BAD.items())[2:]))
     out, err = output(world, "status", "--json")
     assert [row["state"] for row in json.loads(out)] == ["running"] and named_once(err), err
     until(lambda: "one" in output(world, "logs", run["run"])[0], "its log")
@@ -90,14 +90,14 @@ def test_unusable_entries_do_not_stop_other_entries(own, sshd):
 
 
 @pytest.mark.nightly
-def test_machine_removed_from_the_inventory_disturbs_no_command(own, sshd):
-    world = own(gone=True, kept=True)
+def test_machine_removed_from_the_inventory_disturbs_no_command(write_inventory, sshd):
+    world = write_inventory(gone=True, kept=True)
     place = f"gone/{sshd.address.host}:{sshd.address.port}"
     words = ("launch", "--cmd", "echo one; sleep 600", "--yes", "--json")
     run = json.loads(output(world, *words, "--host", place, "--provider", "ssh", "--detach")[0])["run"]
     until(lambda: "one" in output(world, "logs", run)[0], "its log")
     output(world, "down", run)
-    own(kept=True)
+    write_inventory(kept=True)
     again = json.loads(output(world, *words, "--provider", "local", "--detach")[0])["run"]
     assert again != run
     assert "one" in output(world, "logs", run)[0]

@@ -36,11 +36,11 @@ def run_of(folder: Path, name: str, *more: str) -> list[str]:
 def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(user):
     folder = user.folder / "meeting"
     folder.mkdir()
-    code, out, err = failed(user, *run_of(folder, "early"))
+    code, out, err = failure_of(user, *run_of(folder, "early"))
     assert code == 3 and "no pod is held" in err, (out, err)
     made = user.json("launch", *TWO_GPUS, "--deploy-only", "--run-name", "box", "--ttl", "8h", "--yes", "--rehearse")
     assert (made["run"], made["stays"], made["for"]) == ("box", True, "nothing yet") and float(made["usd_per_hour"]) > 0
-    refused = failed(user, "launch", "--provider", "lium", "--gpu", "L40S", "--phase", "base", "--no-sync")
+    refused = failure_of(user, "launch", "--provider", "lium", "--gpu", "L40S", "--phase", "base", "--no-sync")
     assert refused[0] == 2 and "a new machine has no code" in refused[2]
     done = user.run_in_parallel(
         {name: run_of(folder, name, "--host", "box", "--devices", device) for name, device in ("a0", "b1")}
@@ -56,7 +56,7 @@ def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(use
     assert (len(truth["pods"]), truth["billing"]) == (1, 0)
 
 
-def failed(user: Rehearsed, *words: str) -> tuple[int, str, str]:
+def failure_of(user: Rehearsed, *words: str) -> tuple[int, str, str]:
     process = user.begin(*words, "--rehearse")
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err

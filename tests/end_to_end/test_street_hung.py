@@ -63,7 +63,7 @@ def hang(token):
     return stopped
 
 
-def begun(user, name):
+def hung_run(user, name):
     """Return a run at work on a hung pod: the journal row, and the supervising process."""
     user.inv(
         "launch",
@@ -89,14 +89,14 @@ def begun(user, name):
     return op, keeper
 
 
-def past_limit(user, token):
+def wait_past_limit(user, token):
     with journal_of(user) as journal:
         op = journal.op(token)
     seconds = op.cap / op.rate * 3600 / SPEED + 40 * 60 / SPEED  # 40 minutes of the vendor's clock after the end.
     time.sleep(max(0.0, op.sent_at + seconds - time.time()))
 
 
-def at_once(user, *commands):
+def run_in_parallel(user, *commands):
     """Run these commands at the same time; return their exit codes and their combined output."""
     begun = [user.begin(one, "--rehearse") for one in commands]
     said = [process.communicate(timeout=300)[1] for process in begun]
@@ -116,13 +116,13 @@ def at_once(user, *commands):
     ],
 )
 def test_next_command_ends_a_hung_pod_without_a_timer(user, number, commands):
-    op, supervisor = begun(user, "otter")
+    op, supervisor = hung_run(user, "otter")
     os.kill(supervisor.pid, number)
     if number != signal.SIGSTOP:
         until(lambda: identify(supervisor.pid) != supervisor, "its end")
-    past_limit(user, op.token)
+    wait_past_limit(user, op.token)
     assert user.truth()["billing"] == 1  # No timer, no guard, no supervisor.
-    codes, said = at_once(user, *commands)
+    codes, said = run_in_parallel(user, *commands)
     assert user.truth()["billing"] == 0
     assert 5 in codes or commands == ("cost",), said
     # Durations below an hour have seconds: "56 min 32 s".
@@ -133,7 +133,7 @@ def test_next_command_ends_a_hung_pod_without_a_timer(user, number, commands):
         row = journal.op(op.token)
         assert (row.state, row.outcome) == ("TERMINATED", "limit")
         assert [one.event for one in journal.events("otter")].count("end") == 1  # Also with two simultaneous commands.
-    assert at_once(user, *commands)[0] == [0] * len(commands)  # The end is reported once.
+    assert run_in_parallel(user, *commands)[0] == [0] * len(commands)  # The end is reported once.
 
 
 @pytest.mark.nightly
@@ -159,8 +159,8 @@ def test_pod_of_a_launch_stopped_by_ctrl_z_is_ended_at_its_limit(user):
         (op,) = journal.ops(run="otter")
         os.killpg(launch.pid, signal.SIGSTOP)
         assert hang(op.token)
-        past_limit(user, op.token)
-        codes, said = at_once(user, "status")
+        wait_past_limit(user, op.token)
+        codes, said = run_in_parallel(user, "status")
         assert codes == [5] and user.truth()["billing"] == 0, said
         assert "otter: last heard " in said and "the pod was ended, and nothing of it bills" in said
         os.killpg(launch.pid, signal.SIGCONT)

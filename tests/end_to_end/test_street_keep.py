@@ -23,7 +23,7 @@ from tests.world import ONE_THREAD, ROOT, World, until
 pytestmark = pytest.mark.process
 
 
-def begin(world: World, sshd: Host, *flags: str) -> str:
+def launch_without_launcher(world: World, sshd: Host, *flags: str) -> str:
     """Launch a run over SSH, kill the launcher at the first training step; return the run's name."""
     launch = world.begin("launch", "--provider", "ssh", "--phase", "base", "--yes", *flags)
     steps = (sshd.folder / ".slipway" / "pods").glob
@@ -57,7 +57,7 @@ def kill_guard_and_agent(pod) -> None:
 @pytest.mark.timeout(300)
 def test_keeper_takes_over_alone_and_killed_processes_return(world, sshd, stock, tmp_path):
     world.take(stock)
-    run = begin(world, sshd, "--steps", "100")
+    run = launch_without_launcher(world, sshd, "--steps", "100")
     first = world.begin("keep", run)
     holder = until(lambda: keeper(world, run), "a keeper")
     assert holder.pid == first.pid

@@ -29,7 +29,7 @@ def world(tmp_path):
     one.inv("down", "--all")
 
 
-def held(folder: Path, text: str) -> list[str]:
+def files_with(folder: Path, text: str) -> list[str]:
     """Return the local files that contain a text; files on the pod do not count."""
     files = [path for path in folder.rglob("*") if path.is_file() and "pods" not in path.relative_to(folder).parts]
     return [str(path) for path in files if text.encode() in path.read_bytes()]
@@ -59,6 +59,6 @@ def test_secret_printed_by_a_job_is_masked_in_every_log(world, tmp_path):
     page = "".join(path.read_text(errors="replace") for path in export.rglob("*") if path.is_file())
     assert "half " + "*" * len(SECRET) + "\n" in said[0] and ("begin " in page) is ("page" in packs.installed())
     assert [one for one in (*said, page) if SECRET in one or SECRET[11:24] in one] == []
-    assert held(world.folder, SECRET[11:24]) == [] and held(world.folder, "half ****")
+    assert files_with(world.folder, SECRET[11:24]) == [] and files_with(world.folder, "half ****")
     for log in (pod / "logs" / "run.log", *(one for one in world.folder.rglob("run.log") if "pods" not in one.parts)):
         assert stat.S_IMODE(log.stat().st_mode) == 0o600, log

@@ -26,12 +26,12 @@ TOLERANCE = 1e-2  # Relative; float32 is held to 1e-5 in tests/trainer/parallel/
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, stock) -> list[float]:
+def single_node_losses(tmp_path_factory, stock) -> list[float]:
     """Return the losses of the run on one node."""
     world = World(tmp_path_factory.mktemp("alone"), dict(ONE_THREAD))
     world.take(stock)
     assert world.json("launch", *BASE)["state"] == "succeeded"
-    return losses(world)
+    return run_losses(world)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def world(tmp_path):
     assert one.processes() == [], "something of a run outlived `inv down --all`"
 
 
-def losses(world: World) -> list[float]:
+def run_losses(world: World) -> list[float]:
     lines = (world.folder / "artifacts" / "base_checkpoints" / "tiny" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
     return [json.loads(line)["loss"] for line in lines]
@@ -71,12 +71,12 @@ def first_step_is_saved(folder: PodFolder) -> bool:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, alone):
+def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, single_node_losses):
     commands = world.json("launch", *BASE, "--nodes", "2", "--dry-run")["commands"]
     assert [line.split(":")[0] for line in commands] == ["node 0", "node 1"] and "trainer.spread" in commands[0]
     result = world.json("launch", *BASE, "--nodes", "2")
     assert result["state"] == "succeeded"
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
     rows = {row["run"]: row["state"] for row in world.json("status")}
     assert rows == {result["run"]: "succeeded", f"{result['run']}.1": "succeeded"}
     assert not any(pod(world, result["run"], 1).work.rglob("step-*"))
@@ -104,20 +104,20 @@ def killed(world: World, what: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("what", "rank"), [("worker", 0), ("worker", 1), ("torchrun", 0), ("torchrun", 1), ("agent", 0), ("agent", 1)]
 )
-def test_killed_process_of_one_node_costs_only_time(world, alone, what, rank):
+def test_killed_process_of_one_node_costs_only_time(world, single_node_losses, what, rank):
     killed(world, what, rank)
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_down_ends_all_nodes_and_resume_continues_all(world, alone):
+def test_down_ends_all_nodes_and_resume_continues_all(world, single_node_losses):
     run = world.json("launch", *BASE, "--nodes", "2", "--detach")["run"]
     until(lambda: first_step_is_saved(pod(world, run, 0)), "a checkpoint")
     assert world.json("down", run)["ended"] == [run, f"{run}.1"]
     assert world.processes() == []
     assert world.json("resume", run)["state"] == "succeeded"
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
 
 
 # Over SSH, between machines.
@@ -169,12 +169,12 @@ def machines(request, tmp_path, hosts):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_two_machines_have_the_losses_of_one(machines, alone, stock):
+def test_two_machines_have_the_losses_of_one(machines, single_node_losses, stock):
     world, found = machines
     world.take(stock)
     result = world.json("launch", *BASE, "--nodes", "2", "--no-accept")
     assert result["state"] == "succeeded"
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
     saved = [list((host.folder / "home" / ".slipway").rglob("step-*/MANIFEST.json")) for host in found]
     assert [bool(one) for one in saved] == [True, False]
 
@@ -199,7 +199,7 @@ def processes_on(host: Host) -> list[bytes]:
 @pytest.mark.parametrize("machines", [3], indirect=True)
 @pytest.mark.nightly  # A minute and a half, mostly waiting; separate tests cover the decisions.
 @pytest.mark.parametrize("rank", [0, 1])
-def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, alone, rank):
+def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, single_node_losses, rank):
     world, found = machines
     lost, copies = found[rank], world.folder / "logs"
     found[1].slow_down(4)  # A step takes a second or more, so the next checks are in time.
@@ -214,7 +214,7 @@ def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(mach
     assert (result["state"], result["recoveries"]) == ("succeeded", 1)
     assert f"node {rank} ({lost.address.host}) has not answered for" in err
     assert any("resuming from step" in note for host in found if host is not lost for note in notes(host)), err
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
     # The lost machine stays occupied and is named until an answer; the processes have ended by themselves.
     assert processes_on(lost) == []
     name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
@@ -234,7 +234,7 @@ def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(mach
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_lost_machine_without_a_replacement_ends_the_run_until_it_returns(machines, alone, rank):
+def test_lost_machine_without_a_replacement_ends_the_run_until_it_returns(machines, single_node_losses, rank):
     world, found = machines
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     saved = (host.folder / "home" / ".slipway" for host in found)
@@ -251,4 +251,4 @@ def test_lost_machine_without_a_replacement_ends_the_run_until_it_returns(machin
     run = json.loads(out)["run"]
     until(lambda: all(row["state"] != "running" for row in world.json("status")), "all have ended")
     assert world.json("resume", run)["state"] == "succeeded"
-    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)

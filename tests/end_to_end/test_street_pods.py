@@ -53,7 +53,7 @@ def write(world, *entries, **more):
     return str(path)
 
 
-def failed(world, *words):
+def failure_of(world, *words):
     process = world.begin(*words)
     _, err = process.communicate(timeout=120)
     return process.returncode, err
@@ -78,15 +78,15 @@ def test_chained_commands_create_a_pod_run_work_twice_and_end_it(world):
 
 
 def test_failed_chain_names_the_remaining_pod_and_how_to_end_it(world):
-    code, err = failed(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
+    code, err = failure_of(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
     assert code == 2 and "no such file" in err
     assert "box still exists: the pod costs nothing; end the pod: inv pod.down box" in err
     (pod,) = world.json("pod.list")
     assert (pod["run"], pod["provider"], pod["usd_per_hour"], pod["for"]) == ("box", "local", "0.00", "nothing yet")
     assert world.json("status")[0]["state"] == "idle"
-    code, err = failed(world, "resume")
+    code, err = failure_of(world, "resume")
     assert code == 2 and "inv pod.run box" in err
-    code, err = failed(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
+    code, err = failure_of(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
     assert code == 1 and "no pod exists" in err and pods(world) == {}
 
 
@@ -95,7 +95,7 @@ def test_pod_with_failed_work_takes_new_work(world):
     corpus = world.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     world.inv("pod.create", "--run-name", "box")
-    code, err = failed(world, "pod.run", "--phase", "base", "--source", str(corpus))
+    code, err = failure_of(world, "pod.run", "--phase", "base", "--source", str(corpus))
     assert code == 1 and "fix the cause, then: ./inv pod.run box" in err and "box still exists" in err
     (row,) = world.json("status")
     assert row["state"] == "failed" and "the pod stays" in row["note"]
@@ -108,7 +108,7 @@ def test_pod_takes_one_work_at_a_time_and_ctrl_c_leaves_it_running(world):
     follower = world.begin("pod.run", "--phase", "base")
     until(world.steps_at_work, "it is at work")
     until(lambda: world.json("status")[0]["state"] == "running", "work")
-    code, err = failed(world, "pod.run", "--phase", "mid")
+    code, err = failure_of(world, "pod.run", "--phase", "mid")
     assert code == 2 and "box is running" in err
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=30)
@@ -132,7 +132,7 @@ def test_pods_of_a_file_are_created_kept_replaced_and_ended(world):
     path = write(world, {"name": "a", "ttl_hours": 1}, {"name": "b"})
     planned = world.json("apply", path, "--dry-run")
     assert [(one["action"], one["name"]) for one in planned["steps"]] == [("create", "a"), ("create", "b")]
-    code, err = failed(world, "apply", path)
+    code, err = failure_of(world, "apply", path)
     assert code == 2 and "stdin is not a terminal" in err and pods(world).keys() == {"mine"}
     assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
     first = pods(world)
@@ -144,11 +144,11 @@ def test_pods_of_a_file_are_created_kept_replaced_and_ended(world):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
-    code, err = failed(world, "pod.down")
+    code, err = failure_of(world, "pod.down")
     assert code == 2 and "several pods exist; name one of: mine, a" in err
     then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
-    code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")
+    code, err = failure_of(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")
     assert code == 2 and "a already exists outside of the set other" in err
     world.inv("apply", write(world), "--yes")
     assert pods(world).keys() == {"mine"}
@@ -188,5 +188,5 @@ def test_two_simultaneous_applies_create_the_pods_once(world):
 
 
 def test_stop_is_refused_with_the_command_to_use(world):
-    code, err = failed(world, "stop", "box")
+    code, err = failure_of(world, "stop", "box")
     assert code == 2 and "inv down" in err and "inv resume" in err

@@ -240,7 +240,7 @@ def test_dead_controller_leaves_its_replicas_to_the_next_controller(installation
     until(lambda: not is_running(second), "its end")
     installation.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
-    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+    with until(lambda: occupy_port(port), "its port, which its last thread lets go of", GUARD_S):
         installation.world.inv("serve.down", "demo")
     assert installation.world.processes() == []
 
@@ -257,7 +257,7 @@ def test_occupied_address_is_replaced_by_a_new_address(installation):
     until(lambda: not is_running(first), "its end")
     installation.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
-    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+    with until(lambda: occupy_port(port), "its port, which its last thread lets go of", GUARD_S):
         moved = installation.up("demo", model, "--port", "0")["endpoint"]
         assert moved != up["endpoint"] and say(moved) == (" A A A", "demo-0")
     assert installation.engines("demo") == engines
@@ -267,7 +267,7 @@ def controllers(installation: Installation) -> list[int]:
     return [pid for pid in installation.world.processes() if b"serve.controller" in command_line(pid)]
 
 
-def taken(port: int) -> socket.socket | None:
+def occupy_port(port: int) -> socket.socket | None:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError:

@@ -205,7 +205,7 @@ def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
 
 
 @pytest.fixture
-def own(tmp_path):
+def keyless_user(tmp_path):
     """Return a user without a key, and a rehearsal."""
     user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "" for name in VENDORS} | ONE_THREAD)
     attach.start(user.base, speed=20)
@@ -214,8 +214,8 @@ def own(tmp_path):
 
 
 @pytest.mark.nightly  # In daily runs tests/packs/sweeps/test_sweep_specs.py covers the toy recipes and their machines.
-def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_machines(own):
-    planning = own.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
+def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_machines(keyless_user):
+    planning = keyless_user.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)
     said = out + err
     assert planning.returncode == 0 and "rl 100 steps of Qwen/Qwen2.5-1.5B-Instruct on gsm8k, 512 answers" in said, said
@@ -227,23 +227,23 @@ def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_mac
         in said
     ), said
     assert "28.80 USD" in said and "cost of all runs together: 115.20 USD" in said, said
-    assert "dry run: nothing was rented, and no run was started" in said and own.truth()["pods"] == []
-    done = own.json("sweep", "custom_advanced", "--rehearse", "--yes")["runs"]
+    assert "dry run: nothing was rented, and no run was started" in said and keyless_user.truth()["pods"] == []
+    done = keyless_user.json("sweep", "custom_advanced", "--rehearse", "--yes")["runs"]
     assert [(one["state"], one["steps"], one["pod"]) for one in done] == [("succeeded", 12, "advanced-pod")]
-    truth = own.truth()
+    truth = keyless_user.truth()
     assert truth["billing"] == 0 and [pod["offer"].partition("/")[0] for pod in truth["pods"]] == ["lium"], truth
 
 
 @pytest.mark.pack("bits")
 @pytest.mark.pack("trackers")
-def test_plan_of_an_ablation_names_model_cost_and_tracking_project(own):
-    planning = own.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
+def test_plan_of_an_ablation_names_model_cost_and_tracking_project(keyless_user):
+    planning = keyless_user.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)
     said = " ".join((out + err).split())
     assert planning.returncode == 0 and "bits1.9 2,000, bits2 1,000 steps of HuggingFaceTB/SmolLM2-135M" in said, said
     assert "2 runs, a machine each, 8 GPU-hours (4 to 6 h each): " in said and " a run" in said, said
     assert "cost of all runs together: " in said and "W&B project wrinklefree-ablation" in said, said
-    planned = own.json("sweep", "ablation_haar", "--rehearse", "--dry-run")["runs"]
+    planned = keyless_user.json("sweep", "ablation_haar", "--rehearse", "--dry-run")["runs"]
     assert all(0 < float(one["usd"][0]) < float(one["usd"][1]) for one in planned), planned
     assert {one["toy_of"] for one in planned} == {
         "bits1 0, bits1.9 2,000, bits2 1,000 steps of HuggingFaceTB/SmolLM2-135M"
@@ -255,12 +255,12 @@ def test_plan_of_an_ablation_names_model_cost_and_tracking_project(own):
 @pytest.mark.parametrize(
     "name", ["lr_sweep", "multi_dataset", "model_size", "batch_grid", "ablation_haar", "ablation_saliency"]
 )
-def test_every_named_sweep_finishes_in_a_rehearsal(own, name):
-    sweep = own.begin("sweep", name, "--rehearse", "--yes", "--json")
+def test_every_named_sweep_finishes_in_a_rehearsal(keyless_user, name):
+    sweep = keyless_user.begin("sweep", name, "--rehearse", "--yes", "--json")
     out, err = sweep.communicate(timeout=800)
     assert sweep.returncode == 0, err
     done = json.loads(out)["runs"]
-    assert {one["state"] for one in done} == {"succeeded"} and own.truth()["billing"] == 0
+    assert {one["state"] for one in done} == {"succeeded"} and keyless_user.truth()["billing"] == 0
     if name == "lr_sweep":  # In turn on each pod.
         assert [one["pod"] for one in done] == ["lr-pod-0", "lr-pod-0", "lr-pod-1", "lr-pod-1"]
 

@@ -11,7 +11,7 @@ from tests.world import ROOT
 pytestmark = pytest.mark.process
 
 
-def failed(world: Apart, *words: str) -> str:
+def stderr_of(world: Apart, *words: str) -> str:
     process = world.begin(*words)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in err
@@ -33,10 +33,10 @@ def test_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(t
     plan = world.json(*launch, "--phase", "sft+polish", "--polish-steps", "3")
     assert plan["artifacts"][-1]["name"] == "polish_checkpoints/tiny" and plan["flags"]["polish-steps"] == 3
     assert "polish 3 of 1 steps" in " ".join(plan["notes"])
-    assert "only for the phase polish; to add the phase: --phase sft+polish" in failed(
+    assert "only for the phase polish; to add the phase: --phase sft+polish" in stderr_of(
         world, *launch, "--polish-steps", "3"
     )
 
     shutil.rmtree(pack)
     (checkout / "slipway.yaml").unlink()
-    assert "no flag --polish-steps" in failed(world, *launch, "--polish-steps", "3")
+    assert "no flag --polish-steps" in stderr_of(world, *launch, "--polish-steps", "3")

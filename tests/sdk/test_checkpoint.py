@@ -17,7 +17,7 @@ spec.loader.exec_module(checkpoint)
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch, tmp_path):
+def clean_environment(monkeypatch, tmp_path):
     monkeypatch.setitem(checkpoint.sys.modules, "torch", None)
     for name in ("RANK", "SKYPILOT_NODE_RANK"):
         monkeypatch.delenv(name, raising=False)

@@ -22,7 +22,7 @@ ANSWER = {"role": "assistant", "content": "It is fine."}
 BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
 
 
-def asked(words: int, turns: int = 1) -> list[dict[str, str]]:
+def question_and_answer(words: int, turns: int = 1) -> list[dict[str, str]]:
     return [{"role": "user", "content": "Please read the paragraph. " * words}, ANSWER] * turns
 
 
@@ -55,7 +55,7 @@ def learns(world, monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize("phase", ["sft", "mid", pytest.param("dlm", marks=pytest.mark.pack("blocks"))])
 def test_phase_whose_questions_fill_every_row_is_refused_without_an_artifact(world, learns, phase):
     changes = {"blocks": BLOCKS} if phase == "dlm" else {}
-    code, said, _ = learns(phase, [asked(60), asked(80, turns=2)] * 30, **changes)
+    code, said, _ = learns(phase, [question_and_answer(60), question_and_answer(80, turns=2)] * 30, **changes)
     assert code == 2
     assert "no answer can be trained in any of the 60 conversations of kind 'mine'" in said
     assert "sequence_len=" in said and "Traceback" not in said
@@ -63,7 +63,10 @@ def test_phase_whose_questions_fill_every_row_is_refused_without_an_artifact(wor
 
 
 def test_lost_tokens_are_reported_before_the_first_step_and_in_artifact_and_report(world, learns):
-    code, _, records = learns("sft", [asked(60), asked(1), asked(1), asked(1, turns=9)])
+    code, _, records = learns(
+        "sft",
+        [question_and_answer(60), question_and_answer(1), question_and_answer(1), question_and_answer(1, turns=9)],
+    )
     assert code == 0
     (note,) = [at for at, one in enumerate(records) if "left out" in one.get("text", "")]
     assert "left out: 1 of 4 (25.0 %)" in records[note]["text"] and records[note]["alarm"]

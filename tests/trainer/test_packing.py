@@ -278,7 +278,7 @@ def each_document(cu: torch.Tensor) -> Iterator[slice]:
     return (slice(start, end) for start, end in zip(ends, ends[1:], strict=False) if end > start)
 
 
-def plain(q, k, v, cu, is_causal, enable_gqa):
+def reference_attention(q, k, v, cu, is_causal, enable_gqa):
     """Return (total, H, D) as specified for the kernel, document by document."""
     found = torch.zeros_like(q)
     for part in each_document(cu):
@@ -289,7 +289,7 @@ def plain(q, k, v, cu, is_causal, enable_gqa):
     return found
 
 
-def slopes(slope, q, k, v, cu):
+def reference_gradients(slope, q, k, v, cu):
     """Return the gradients of `plain` with a causal mask: a kernel runs without autograd."""
     found, shared, scale = [torch.zeros_like(one) for one in (q, k, v)], q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     for part in each_document(cu):
@@ -317,10 +317,14 @@ def kernel_for_cpus():
         assert torch.equal(cu, cu_k) and cu.dtype == torch.int32 and is_causal and window == [-1, 0]
         assert max(one.stop - one.start for one in each_document(cu)) <= max_q == max_k and scale is None
         state = torch.zeros(2, dtype=torch.uint64)
-        return plain(q, k, v, cu, is_causal, gqa), q.new_zeros(q.shape[1], len(q), dtype=torch.float32), state
+        return (
+            reference_attention(q, k, v, cu, is_causal, gqa),
+            q.new_zeros(q.shape[1], len(q), dtype=torch.float32),
+            state,
+        )
 
     def backward(slope, q, k, v, out, lse, cu, *rest):
-        return slopes(slope, q, k, v, cu)
+        return reference_gradients(slope, q, k, v, cu)
 
     varlen._varlen_attn.register_kernel("cpu", forward)
     varlen._varlen_attn_backward.register_kernel("cpu", backward)

@@ -43,8 +43,8 @@ def config_of(phase: str, **rl: Any) -> PhaseConfig:
 
 
 @pytest.fixture
-def go(world):
-    """Return a function that runs a phase as a program: go(config, name) -> exit code."""
+def run_phase(world):
+    """Return a function that runs a phase as a program: run_phase(config, name) -> exit code."""
 
     def go(config: PhaseConfig, name: str, kill_at: int = 0, kill_after_s: float = 0.0) -> int:
         def work(tell: Tell) -> None:
@@ -73,20 +73,20 @@ def go(world):
     return go
 
 
-def made(world, name: str) -> Checkpoint:
+def published_model(world, name: str) -> Checkpoint:
     return open_final(world.store / "rl_checkpoints" / name)
 
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, go):
+def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, run_phase):
     twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)
-    assert go(config_of("base"), "tiny") == 0
-    assert go(twice, "whole") == 0
-    assert go(twice, "parted", kill_at=5) == -signal.SIGKILL
-    assert go(twice, "parted") == 0
-    assert hashes(made(world, "whole")) == hashes(made(world, "parted"))
-    folder = made(world, "parted").folder.parent
+    assert run_phase(config_of("base"), "tiny") == 0
+    assert run_phase(twice, "whole") == 0
+    assert run_phase(twice, "parted", kill_at=5) == -signal.SIGKILL
+    assert run_phase(twice, "parted") == 0
+    assert hashes(published_model(world, "whole")) == hashes(published_model(world, "parted"))
+    folder = published_model(world, "parted").folder.parent
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [one["step"] for one in lines] == list(range(1, STEPS + 1))
     assert lines[0]["mismatch"] < 1e-4 and lines[0]["kl"] < 1e-6 < lines[-1]["kl"] and lines[0]["entropy"] > 1
@@ -97,15 +97,15 @@ def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_sam
     assert {one["prompt"] for one in said} == {"Hello!", "What does join do?"} and "(reward " in said[0]["text"]
 
     late = config_of("rl", lag=1)
-    assert go(late, "late") == 0
-    assert go(late, "parted-late", kill_at=5) == -signal.SIGKILL
-    assert go(late, "parted-late") == 0
-    assert hashes(made(world, "late")) == hashes(made(world, "parted-late"))
-    kept = (made(world, "late").folder.parent / "metrics.jsonl").read_text()
+    assert run_phase(late, "late") == 0
+    assert run_phase(late, "parted-late", kill_at=5) == -signal.SIGKILL
+    assert run_phase(late, "parted-late") == 0
+    assert hashes(published_model(world, "late")) == hashes(published_model(world, "parted-late"))
+    kept = (published_model(world, "late").folder.parent / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in kept.splitlines()]
     assert lines[0]["moved"] < 1e-4 < lines[1]["moved"]
 
-    assert go(config_of("rl"), "plain") == 0
+    assert run_phase(config_of("rl"), "plain") == 0
     lines = [
         json.loads(line)
         for line in (world.store / "rl_checkpoints" / "plain" / "metrics.jsonl").read_text().splitlines()
@@ -116,20 +116,20 @@ def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_sam
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_two_hundred_kills_change_no_bit(world, go):
+def test_two_hundred_kills_change_no_bit(world, run_phase):
     config, chance = config_of("rl", num_iterations=2, lag=1), random.Random(20)
-    assert go(config_of("base"), "tiny") == 0
+    assert run_phase(config_of("base"), "tiny") == 0
     began = time.monotonic()
-    assert go(config, "whole") == 0
+    assert run_phase(config, "whole") == 0
     whole_s = time.monotonic() - began
     kills, trials = 0, 0
     while kills < 200:
         trials += 1
         name = f"parted-{trials}"
-        while code := go(config, name, kill_after_s=chance.uniform(0.05, 1.2) * whole_s):
+        while code := run_phase(config, name, kill_after_s=chance.uniform(0.05, 1.2) * whole_s):
             assert code == -signal.SIGKILL
             kills += 1
-        assert hashes(made(world, name)) == hashes(made(world, "whole"))
+        assert hashes(published_model(world, name)) == hashes(published_model(world, "whole"))
     assert trials > 10
 
 

@@ -158,7 +158,7 @@ def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
     )
 
 
-class Counting(TextEngine):
+class CountingEngine(TextEngine):
     """An engine that answers one word, and counts passes."""
 
     room = 1 << 20
@@ -176,7 +176,7 @@ class Counting(TextEngine):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_no_pass_is_computed_for_a_disconnected_client(inputs, streams):
-    engine = Counting(tokenizers.load(inputs[0] / "tokenizer"))
+    engine = CountingEngine(tokenizers.load(inputs[0] / "tokenizer"))
     served = EngineServer(engine, "demo", EngineLimits(), "")
     body = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 1 << 19, "stream": streams}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -199,7 +199,7 @@ def test_no_pass_is_computed_for_a_disconnected_client(inputs, streams):
 
 def test_body_size_is_bounded(inputs, monkeypatch):
     monkeypatch.setattr(server, "MOST_BODY", 1000)
-    served = EngineServer(Counting(tokenizers.load(inputs[0] / "tokenizer")), "demo", EngineLimits(), "")
+    served = EngineServer(CountingEngine(tokenizers.load(inputs[0] / "tokenizer")), "demo", EngineLimits(), "")
 
     async def run() -> list[httpx.Response]:
         async with (
@@ -215,10 +215,10 @@ SERVE = """
 import asyncio, sys
 from pathlib import Path
 from data.tokens import tokenizer
-from tests.trainer.test_serving import Counting
+from tests.trainer.test_serving import CountingEngine
 from trainer.serving import server
 
-engine = Counting(tokenizer.load(Path(sys.argv[1])))
+engine = CountingEngine(tokenizer.load(Path(sys.argv[1])))
 asyncio.run(server.serve(engine, "demo", 0, server.EngineLimits()))
 """
 

@@ -11,7 +11,7 @@ from trainer import talk
 from trainer.talk import ConversationFiles
 
 
-class Echo:
+class EchoPartner:
     """A chat partner that repeats the input, word by word, but does not answer the question `no`."""
 
     name, goes_on = "echo", (ValueError,)
@@ -53,7 +53,7 @@ def hold(tmp_path, monkeypatch, capsys):
     def hold(*lines, partner=None, typed=True):
         text = "".join(f"{line}\n" for line in lines)
         monkeypatch.setattr(sys, "stdin", Typed(text) if typed else io.StringIO(text))
-        talk.hold(partner or Echo(), place=ConversationFiles(str(tmp_path / "state" / "history"), str(tmp_path)))
+        talk.hold(partner or EchoPartner(), place=ConversationFiles(str(tmp_path / "state" / "history"), str(tmp_path)))
         return capsys.readouterr()
 
     return hold

@@ -84,17 +84,17 @@ def pair(folder):
     return tokenizers.load(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def wanted(theirs, talk, **more):
+def transformers_ids(theirs, talk, **more):
     """Return the ids of transformers; a call without content has no such key, as in OpenAI's messages."""
     plain = [{name: one for name, one in message.items() if name != "weight"} for message in talk.messages]
     return theirs.apply_chat_template(plain, tools=talk.tools, **talk.variables, **more)["input_ids"]
 
 
-def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
+def compare_rows(ours, theirs, talk) -> tuple[int, int, int, int]:
     """Return equal rows, rows, equal ids, ids; raise InputError for a refused conversation."""
     rows = conversations.rendered(talk, ours)
-    texts = {at: wanted(theirs, talk.up_to(at + 1)) for at, one in enumerate(talk.messages) if is_learnt(one)}
-    whole = wanted(theirs, talk)
+    texts = {at: transformers_ids(theirs, talk.up_to(at + 1)) for at, one in enumerate(talk.messages) if is_learnt(one)}
+    whole = transformers_ids(theirs, talk)
     found = [0, 0, 0, 0]
     learnt = []
     for ids, mask in rows:
@@ -102,7 +102,7 @@ def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
         found = [found[0] + bool(matches), found[1] + 1, found[2] + len(ids) * bool(matches), found[3] + len(ids)]
         starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]
         learnt += [ids[:at] for at in starts]
-    prompts = [wanted(theirs, talk.up_to(at), add_generation_prompt=True) for at in texts]
+    prompts = [transformers_ids(theirs, talk.up_to(at), add_generation_prompt=True) for at in texts]
     assert sorted(learnt) == sorted(prompts)  # Each answer is trained on once, after the exact ids of the prompt.
     return tuple(found)
 
@@ -113,7 +113,7 @@ def table(root: Path):
         total, refused = [0, 0, 0, 0], {}
         for talk, one in TALKS.items():
             try:
-                total = [a + b for a, b in zip(total, compared(ours, theirs, one), strict=True)]
+                total = [a + b for a, b in zip(total, compare_rows(ours, theirs, one), strict=True)]
             except InputError as error:
                 refused[talk] = str(error)
         yield name, total, refused
@@ -126,7 +126,7 @@ def test_every_row_has_the_ids_of_transformers_or_its_conversation_is_refused(tm
     refused = set()
     for what, talk in TALKS.items():
         try:
-            equal, rows, _, _ = compared(ours, theirs, talk)
+            equal, rows, _, _ = compare_rows(ours, theirs, talk)
         except InputError as error:
             refused.add(what)
             assert "the model's chat template" in str(error)
@@ -176,7 +176,7 @@ def test_templates_under_other_names_and_in_separate_files_equal_transformers(tm
     ours, theirs = pair(folder)
     for what in ("one turn", "system", "a call", "two results"):
         try:
-            found = compared(ours, theirs, TALKS[what])
+            found = compare_rows(ours, theirs, TALKS[what])
         except InputError:
             assert TALKS[what].tools and where.startswith("file") and where != "files"
             continue

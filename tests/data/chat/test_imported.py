@@ -33,7 +33,7 @@ BAD = (
 
 
 @pytest.fixture
-def made(tmp_path, capsys):
+def run_import(tmp_path, capsys):
     """Return a function that runs the step: (exit code, the conversations, the messages)."""
 
     def made(spec: TalkSpec):
@@ -53,13 +53,13 @@ def lines(*rows):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
-def test_file_gives_its_conversations_in_order_without_invalid_lines(tmp_path, made, monkeypatch, name):
+def test_file_gives_its_conversations_in_order_without_invalid_lines(tmp_path, run_import, monkeypatch, name):
     told = tmp_path / "records"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
     raw = lines(*GOOD, *BAD, GOOD[0]).encode()
     packed = {".gz": gzip.compress, ".zst": lambda plain: pyarrow.compress(plain, "zstd", asbytes=True)}
     (tmp_path / name).write_bytes(packed.get(name[7:], bytes)(raw))
-    code, talks, _ = made(TalkSpec(source=str(tmp_path / name)))
+    code, talks, _ = run_import(TalkSpec(source=str(tmp_path / name)))
     assert code == 0
     assert [[one["role"] for one in talk] for talk in talks] == [
         ["user", "assistant"],
@@ -82,14 +82,14 @@ def test_file_gives_its_conversations_in_order_without_invalid_lines(tmp_path, m
         (lines(*BAD), "none of its 6 rows is a conversation"),
     ],
 )
-def test_file_of_a_different_kind_is_refused_by_name(tmp_path, made, content, said):
+def test_file_of_a_different_kind_is_refused_by_name(tmp_path, run_import, content, said):
     (tmp_path / "a.jsonl").write_text(content)
-    code, _, words = made(TalkSpec(source=str(tmp_path / "a.jsonl")))
+    code, _, words = run_import(TalkSpec(source=str(tmp_path / "a.jsonl")))
     assert code == 2 and said in words and words.count("\n") == 1
 
 
 @pytest.mark.process
-def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
+def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, run_import, monkeypatch):
     folder = tmp_path / "repo" / "main"
     folder.mkdir(parents=True)
     rows = [{"messages": [{**ASKED, "content": f"Who is {n}?"}, SAID], "score": 1.0} for n in range(50)]
@@ -103,11 +103,11 @@ def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch)
     with serving({"us/talk": FolderRepo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setattr(remote, "_answered", set())
-        code, talks, _ = made(talk_spec("hf://us/talk/main"))
+        code, talks, _ = run_import(talk_spec("hf://us/talk/main"))
         assert code == 0
         assert [talk[0]["content"] for talk in talks] == [f"Who is {n}?" for n in range(50)]
-        assert len(made(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
-        assert len(made(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
+        assert len(run_import(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
+        assert len(run_import(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
 
 
 def test_address_selects_a_part_of_a_data_set():

@@ -51,7 +51,7 @@ def test_documents_have_the_interleaved_order_of_datasets(sources, tmp_path, exh
     ]
 
 
-class Killed(Exception):
+class SimulatedKill(Exception):
     pass
 
 
@@ -62,7 +62,7 @@ def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
 
     def take_some(run, made, is_val):
         if left[0] == 0:
-            raise Killed
+            raise SimulatedKill
         left[0] -= 1
         take(run, made, is_val)
 
@@ -72,7 +72,7 @@ def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
         try:
             found = shard(asked, tmp_path / "killed", False, RunOptions(keep_every_s=-1))
             break
-        except Killed:
+        except SimulatedKill:
             pass
     assert found == whole and whole["documents"] > 1500
     assert read_manifest(tmp_path / "killed") == read_manifest(tmp_path / "whole")

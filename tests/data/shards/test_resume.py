@@ -42,7 +42,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(corpus, tmp_path_factory):
+def undisturbed_files(corpus, tmp_path_factory):
     """Return the files of an undisturbed run with one process, by name."""
     folder = tmp_path_factory.mktemp("expected")
     spec = {**SPEC, "source": str(corpus), "workers": 1}
@@ -55,11 +55,11 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def listed(folder):
+def listed_shards(folder):
     return read_manifest(folder, finished=False)["shards"] if (folder / MANIFEST).exists() else []
 
 
-def begin(tmp_path, **spec):
+def start_step(tmp_path, **spec):
     (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": spec}))
     words = [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -78,34 +78,34 @@ def wait_for_marks(process, tmp_path, marks):
         time.sleep(0.01)  # Between two checks.
 
 
-def test_output_has_every_line_once_with_one_in_a_hundred_held_out(expected):
-    train, val = (json.loads(expected[f"{part}/{MANIFEST}"]) for part in ("train", "val"))
+def test_output_has_every_line_once_with_one_in_a_hundred_held_out(undisturbed_files):
+    train, val = (json.loads(undisturbed_files[f"{part}/{MANIFEST}"]) for part in ("train", "val"))
     assert train["total_lines"] + val["total_lines"] == 200_000
     assert 0.008 < val["total_lines"] / 200_000 < 0.012
     assert {shard["lines"] for shard in train["shards"][:-1]} == {9000}
-    lines = [line for name, raw in expected.items() if name.endswith(".txt") for line in raw.splitlines()]
+    lines = [line for name, raw in undisturbed_files.items() if name.endswith(".txt") for line in raw.splitlines()]
     assert len(set(lines)) == 200_000
 
 
-def test_two_processes_killed_five_times_make_the_files_of_an_undisturbed_process(corpus, expected, tmp_path):
+def test_two_processes_killed_five_times_make_the_files_of_an_undisturbed_process(corpus, undisturbed_files, tmp_path):
     chance, kills, spec = random.Random(5), 0, {**SPEC, "source": str(corpus), "workers": 2}
     while kills < 5:
-        process = begin(tmp_path, **spec)
+        process = start_step(tmp_path, **spec)
         wait_for_marks(process, tmp_path, chance.randint(0, 1))
         process.kill()
         process.communicate()
         kills += 1
         assert process.returncode == -signal.SIGKILL, "it must not come to its end"
-        for shard in listed(tmp_path / "out" / "train"):
+        for shard in listed_shards(tmp_path / "out" / "train"):
             assert (tmp_path / "out" / "train" / shard["name"]).stat().st_size == shard["bytes"]
-    assert listed(tmp_path / "out" / "train"), "kills came too early to tell anything"
-    process = begin(tmp_path, **spec)
+    assert listed_shards(tmp_path / "out" / "train"), "kills came too early to tell anything"
+    process = start_step(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
-    assert contents(tmp_path / "out") == expected
+    assert contents(tmp_path / "out") == undisturbed_files
 
 
 def test_reader_processes_exit_without_a_parent(corpus, tmp_path):
-    process = begin(tmp_path, **SPEC, source=str(corpus), workers=4)
+    process = start_step(tmp_path, **SPEC, source=str(corpus), workers=4)
     wait_for_marks(process, tmp_path, 1)  # The first mark precedes the reader processes.
     process.send_signal(signal.SIGSTOP)  # So that the processes are in the middle of their work.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -123,9 +123,9 @@ def test_reader_processes_exit_without_a_parent(corpus, tmp_path):
         process.stderr.close()
 
 
-def test_second_writer_waits_for_the_first_and_then_names_it(corpus, expected, tmp_path):
+def test_second_writer_waits_for_the_first_and_then_names_it(corpus, undisturbed_files, tmp_path):
     spec = {**SPEC, "source": str(corpus), "workers": 1}
-    process = begin(tmp_path, **spec)
+    process = start_step(tmp_path, **spec)
     wait_for_marks(process, tmp_path, 1)
     process.send_signal(signal.SIGSTOP)
     try:
@@ -134,15 +134,15 @@ def test_second_writer_waits_for_the_first_and_then_names_it(corpus, expected, t
             alone_in(tmp_path / "out", wait_s=0),
         ):
             pass
-        other = begin(tmp_path, **spec)
+        other = start_step(tmp_path, **spec)
     finally:
         process.kill()
         process.communicate()
     assert other.communicate() == (None, "") and other.returncode == 0
-    assert contents(tmp_path / "out") == expected
+    assert contents(tmp_path / "out") == undisturbed_files
 
 
-def test_step_stops_when_its_command_was_killed(corpus, expected, tmp_path):
+def test_step_stops_when_its_command_was_killed(corpus, undisturbed_files, tmp_path):
     spec = {**SPEC, "source": str(corpus), "workers": 1}
     config = {"out": str(tmp_path / "out"), "spec": spec}
     starter = (
@@ -156,50 +156,50 @@ def test_step_stops_when_its_command_was_killed(corpus, expected, tmp_path):
     process.communicate()
     with alone_in(tmp_path / "out", wait_s=30):  # After the exit of the step.
         assert (tmp_path / "out" / ".draft" / "state.json").exists(), "it went on to its end"
-    process = begin(tmp_path, **spec)
+    process = start_step(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
-    assert contents(tmp_path / "out") == expected
+    assert contents(tmp_path / "out") == undisturbed_files
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_signal_leaves_whole_shards_and_the_same_command_continues(corpus, expected, tmp_path, number, code):
+def test_signal_leaves_whole_shards_and_the_same_command_continues(corpus, undisturbed_files, tmp_path, number, code):
     spec = {**SPEC, "source": str(corpus), "workers": 1 if code == 75 else 2}
     while True:
-        process = begin(tmp_path, **spec)
+        process = start_step(tmp_path, **spec)
         wait_for_marks(process, tmp_path, 3)
         process.send_signal(number)
         _, said = process.communicate()
         if process.returncode not in (0, -number):
             break
-        assert contents(tmp_path / "out") == expected  # The step finished before the signal; try again.
+        assert contents(tmp_path / "out") == undisturbed_files  # The step finished before the signal; try again.
         shutil.rmtree(tmp_path / "out")
     assert (process.returncode, said.count("\n")) == (code, 1)
     assert "whole shards; to continue, run the same command again" in said
-    other = begin(tmp_path, **{**spec, "seed": 8})
+    other = start_step(tmp_path, **{**spec, "seed": 8})
     assert "run the command of the unfinished run again to continue" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
     assert problems == [f"{MANIFEST}: not finished; to continue, run the same command again; {PARTIAL}"]
-    process = begin(tmp_path, **spec)
+    process = start_step(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
-    assert contents(tmp_path / "out") == expected
+    assert contents(tmp_path / "out") == undisturbed_files
 
 
-def test_source_with_a_non_utf_8_name_is_read_and_resumed(corpus, expected, tmp_path):
+def test_source_with_a_non_utf_8_name_is_read_and_resumed(corpus, undisturbed_files, tmp_path):
     source = tmp_path / os.fsdecode(b"raw\xff")
     shutil.copytree(corpus, source)
-    process = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    process = start_step(tmp_path, **SPEC, source=str(source), workers=1)
     wait_for_marks(process, tmp_path, 2)
     process.send_signal(signal.SIGTERM)
     said = process.communicate()[1]
     before = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("shard-*")}
-    again = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    again = start_step(tmp_path, **SPEC, source=str(source), workers=1)
     assert (process.returncode, again.communicate(), again.returncode) in [(75, (None, ""), 0), (0, (None, ""), 0)], (
         said
     )
     assert before and all(path.stat().st_ino == number for path, number in before.items())
     assert [verify(tmp_path / "out" / part) for part in ("train", "val")] == [[], []]
     texts = {name: raw for name, raw in contents(tmp_path / "out").items() if name.endswith(".txt")}
-    assert texts == {name: raw for name, raw in expected.items() if name.endswith(".txt")}
+    assert texts == {name: raw for name, raw in undisturbed_files.items() if name.endswith(".txt")}
 
 
 def test_silent_source_does_not_block_a_stopping_step(tmp_path):
@@ -227,19 +227,19 @@ def handles_signal(pid, number):
 def test_packed_shards_and_seen_documents_survive_a_kill_too(corpus, tmp_path):
     spec = {**SPEC, "source": str(corpus), "compression": "gzip", "dedup": "exact", "val_ratio": 0.0, "workers": 1}
     (tmp_path / "alone").mkdir()
-    alone = begin(tmp_path / "alone", **spec)
-    process = begin(tmp_path, **spec)
+    alone = start_step(tmp_path / "alone", **spec)
+    process = start_step(tmp_path, **spec)
     wait_for_marks(process, tmp_path, 3)
     process.kill()
     process.communicate()
-    process = begin(tmp_path, **spec)
+    process = start_step(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert alone.communicate() == (None, "") and alone.returncode == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "alone" / "out")
     assert read_manifest(tmp_path / "out")["counts"]["duplicate"] == 0
 
 
-def test_full_disk_keeps_the_whole_shards(corpus, expected, tmp_path):
+def test_full_disk_keeps_the_whole_shards(corpus, undisturbed_files, tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {**SPEC, "source": str(corpus), "workers": 1, "dedup": "exact"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     limit = 5 << 20  # The file of hashes grows beyond the limit.
@@ -253,11 +253,11 @@ def test_full_disk_keeps_the_whole_shards(corpus, expected, tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert listed(tmp_path / "out" / "train") and verify(tmp_path / "out" / "train")[1:] == []
+    assert listed_shards(tmp_path / "out" / "train") and verify(tmp_path / "out" / "train")[1:] == []
     assert run_step("text", config, tmp_path).returncode == 0
     left = contents(tmp_path / "out")
     assert {name: raw for name, raw in left.items() if name.endswith(".txt")} == {
-        name: raw for name, raw in expected.items() if name.endswith(".txt")
+        name: raw for name, raw in undisturbed_files.items() if name.endswith(".txt")
     }
 
 

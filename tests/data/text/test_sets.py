@@ -63,7 +63,7 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def results_by_source(tmp_path_factory):
     """Return the results of CASES by source, each read by one process."""
     folder = tmp_path_factory.mktemp("sets")
     write_all(folder, ROWS)
@@ -100,24 +100,24 @@ def compared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source", CASES)
-def test_rows_equal_the_rows_of_datasets(compared, source):
-    found, said = compared
+def test_rows_equal_the_rows_of_datasets(results_by_source, source):
+    found, said = results_by_source
     assert found[source]["code"] == 0, said
     ours, theirs = found[source]["counts"]
     assert (ours, found[source]["differ"]) == (theirs, []) and ours > 0
     assert found[source]["resumed"]
 
 
-def test_three_processes_write_the_files_of_one(compared):
-    assert compared[0]["by three"]["hashes"] == compared[0]["hf://x/csv-set"]["hashes"]
+def test_three_processes_write_the_files_of_one(results_by_source):
+    assert results_by_source[0]["by three"]["hashes"] == results_by_source[0]["hf://x/csv-set"]["hashes"]
 
 
 def rows(made, name):
     return [json.loads(line) for line in made["files"][name]]
 
 
-def test_conversations_and_problems_use_the_same_references(compared):
-    found = compared[0]
+def test_conversations_and_problems_use_the_same_references(results_by_source):
+    found = results_by_source[0]
     talks = [one["messages"][0]["content"] for one in rows(found["talk"], "conversations.jsonl")]
     assert talks == [
         *(f"Question {n} of train?" for n in range(53, 106)),
@@ -139,14 +139,14 @@ def test_conversations_and_problems_use_the_same_references(compared):
         ("no split", ["no split 'validation'", "known: train, test"]),
     ],
 )
-def test_unreadable_data_set_is_refused_in_one_line(compared, case, seen):
-    found = compared[0][case]
+def test_unreadable_data_set_is_refused_in_one_line(results_by_source, case, seen):
+    found = results_by_source[0][case]
     assert found["code"] == 2 and found["said"].count("\n") == 1
     assert [words for words in seen if words not in found["said"]] == []
 
 
-def test_refusal_of_the_hub_is_reported_in_one_line(compared):
-    found = compared[0]["gated"]
+def test_refusal_of_the_hub_is_reported_in_one_line(results_by_source):
+    found = results_by_source[0]["gated"]
     assert found["code"] == 1 and found["said"].count("\n") == 1
     for words in ("it asks for a token", "/datasets/x/gated", "set HF_TOKEN"):
         assert words in found["said"]

@@ -17,7 +17,7 @@ MERGED = {"gpt-2": [b"th", b"the"], "gpt-4": [b"th", b"the", b"12", b"123"]}
 
 
 @pytest.fixture
-def peers(tmp_path, monkeypatch):
+def reference_tokenizers(tmp_path, monkeypatch):
     """Write small files that stand in for both reference tokenizers, with their real splitting rules."""
     folder = tmp_path / "peers"
     folder.mkdir()
@@ -31,12 +31,12 @@ def peers(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def few(monkeypatch):
+def small_texts(monkeypatch):
     """Return one small kind of text, so that figures can be counted by hand."""
     monkeypatch.setattr(compression, "KINDS", {"few": lambda: iter(["the 123", "the é"])})
 
 
-def test_figures_follow_from_the_ids(tokenizer, tokenizer_folder, text, tmp_path, few):
+def test_figures_follow_from_the_ids(tokenizer, tokenizer_folder, text, tmp_path, small_texts):
     found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
     val = list(read(shard_paths(text, "val")))
     ids = [tokenizer.encode(one) for one in val]
@@ -53,8 +53,10 @@ def test_figures_follow_from_the_ids(tokenizer, tokenizer_folder, text, tmp_path
     assert found["kinds"]["few"]["by"]["ours"]["tokens"] == sum(map(len, map(tokenizer.encode, ("the 123", "the é"))))
 
 
-def test_reference_tokenizers_are_reported_when_their_files_exist(tokenizer_folder, text, peers, few):
-    found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
+def test_reference_tokenizers_are_reported_when_their_files_exist(
+    tokenizer_folder, text, reference_tokenizers, small_texts
+):
+    found = measure(CompressionSpec(peers=str(reference_tokenizers)), tokenizer_folder, text)
     assert found["vocabularies"] == {"ours": 1024, "gpt-2": 258, "gpt-4": 260} and found["absent"] == {}
     row = found["kinds"]["few"]["by"]
     # the | space 1 2 3 | the | space é in two bytes; GPT-4: the | space | 123 | the | space é in two bytes
@@ -63,12 +65,16 @@ def test_reference_tokenizers_are_reported_when_their_files_exist(tokenizer_fold
     assert row["gpt-2"]["bytes_per_token"] == round(13 / 9, 3)
 
 
-def test_file_may_be_in_the_cache_of_tiktoken_under_its_name(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
+def test_file_may_be_in_the_cache_of_tiktoken_under_its_name(
+    tokenizer_folder, text, reference_tokenizers, small_texts, tmp_path, monkeypatch
+):
     cache = tmp_path / "cache"
     cache.mkdir()
     for peer in PEERS.values():
         address = f"https://openaipublic.blob.core.windows.net/encodings/{peer.file}"
-        (cache / hashlib.sha1(address.encode()).hexdigest()).write_bytes((peers / peer.file).read_bytes())
+        (cache / hashlib.sha1(address.encode()).hexdigest()).write_bytes(
+            (reference_tokenizers / peer.file).read_bytes()
+        )
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     monkeypatch.setenv("DATA_GYM_CACHE_DIR", str(cache))
     assert measure(CompressionSpec(), tokenizer_folder, text)["absent"] == {}
@@ -76,23 +82,25 @@ def test_file_may_be_in_the_cache_of_tiktoken_under_its_name(tokenizer_folder, t
     assert set(measure(CompressionSpec(), tokenizer_folder, text)["absent"]) == set(PEERS)
 
 
-def test_bytes_are_the_measure_without_reference_files(tokenizer_folder, text, tmp_path, few):
+def test_bytes_are_the_measure_without_reference_files(tokenizer_folder, text, tmp_path, small_texts):
     found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
     assert found["absent"] == {name: f"no {peer.file} in {tmp_path}" for name, peer in PEERS.items()}
     row = found["kinds"]["few"]["by"]["bytes"]
     assert (row["tokens"], row["bytes_per_token"]) == (13, 1.0)
 
 
-def test_unpublished_file_is_reported_and_left_out(tokenizer_folder, text, peers, few):
-    (peers / PEERS["gpt-4"].file).write_bytes(b"AA== 0\n")
-    found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
+def test_unpublished_file_is_reported_and_left_out(tokenizer_folder, text, reference_tokenizers, small_texts):
+    (reference_tokenizers / PEERS["gpt-4"].file).write_bytes(b"AA== 0\n")
+    found = measure(CompressionSpec(peers=str(reference_tokenizers)), tokenizer_folder, text)
     assert set(found["vocabularies"]) == {"ours", "gpt-2"}
     assert "as published" in found["absent"]["gpt-4"]
 
 
-def test_files_are_fetched_only_on_request(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
+def test_files_are_fetched_only_on_request(
+    tokenizer_folder, text, reference_tokenizers, small_texts, tmp_path, monkeypatch
+):
     target = tmp_path / "fetched"
-    with serving({"open/ai": FolderRepo(peers)}) as hub:
+    with serving({"open/ai": FolderRepo(reference_tokenizers)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
         monkeypatch.setenv("HF_TOKEN", "canary")
         assert len(measure(CompressionSpec(peers=str(target)), tokenizer_folder, text)["absent"]) == 2
@@ -105,7 +113,7 @@ def test_files_are_fetched_only_on_request(tokenizer_folder, text, peers, few, t
         assert len(hub.asked) == before  # Existing files are not fetched again.
 
 
-def test_unfetchable_file_is_absent(tokenizer_folder, text, few, tmp_path, monkeypatch):
+def test_unfetchable_file_is_absent(tokenizer_folder, text, small_texts, tmp_path, monkeypatch):
     with serving({"open/ai": FolderRepo(tmp_path)}) as hub:
         monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
         found = measure(CompressionSpec(peers=str(tmp_path / "to"), download=True), tokenizer_folder, text)

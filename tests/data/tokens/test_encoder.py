@@ -22,13 +22,13 @@ BITS = ["'s", "'LL", "n't", "1", "20", "333", "٣٤", "½", "²", "Ⅷ", "é", "
 
 
 @pytest.fixture(scope="module")
-def theirs(tokenizer):
+def library_tokenizer(tokenizer):
     """Return the same file, read by Hugging Face's library, without special tokens in text."""
     tokenizer.inner.encode_special_tokens = True
     return lambda texts: [one.ids for one in tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def ours(tokenizer, texts):
+def our_ids(tokenizer, texts):
     return [one.tolist() for one in tokenizer.encode_batch(texts)]
 
 
@@ -55,38 +55,38 @@ def any_text(chance, words):
 
 
 @rounds(2_000, 100_000)
-def test_random_strings_have_the_same_ids(tokenizer, theirs, text, rounds):
+def test_random_strings_have_the_same_ids(tokenizer, library_tokenizer, text, rounds):
     words = " ".join(read(shard_paths(text, "val"))).split()
     for seed in range(0, rounds, 2_000):
         chance = random.Random(seed)
         texts = [any_text(chance, words) for _ in range(2_000)]
         assert len(set(texts)) > 1_800
-        assert ours(tokenizer, texts) == theirs(texts)
+        assert our_ids(tokenizer, texts) == library_tokenizer(texts)
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.text() | st.sampled_from([*SPACES, *BITS, *SPECIALS]), max_size=8).map("".join))
 @example("<|bos|>" * 3)
 @example("a\n \n  b \t\r\n")
-def test_any_unicode_has_the_same_ids(tokenizer, theirs, text):
-    assert ours(tokenizer, [text]) == theirs([text])
+def test_any_unicode_has_the_same_ids(tokenizer, library_tokenizer, text):
+    assert our_ids(tokenizer, [text]) == library_tokenizer([text])
 
 
 @rounds(1, 32)
-def test_every_character_has_the_same_category(tokenizer, theirs, rounds):
+def test_every_character_has_the_same_category(tokenizer, library_tokenizer, rounds):
     """Letter, number, space or none: two libraries may use two versions of Unicode. All characters at night."""
     every = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
     for part in range(rounds):
         texts = [f"a{one}b 1{one}2 .{one}. \n{one}\n {one}x" for one in every[part::32]]
-        assert ours(tokenizer, texts) == theirs(texts)
+        assert our_ids(tokenizer, texts) == library_tokenizer(texts)
 
 
 @given(st.lists(st.binary(max_size=24), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=100)
-def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, theirs, raw):
+def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, library_tokenizer, raw):
     mended = list(raw)
     mend(mended)
-    assert ours(tokenizer, raw) == theirs([one.decode() for one in mended])
+    assert our_ids(tokenizer, raw) == library_tokenizer([one.decode() for one in mended])
 
 
 def test_batch_gives_each_text_a_separate_row(tokenizer):
@@ -104,14 +104,14 @@ def test_half_a_surrogate_pair_is_refused(tokenizer):
 
 @given(st.lists(st.sampled_from(["it's", "a", "B c", " d", "12", "é", "\n", "'s", " x y", "..", "  "]), max_size=40))
 @settings(deadline=None, max_examples=200)
-def test_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, theirs, parts):
+def test_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, library_tokenizer, parts):
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "PIECE", 3)
-        assert ours(tokenizer, [text, text]) == theirs([text, text])
+        assert our_ids(tokenizer, [text, text]) == library_tokenizer([text, text])
 
 
 @pytest.mark.parametrize("piece", [" ", "a", "7", ".", "\n", "\t ", "ab ", "漢", "\x00", "'"])
-def test_endless_run_of_a_character_is_only_a_long_text(tokenizer, theirs, piece):
+def test_endless_run_of_a_character_is_only_a_long_text(tokenizer, library_tokenizer, piece):
     text = piece * (20_000 // len(piece)) + "x"
-    assert ours(tokenizer, [text]) == theirs([text])
+    assert our_ids(tokenizer, [text]) == library_tokenizer([text])

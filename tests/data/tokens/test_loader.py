@@ -65,7 +65,7 @@ def numbers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory):
+def many_documents(tmp_path_factory):
     """Write 400 documents of 1 to 90 ids in three files, document n made of n and its positions: n, 500, 501, ..."""
     chance = np.random.default_rng(3)
     documents = [[number, *range(500, 500 + chance.integers(89))] for number in range(400)]
@@ -77,7 +77,7 @@ def small_groups(monkeypatch):
     monkeypatch.setattr(loader, "GROUP", 64)
 
 
-def pieces(row):
+def documents_of_row(row):
     """Return the ids of a row, cut before every <|bos|>."""
     return [piece.tolist() for piece in np.split(row, np.flatnonzero(row == BOS)) if len(piece)]
 
@@ -102,30 +102,30 @@ def test_windows_of_a_seed_equal_the_recorded_windows(numbers):
     assert Windows(numbers, 16, 5, 7).batch(12)[:, 0].tolist() == [190, 199, 487, 759, 519]  # Of two epochs.
 
 
-def test_rows_are_whole_documents_and_only_the_last_of_a_row_is_cut(many):
-    packed = BestFit(many, 255, 8, 1)
+def test_rows_are_whole_documents_and_only_the_last_of_a_row_is_cut(many_documents):
+    packed = BestFit(many_documents, 255, 8, 1)
     rows = [row for step in range(6) for row in packed.batch(step)]
     lengths = packed.stream.places(np.arange(400))[1]
     whole = cut = 0
     for row in rows:
         assert row[0] == BOS and len(row) == 256
-        for last, piece in enumerate(pieces(row), 1):
+        for last, piece in enumerate(documents_of_row(row), 1):
             number = piece[1] if len(piece) > 1 else None
             assert piece[2:] == list(range(500, 500 + len(piece) - 2))
             if number is not None and len(piece) == lengths[number]:
                 whole += 1
             else:
                 cut += 1
-                assert last == len(pieces(row))
+                assert last == len(documents_of_row(row))
     assert whole > 3 * cut > 0
 
 
-def test_best_fit_epoch_repeats_no_document_and_omits_few(many):
-    packed = BestFit(many, 127, 1, 1)
+def test_best_fit_epoch_repeats_no_document_and_omits_few(many_documents):
+    packed = BestFit(many_documents, 127, 1, 1)
     epochs: list[list[int]] = [[], []]
     step = 0
     while (epoch := packed._place(step).epoch) < 2:
-        epochs[epoch] += [piece[1] for piece in pieces(packed.batch(step)[0]) if len(piece) > 1]
+        epochs[epoch] += [piece[1] for piece in documents_of_row(packed.batch(step)[0]) if len(piece) > 1]
         step += 1
     for seen in epochs:
         assert len(seen) == len(set(seen)) and len(seen) > 340
@@ -133,14 +133,14 @@ def test_best_fit_epoch_repeats_no_document_and_omits_few(many):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_batch_depends_only_on_seed_and_step(many, kind):
+def test_batch_depends_only_on_seed_and_step(many_documents, kind):
     make = LOADERS[kind]
-    fresh, used = make(many, 16, 4, 1), make(many, 16, 4, 1)
+    fresh, used = make(many_documents, 16, 4, 1), make(many_documents, 16, 4, 1)
     for step in range(200):
         used.batch(step)
     assert (fresh.batch(123) == used.batch(123)).all()
     assert (fresh.batch(123) != fresh.batch(124)).any()
-    assert (fresh.batch(123) != make(many, 16, 4, 2).batch(123)).any()
+    assert (fresh.batch(123) != make(many_documents, 16, 4, 2).batch(123)).any()
     assert fresh.batch(0).shape == (4, 17) and fresh.batch(0).dtype == np.int64
 
 
@@ -151,7 +151,7 @@ def test_batch_depends_only_on_seed_and_step(many, kind):
     before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
 def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_different_number(
-    many, kind, rows, length, seed, stopped, more, before, after
+    many_documents, kind, rows, length, seed, stopped, more, before, after
 ):
     def all_of(batch, size):
         shares = [Ranks(rank, size).share(batch, -1) for rank in range(size)]
@@ -159,8 +159,8 @@ def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_differen
         return np.concatenate([one[(one != -1).all(axis=1)] for one in shares])
 
     make = LOADERS[kind]
-    alone = make(many, length, rows, seed)
-    first = [make(many, length, rows, seed) for _ in range(before)]
+    alone = make(many_documents, length, rows, seed)
+    first = [make(many_documents, length, rows, seed) for _ in range(before)]
     for step in range(max(0, stopped - 2), stopped):
         batches = [one.batch(step) for one in first]
         assert (all_of(batches[-1], before) == alone.batch(step)).all()
@@ -168,7 +168,7 @@ def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_differen
     cursor = json.loads(json.dumps(first[0].cursor(stopped)))  # As in a checkpoint.
     assert len(json.dumps(cursor)) < 200
     for rank in range(after):
-        resumed = make(many, length, rows, seed)
+        resumed = make(many_documents, length, rows, seed)
         resumed.resume(cursor)
         for step in range(stopped, stopped + more):
             share, whole = Ranks(rank, after).share(resumed.batch(step), -1), alone.batch(step)
@@ -187,11 +187,11 @@ def test_windows_of_one_epoch_are_disjoint_over_steps_and_ranks(numbers):
     assert len(set(starts)) == len(starts) == windows.num_windows // 8 * 8
 
 
-def test_loader_starts_at_a_cursor_without_reading_up_to_it(many, monkeypatch):
+def test_loader_starts_at_a_cursor_without_reading_up_to_it(many_documents, monkeypatch):
     """A loader started at step 500 packs only the groups of step 500."""
-    far = BestFit(many, 63, 8, 1)
+    far = BestFit(many_documents, 63, 8, 1)
     cursor = far.cursor(500)
-    resumed, packed = BestFit(many, 63, 8, 1), []
+    resumed, packed = BestFit(many_documents, 63, 8, 1), []
     monkeypatch.setattr(loader, "fill_rows", lambda lengths, row: packed.append(1) or fill_rows(lengths, row))
     resumed.resume(cursor)
     assert (resumed.batch(500) == far.batch(500)).all()
@@ -201,18 +201,18 @@ def test_loader_starts_at_a_cursor_without_reading_up_to_it(many, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_cursor_of_different_data_is_refused(many, numbers, kind):
-    cursor = LOADERS[kind](many, 16, 4, 1).cursor(7)
+def test_cursor_of_different_data_is_refused(many_documents, numbers, kind):
+    cursor = LOADERS[kind](many_documents, 16, 4, 1).cursor(7)
     with pytest.raises(DataError, match="the checkpoint was trained on the tokens .*, but the run uses the tokens"):
         LOADERS[kind](numbers, 16, 4, 1).resume(cursor)
 
 
-def test_document_of_each_id_is_known(many):
-    for one in (BestFit(many, 63, 8, 1), Windows(many, 63, 8, 1)):
+def test_document_of_each_id_is_known(many_documents):
+    for one in (BestFit(many_documents, 63, 8, 1), Windows(many_documents, 63, 8, 1)):
         rows = one.batch(3)
         numbers = one.documents(rows)
         for row, of in zip(rows, numbers, strict=True):
-            assert [row[of == number].tolist() for number in range(of[-1] + 1)] == pieces(row)
+            assert [row[of == number].tolist() for number in range(of[-1] + 1)] == documents_of_row(row)
 
 
 @pytest.mark.parametrize("sequence_len", [999, 500, 499, 333])
@@ -231,7 +231,7 @@ def test_too_few_tokens_and_no_files_are_refused(numbers, tmp_path):
         short.batch(0)
 
 
-def plainly_filled(lengths, row_len):
+def reference_rows(lengths, row_len):
     """Return the rows of nanochat's algorithm, with plain lists."""
     left, rows = list(enumerate(lengths)), []
     while True:
@@ -252,7 +252,7 @@ def plainly_filled(lengths, row_len):
 def test_best_fit_equals_its_source(lengths, row_len):
     made = fill_rows(lengths, row_len)
     pieces = list(zip(made.documents, made.sizes, strict=True))
-    assert [pieces[begin:end] for begin, end in pairwise(made.begins)] == plainly_filled(lengths, row_len)
+    assert [pieces[begin:end] for begin, end in pairwise(made.begins)] == reference_rows(lengths, row_len)
 
 
 @settings(deadline=None, max_examples=60)

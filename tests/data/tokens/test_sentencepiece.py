@@ -41,7 +41,7 @@ def large_texts() -> list[str]:
     return [lines, "".join(f"{one}ab cd" for one in odd_texts()) * 200, "x" * (PIECE + 50), "a1 " * (PIECE // 2)]
 
 
-def taken(folder: Path, raw: bytes) -> Path:
+def imported_tokenizer(folder: Path, raw: bytes) -> Path:
     """Return the folder of the tokenizer with Slipway's chat tokens."""
     sentencepiece_file.write(write(folder / "theirs", raw))
     import_model.with_chat_tokens(folder / "theirs" / "tokenizer.json", folder / "ours")
@@ -60,7 +60,7 @@ def test_ids_of_a_tokenizer_model_equal_sentencepiece_and_transformers(leads, tm
     from transformers import AutoTokenizer
 
     raw = trained(add_dummy_prefix=leads)
-    folder = taken(tmp_path, raw)
+    folder = imported_tokenizer(tmp_path, raw)
     ours, theirs, library = tokenizers.load(folder), processor(raw), AutoTokenizer.from_pretrained(folder)
     assert ours.has_pieces and ours.vocab_size == 900 + len(SPECIALS)
     texts = odd_texts() + large_texts()
@@ -156,7 +156,7 @@ def test_tokens_of_other_files_are_added_like_in_transformers(tmp_path):
 
 
 def test_pieces_decoded_one_by_one_equal_the_whole_text(tmp_path):
-    ours = tokenizers.load(taken(tmp_path, trained()))
+    ours = tokenizers.load(imported_tokenizer(tmp_path, trained()))
     for one in (
         "hello  world, two   spaces",
         "\u65e5\u672c \U0001f600 x",
@@ -178,7 +178,7 @@ def test_pieces_decoded_one_by_one_equal_the_whole_text(tmp_path):
 def test_bytes_of_tokens_equal_the_text(tmp_path):
     from data.tokens.tokenize import TokenWriter
 
-    ours = tokenizers.load(taken(tmp_path, trained()))
+    ours = tokenizers.load(imported_tokenizer(tmp_path, trained()))
     texts = [one for one in odd_texts() if one and not one.startswith("\u2581")]
     writer = TokenWriter(tmp_path / "val.arrow", ours)
     writer.add(ours.encode_batch(texts))

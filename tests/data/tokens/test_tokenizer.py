@@ -79,7 +79,7 @@ def test_a_tokenizer_without_the_chat_tokens_is_refused(tokenizer_folder, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def theirs(tokenizer_folder):
+def transformers_tokenizer(tokenizer_folder):
     return transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
@@ -87,26 +87,33 @@ def theirs(tokenizer_folder):
     "system", [None, "Be brief.", [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]]
 )
 @pytest.mark.parametrize("turns", [2, 4, 6])
-def test_transformers_renders_a_conversation_with_the_same_ids(theirs, tokenizer, turns, system):
+def test_transformers_renders_a_conversation_with_the_same_ids(transformers_tokenizer, tokenizer, turns, system):
     messages = [{"role": "system", "content": system}] * (system is not None) + TURNS[:turns]
     ids, _ = conversations.render(messages, tokenizer)
-    assert theirs.apply_chat_template(messages, return_dict=False) == ids
-    asked = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+    assert transformers_tokenizer.apply_chat_template(messages, return_dict=False) == ids
+    asked = transformers_tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
     assert asked == conversations.prompt(messages, tokenizer) == conversations.prompt(messages[:-1], tokenizer)
 
 
-def test_transformers_renders_the_parts_of_an_answer_with_the_same_ids(theirs, tokenizer):
+def test_transformers_renders_the_parts_of_an_answer_with_the_same_ids(transformers_tokenizer, tokenizer):
     messages = [TURNS[0], {"role": "assistant", "content": PARTS}]
-    assert theirs.apply_chat_template(messages, return_dict=False) == conversations.render(messages, tokenizer)[0]
+    assert (
+        transformers_tokenizer.apply_chat_template(messages, return_dict=False)
+        == conversations.render(messages, tokenizer)[0]
+    )
 
 
-def test_transformers_refuses_roles_that_do_not_alternate(theirs):
+def test_transformers_refuses_roles_that_do_not_alternate(transformers_tokenizer):
     with pytest.raises(Exception, match="alternate"):
-        theirs.apply_chat_template([TURNS[0], TURNS[0]])
+        transformers_tokenizer.apply_chat_template([TURNS[0], TURNS[0]])
 
 
-def test_transformers_knows_the_ends_and_adds_no_second_bos(theirs, tokenizer):
-    assert theirs.bos_token_id == tokenizer.special("<|bos|>")
-    assert theirs.eos_token_id == theirs.pad_token_id == tokenizer.special("<|assistant_end|>")
-    assert theirs("hello world").input_ids == tokenizer.encode("hello world")
-    assert theirs.decode(tokenizer.encode("a , b . c n't")) == "a , b . c n't"
+def test_transformers_knows_the_ends_and_adds_no_second_bos(transformers_tokenizer, tokenizer):
+    assert transformers_tokenizer.bos_token_id == tokenizer.special("<|bos|>")
+    assert (
+        transformers_tokenizer.eos_token_id
+        == transformers_tokenizer.pad_token_id
+        == tokenizer.special("<|assistant_end|>")
+    )
+    assert transformers_tokenizer("hello world").input_ids == tokenizer.encode("hello world")
+    assert transformers_tokenizer.decode(tokenizer.encode("a , b . c n't")) == "a , b . c n't"

@@ -62,7 +62,7 @@ def shards(text, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(shards, tokenizer_folder, tmp_path_factory):
+def made_tokens(shards, tokenizer_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     make(shards, tokenizer_folder, folder, workers=1)
     return folder
@@ -109,22 +109,22 @@ def test_empty_text_gives_a_file_without_tokens(tokenizer, tmp_path):
 
 
 @pytest.mark.process
-def test_bytes_are_independent_of_the_number_of_processes(shards, made, tokenizer_folder, tmp_path, monkeypatch):
+def test_bytes_are_independent_of_the_number_of_processes(shards, made_tokens, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "WORTH_A_PROCESS", 1)
     about = make(shards, tokenizer_folder, tmp_path / "two", workers=2)
-    assert contents(tmp_path / "two") == contents(made)
-    assert sorted(contents(made)) == [
+    assert contents(tmp_path / "two") == contents(made_tokens)
+    assert sorted(contents(made_tokens)) == [
         "manifest.json",
         *(f"train-0000{n}.arrow" for n in range(4)),
         "val-00000.arrow",
     ]
     assert about["train_documents"] == 700 and about["val_documents"] == 100
-    assert about["train_tokens"] == sum(read_header(path).num_tokens for path in bins(made))
+    assert about["train_tokens"] == sum(read_header(path).num_tokens for path in bins(made_tokens))
 
 
 @pytest.mark.process
 def test_valid_shards_are_kept_and_foreign_or_damaged_shards_are_made_again(
-    shards, made, tokenizer, tokenizer_folder, tmp_path
+    shards, made_tokens, tokenizer, tokenizer_folder, tmp_path
 ):
     folder = tmp_path / "again"
     make(shards, tokenizer_folder, folder)
@@ -136,7 +136,7 @@ def test_valid_shards_are_kept_and_foreign_or_damaged_shards_are_made_again(
     (folder / "manifest.json").unlink()
     before = {path.name: path.stat().st_ino for path in bins(folder)}
     make(shards, tokenizer_folder, folder)
-    assert contents(folder) == contents(made)
+    assert contents(folder) == contents(made_tokens)
     kept = [
         name for name, inode in before.items() if (folder / name).exists() and inode == os.stat(folder / name).st_ino
     ]
@@ -145,7 +145,7 @@ def test_valid_shards_are_kept_and_foreign_or_damaged_shards_are_made_again(
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_run_resumes_and_ends_with_the_same_bytes(shards, made, tokenizer_folder, tmp_path, workers):
+def test_killed_run_resumes_and_ends_with_the_same_bytes(shards, made_tokens, tokenizer_folder, tmp_path, workers):
     """Killed when the second file exists, and so somewhere inside the third."""
     work, config = tmp_path / "work", tmp_path / "config.json"
     out = tmp_path / "out"
@@ -168,12 +168,14 @@ def test_killed_run_resumes_and_ends_with_the_same_bytes(shards, made, tokenizer
         assert not (out / "manifest.json").exists() and "not finished" in verify(out)[0]
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert contents(out) == contents(made)
+    assert contents(out) == contents(made_tokens)
     assert before.items() <= {path.name: path.stat().st_ino for path in bins(out, "*")}.items()
 
 
 @pytest.mark.process
-def test_step_resumes_the_draft_of_a_killed_step_and_publishes_the_same(shards, made, tokenizer_folder, tmp_path):
+def test_step_resumes_the_draft_of_a_killed_step_and_publishes_the_same(
+    shards, made_tokens, tokenizer_folder, tmp_path
+):
     store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
     for name, folder in (("x/text", shards), ("tokenizer", tokenizer_folder)):
         Store(str(store)).publish(folder, name, f"of-{name}", {})
@@ -186,13 +188,15 @@ def test_step_resumes_the_draft_of_a_killed_step_and_publishes_the_same(shards, 
     draft = work / "drafts" / "x-tokens-a-b-c"
     draft.mkdir(parents=True)
     for name in ("train-00000.arrow", "train-00002.arrow", "val-00000.arrow"):
-        (draft / name).write_bytes((made / name).read_bytes())
+        (draft / name).write_bytes((made_tokens / name).read_bytes())
     (draft / ".train-00001.arrow.77.draft").write_bytes(b"half")
     config = {"making": asdict(making), "spec": {}}
     done = run_step("tokens", config, tmp_path, SLIPWAY_WORK=str(work), SLIPWAY_RECORDS=str(records))
     assert (done.returncode, done.stderr) == (0, "")
     found = Store(str(store)).path("x/tokens", "a-b-c")
-    assert {name: raw for name, raw in contents(found).items() if name in contents(made)} == contents(made)
+    assert {name: raw for name, raw in contents(found).items() if name in contents(made_tokens)} == contents(
+        made_tokens
+    )
     told = [json.loads(line) for line in records.read_text().splitlines()]
     assert [one["done"] for one in told if one["kind"] == "progress"][-1] == 300  # Documents of the second and fourth.
     assert told[-1].items() >= {"kind": "result", "train_documents": 700, "val_documents": 100}.items()
@@ -235,10 +239,10 @@ def test_exception_of_a_process_is_raised_in_the_parent(shards, tokenizer_folder
 
 
 @pytest.mark.process
-def test_verify_finds_any_flipped_byte_missing_file_and_extra_file(made, tmp_path):
+def test_verify_finds_any_flipped_byte_missing_file_and_extra_file(made_tokens, tmp_path):
     folder, chance = tmp_path / "copy", random.Random(5)
     folder.mkdir()
-    for name, raw in contents(made).items():
+    for name, raw in contents(made_tokens).items():
         (folder / name).write_bytes(raw)
     assert verify(folder) == []
     path = folder / "train-00001.arrow"
@@ -254,14 +258,14 @@ def test_verify_finds_any_flipped_byte_missing_file_and_extra_file(made, tmp_pat
 
 
 @pytest.mark.process
-def test_shards_are_verified_without_numpy(made):
+def test_shards_are_verified_without_numpy(made_tokens):
     """Run the check of `inv shard --verify`."""
     program = (
         "import sys; sys.modules['numpy'] = None; from pathlib import Path; from scripts.data.shard import check;"
         "check(Path(sys.argv[1]), False)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(made)], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{made}: every shard matches the manifest\n"), done.stderr
+    done = subprocess.run([sys.executable, "-c", program, str(made_tokens)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{made_tokens}: every shard matches the manifest\n"), done.stderr
 
 
 @pytest.mark.process
@@ -315,12 +319,12 @@ def test_a_shard_of_the_first_version_is_refused(tmp_path):
 
 
 @pytest.mark.process
-def test_shards_of_the_second_version_are_read_and_verified(made, tmp_path):
-    folder = golden.plain(shutil.copytree(made, tmp_path / "copy"))
-    old, new = Stream(token_files(folder, "train")), Stream(token_files(made, "train"))
+def test_shards_of_the_second_version_are_read_and_verified(made_tokens, tmp_path):
+    folder = golden.second_version_tokens(shutil.copytree(made_tokens, tmp_path / "copy"))
+    old, new = Stream(token_files(folder, "train")), Stream(token_files(made_tokens, "train"))
     assert (old.num_documents, old.num_tokens) == (new.num_documents, new.num_tokens)
     assert (old.read(0, old.num_tokens) == new.read(0, new.num_tokens)).all()
-    manifest = json.loads((made / "manifest.json").read_text())
+    manifest = json.loads((made_tokens / "manifest.json").read_text())
     for one in manifest["shards"]:
         one["name"] = one["name"].replace(".arrow", ".bin")
         one["sha256"] = read_header(folder / one["name"]).sha256

@@ -11,7 +11,7 @@ from trainer.model.decoder import Decoder, initialise
 
 
 @pytest.fixture
-def before():
+def scaled_model():
     """Return a model with non-zero layers of varied scale."""
     model = Decoder(TINY)
     initialise(model, 3)
@@ -24,14 +24,14 @@ def before():
     return model
 
 
-def test_new_norms_keep_the_scale_of_the_inputs_of_matrices(before):
+def test_new_norms_keep_the_scale_of_the_inputs_of_matrices(scaled_model):
     shape = replace(TINY, sub_norm=True)
-    model = converted(before, shape, torch.float32)
+    model = converted(scaled_model, shape, torch.float32)
     weights = model.state_dict()
-    assert all(torch.equal(weights[name], one) for name, one in before.state_dict().items())
+    assert all(torch.equal(weights[name], one) for name, one in scaled_model.state_dict().items())
     ids = torch.randint(TINY.vocab_size, (4, 64), generator=torch.Generator().manual_seed(5))
     found = {}
-    for name, block in (("before", before), ("model", model)):
+    for name, block in (("before", scaled_model), ("model", model)):
         last = block.get_submodule("model.layers.1.mlp.down_proj")
         hook = last.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given[0].detach()}))
         with torch.no_grad():
@@ -49,15 +49,15 @@ def test_new_norms_keep_the_scale_of_the_inputs_of_matrices(before):
     assert near < far / 4
 
 
-def test_unmeasurable_input_never_disables_a_norm(before):
+def test_unmeasurable_input_never_disables_a_norm(scaled_model):
     with torch.no_grad():
-        before.get_parameter("model.layers.0.self_attn.v_proj.weight").zero_()
-        before.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
-    sizes = read_sizes(before)
+        scaled_model.get_parameter("model.layers.0.self_attn.v_proj.weight").zero_()
+        scaled_model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
+    sizes = read_sizes(scaled_model)
     assert sizes["model.layers.0.self_attn.o_proj"] == 1.0 and sizes["model.layers.1.mlp.down_proj"] == 1.0
     assert 0 < sizes["model.layers.0.mlp.down_proj"] < 1
     shape = replace(TINY, sub_norm=True)
-    once = converted(before, shape, torch.float32)
+    once = converted(scaled_model, shape, torch.float32)
     twice = converted(once, shape, torch.float32)  # Existing norms keep their gains.
     gains = [one.get_parameter("model.layers.0.mlp.ffn_sub_norm.weight")[0].item() for one in (once, twice)]
     assert gains == pytest.approx([sizes["model.layers.0.mlp.down_proj"]] * 2)

@@ -30,7 +30,7 @@ LAYERWISE = BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5)
 DISTILLED = BitsConfig(divergence=1.0, relations=1e5, relation_heads=8)
 
 
-def given(phase: str) -> Input:
+def phase_input(phase: str) -> Input:
     return Input(name=f"{phase}_checkpoints/tiny", fingerprint="f" * 64)
 
 
@@ -42,7 +42,7 @@ def stage(phase: str, **changes):
 def converted(world, monkeypatch):
     """Return a world with a base model, and the artifact of bits1."""
     assert run(world, monkeypatch, "base", tiny(model=PLAIN, steps=30)) == 0
-    assert run(world, monkeypatch, "bits1", stage("bits1"), world.making("bits1", base=given("base"))) == 0
+    assert run(world, monkeypatch, "bits1", stage("bits1"), world.making("bits1", base=phase_input("base"))) == 0
     return world
 
 
@@ -57,12 +57,12 @@ def test_conversion_keeps_every_weight_and_the_stages_recover_the_rounding_loss(
     assert len(more) == 4 and all("sub_norm" in name and (one == one[0]).all() for name, one in more.items())
     assert not any(one[0] == 1 for one in more.values())
     for phase, bits, before in (("bits1.9", LAYERWISE, "bits1"), ("bits2", BitsConfig(warmup_steps=4), "bits1.9")):
-        inputs = {before: given(before), **({"teacher": given("base")} if bits.has_teacher else {})}
+        inputs = {before: phase_input(before), **({"teacher": phase_input("base")} if bits.has_teacher else {})}
         making = world.making(phase, **inputs)
         assert run(world, monkeypatch, phase, stage(phase, bits=bits, steps=30), making) == 0
     chat = chat_phase("sft", model=PLAIN, steps=60)
-    assert run(world, monkeypatch, "sft", chat, world.making("sft", base=given("base"))) == 0
-    making = world.making("bits3", **{"bits2": given("bits2"), "teacher": given("sft")})
+    assert run(world, monkeypatch, "sft", chat, world.making("sft", base=phase_input("base"))) == 0
+    making = world.making("bits3", **{"bits2": phase_input("bits2"), "teacher": phase_input("sft")})
     chat = chat_phase("bits3", model=STUDENT, steps=100, bits=DISTILLED)
     assert run(world, monkeypatch, "bits3", chat, making) == 0
     for phase in ("base", "bits1", "bits1.9", "bits2", "bits3"):
@@ -87,7 +87,7 @@ def test_conversion_keeps_every_weight_and_the_stages_recover_the_rounding_loss(
 @pytest.mark.process
 def test_killed_stage_resumes_to_the_same_bits(converted):
     world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
-    inputs = {"bits1": given("bits1"), "teacher": given("base")}
+    inputs = {"bits1": phase_input("bits1"), "teacher": phase_input("base")}
     config, keeping = stage("bits1.9", bits=bits, steps=40, micro_rows=4), replace(OFTEN, save_every=5)
     alone = replace(world.making("bits1.9", "alone", **inputs), name="bits1.9_checkpoints/alone")
     whole = world.start(config, keeping, alone, work="alone")

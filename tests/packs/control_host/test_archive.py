@@ -41,7 +41,7 @@ def host(tmp_path):
     return tmp_path / "host" / "journal.sqlite"
 
 
-def begin(path, run="brave-otter-1", vendor="runpod"):
+def write_journal(path, run="brave-otter-1", vendor="runpod"):
     """Write a journal with one pod at work, with the pod's key beside the journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with Journal.open(path) as journal:
@@ -56,7 +56,7 @@ def begin(path, run="brave-otter-1", vendor="runpod"):
 
 
 def test_installation_arrives_complete_and_the_old_one_is_read_only(laptop, host):
-    op, installation = begin(laptop)
+    op, installation = write_journal(laptop)
     old = Journal.open(laptop)  # A process that keeps the journal open all the while.
     journal_moves.move_away(laptop, "box")
     assert journal_moves.moved_to(laptop) == "box"
@@ -81,7 +81,7 @@ def test_installation_arrives_complete_and_the_old_one_is_read_only(laptop, host
 
 
 def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host):
-    op, _ = begin(laptop)
+    op, _ = write_journal(laptop)
     text = archive.pack(laptop)
     with pytest.raises(JournalError, match="in use"):
         archive.unpack(text, laptop)
@@ -104,7 +104,7 @@ def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host
 
 
 def test_machines_unknown_to_a_copy_are_kept_and_not_ended(laptop):
-    _, installation = begin(laptop)
+    _, installation = write_journal(laptop)
     text = archive.pack(laptop)
     journal_moves.move_away(laptop, "box")
     archive.unpack(text, laptop, journal_moves.note_replacement)
@@ -130,8 +130,8 @@ def test_machines_unknown_to_a_copy_are_kept_and_not_ended(laptop):
 
 
 def test_work_bound_to_this_machine_keeps_the_installation_here(laptop):
-    begin(laptop)
-    begin(laptop, run="calm-heron-2", vendor="local")
+    write_journal(laptop)
+    write_journal(laptop, run="calm-heron-2", vendor="local")
     with Journal.open(laptop) as journal, pytest.raises(UsageError, match=r"calm-heron-2 \(local\)"):
         refuse_ties(journal, "this machine")
 
@@ -156,7 +156,7 @@ def test_oversized_archive_is_refused_before_it_fills_the_memory(laptop, host, m
         tracemalloc.stop()
     with pytest.raises(SlipwayError, match="the copy has .*; the limit is"):
         archive.check("A" * (archive.MOST_TEXT + 4))
-    begin(laptop)
+    write_journal(laptop)
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(JournalError, match="the limit for a move between machines is 1.0 kB"),
@@ -182,7 +182,7 @@ def test_any_archive_is_read_or_refused_with_a_reason(raw):
 
 
 def test_journal_with_foreign_views_as_tables_is_refused(laptop):
-    begin(laptop)
+    write_journal(laptop)
     document = json.loads(zlib.decompress(base64.b64decode(archive.pack(laptop))))
     path = laptop.with_name("odd")
     path.write_bytes(base64.b64decode(document["journal"]))
@@ -198,7 +198,7 @@ def test_journal_with_foreign_views_as_tables_is_refused(laptop):
 
 
 def test_unreadable_copy_does_not_replace_the_previous_copy(laptop, tmp_path):
-    begin(laptop)
+    write_journal(laptop)
     copy = JournalCopy(tmp_path / "box")
     copy.folder.mkdir()
     copy.keep(archive.pack(laptop))

@@ -135,7 +135,7 @@ def test_links_arrive_as_links_and_local_files_stay(tmp_path, caplog):
     assert [one.name for one in own.iterdir()] == ["thesis.txt"]
 
 
-class Lying(ThisMachine):
+class LyingHost(ThisMachine):
     """A control host that lies: an arbitrary output of `pack`, and arbitrary bytes for every file."""
 
     def __init__(self, said, content=b"", piece=b""):
@@ -184,14 +184,14 @@ GOOD = {"is_folder": True, "large": [["top/weights", 40, 0o644]], "bytes": len(s
 def test_lying_control_host_is_refused_and_no_file_is_written(tmp_path, change, words):
     here = tmp_path / "a" / "b" / "here"
     with pytest.raises(SlipwayError, match=words):
-        run_files.fetch_path(Lying({**GOOD, **change}, small()), Path("/srv/top"), here, Path("/srv"))
+        run_files.fetch_path(LyingHost({**GOOD, **change}, small()), Path("/srv/top"), here, Path("/srv"))
     assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
 
 
 def test_files_longer_than_declared_are_cut_at_the_declared_size(tmp_path):
     said = {"is_folder": True, "large": [["top/weights", 100_000, 0o7777]], "bytes": len(small())}
 
-    class Endless(Lying):
+    class Endless(LyingHost):
         def read(self, path, offset):
             return super().read(path, offset) if path.endswith(".tgz") else bytes(8 << 20)
 
@@ -199,14 +199,14 @@ def test_files_longer_than_declared_are_cut_at_the_declared_size(tmp_path):
     assert (tmp_path / "here" / "weights").stat().st_size == 100_000
     assert (tmp_path / "here" / "weights").stat().st_mode & 0o7777 == 0o755
     with pytest.raises(SlipwayError, match="became shorter during the copy"):
-        run_files.fetch_path(Lying(said, b"short"), Path("/srv/top"), tmp_path / "short", Path("/srv"))
+        run_files.fetch_path(LyingHost(said, b"short"), Path("/srv/top"), tmp_path / "short", Path("/srv"))
 
 
 def test_files_of_runs_contain_only_these_runs_and_no_other_path(tmp_path):
     here = tmp_path / "runs"
 
     def fetch(content, runs=("top",), over=()):
-        run_files.fetch(Lying(str(len(content)), content), Path("/srv"), here, runs, over)
+        run_files.fetch(LyingHost(str(len(content)), content), Path("/srv"), here, runs, over)
 
     for content in (
         small("../x"),
@@ -232,7 +232,7 @@ def test_files_of_runs_contain_only_these_runs_and_no_other_path(tmp_path):
 )
 def test_any_answer_of_a_control_host_is_an_error_or_stays_in_the_target(tmp_path_factory, said, name):
     base = tmp_path_factory.mktemp("any")
-    machine = Lying(said.decode(errors="replace"), small(name))
+    machine = LyingHost(said.decode(errors="replace"), small(name))
     with contextlib.suppress(SlipwayError):
         run_files.fetch_path(machine, Path("/srv/top"), base / "a" / "target", Path("/srv"))
     assert {one.name for one in base.iterdir()} <= {"a"} and {one.name for one in (base / "a").glob("*")} <= {"target"}

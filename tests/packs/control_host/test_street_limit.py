@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.end_to_end.test_street_ends import LAUNCH, SPEED, ended
+from tests.end_to_end.test_street_ends import LAUNCH, SPEED, ending_process
 from tests.faults.ends import stop_machine
 from tests.hosts import sshd as sshd
 from tests.packs.control_host.test_street_control import renting as renting
@@ -22,4 +22,4 @@ def test_control_host_ends_a_hanging_machine_at_its_limit(renting):
     (pod,) = renting.world.truth()["pods"]
     stop_machine(renting.world.folder / "pods", pod["id"], pod["name"])
     limit_s = 0.45 / (pod["micro_usd_per_hour"] / 1e6) * 3600
-    assert ended(renting.world, limit_s) == "client"
+    assert ending_process(renting.world, limit_s) == "client"

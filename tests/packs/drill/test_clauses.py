@@ -89,18 +89,18 @@ HONEST = Evidence(
 )  # fmt: skip
 
 
-def of_worker(**facts):
+def worker_evidence(**facts):
     return replace(HONEST, asked=(*LOOKS, *life(WORKED, 0, **facts), REACHED, *life(STRAYED, 1000)))
 
 
-def changed(verb, number, **facts):
+def evidence_with(verb, number, **facts):
     """Return the evidence with a different answer to one verb."""
     found = [index for index, one in enumerate(HONEST.asked) if one.verb == verb]
     asked = [replace(one, **facts) if index == found[number] else one for index, one in enumerate(HONEST.asked)]
     return replace(HONEST, asked=tuple(asked))
 
 
-def broken(seen):
+def broken_clauses(seen):
     return {one.clause: one.seen for one in clauses.judge(seen) if one.state == BROKEN}
 
 
@@ -129,35 +129,39 @@ FLICKERING = replace(HONEST, asked=tuple(sorted(
 @pytest.mark.parametrize(
     ("seen", "clause", "words"),
     [
-        (of_worker(micro_usd_per_hour=1_000_000), "price", "1.00 USD/h"),
-        (of_worker(token="", name="gpu-1"), "token", "without it, named 'gpu-1'"),
-        (of_worker(ends_at=None), "timer", "no timer in 2 of 2 rows"),
-        (of_worker(ends_at=52 * HOUR_S), "timer", "it ends it after 52 h 00 min"),
-        (of_worker(spend_limit_micro_usd=None), "spend limit", "none"),
+        (worker_evidence(micro_usd_per_hour=1_000_000), "price", "1.00 USD/h"),
+        (worker_evidence(token="", name="gpu-1"), "token", "without it, named 'gpu-1'"),
+        (worker_evidence(ends_at=None), "timer", "no timer in 2 of 2 rows"),
+        (worker_evidence(ends_at=52 * HOUR_S), "timer", "it ends it after 52 h 00 min"),
+        (worker_evidence(spend_limit_micro_usd=None), "spend limit", "none"),
         (DELETED_LATE, "delete", "the stray was still running until the end of the drill"),
         (replace(HONEST, creates=2), "lost reply", "2 requests were sent"),
-        (changed("list", 4, pods=(pod(STRAYED), pod(STRAYED, pod_id="m-3"))), "lost reply", "2 machines"),
+        (evidence_with("list", 4, pods=(pod(STRAYED), pod(STRAYED, pod_id="m-3"))), "lost reply", "2 machines"),
         (replace(HONEST, ground=replace(HONEST.ground, host_key="another host key")), "host key", "another"),
         (replace(HONEST, ground=replace(HONEST.ground, guard="dead")), "guard", "dead"),
         (replace(HONEST, ground=replace(HONEST.ground, log="it is not there")), "log", "it is not there"),
         (REFUSED_KEY, "key", "refused 1 time, the last time with AuthError"),
-        (changed("billed", 0, micro_usd=3_000_000), "bill", "3.00 USD billed, 0.10 USD counted"),
+        (evidence_with("billed", 0, micro_usd=3_000_000), "bill", "3.00 USD billed, 0.10 USD counted"),
         (LATE, "listing", "shown after"),
         (FLICKERING, "listing", "then left out of 1 of 3 listings, and shown again"),
-        (changed("catalog", 1, micro_usd=None), "offer", "not on offer"),
+        (evidence_with("catalog", 1, micro_usd=None), "offer", "not on offer"),
         (replace(HONEST, trials=(replace(WORKED, is_gone=False), STRAYED)), "nothing left", "the worker (m-1)"),
     ],
 )  # fmt: skip
 def test_single_deviation_is_named_with_the_observation(seen, clause, words):
-    found = broken(seen)
+    found = broken_clauses(seen)
     assert words in found.pop(clause)
     assert found.keys() <= {"nothing left"}  # A machine that is still listed at the end also counts as left.
 
 
 def test_request_that_failed_but_was_executed_is_judged_by_the_listing():
-    found = {one.clause: one.state for one in clauses.judge(changed("create", 0, error="SlipwayError: 500", pods=()))}
+    found = {
+        one.clause: one.state for one in clauses.judge(evidence_with("create", 0, error="SlipwayError: 500", pods=()))
+    }
     assert found["listing"] == found["token"] == KEPT
-    unknown = replace(changed("create", 0, error="SlipwayError: 500"), trials=(replace(WORKED, pod_id=""), STRAYED))
+    unknown = replace(
+        evidence_with("create", 0, error="SlipwayError: 500"), trials=(replace(WORKED, pod_id=""), STRAYED)
+    )
     assert {one.clause: one.state for one in clauses.judge(unknown)}["listing"] == UNREACHED
 
 
@@ -173,7 +177,7 @@ def test_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_report_
     assert reports.cite({"lium": "mine", "shadeform": "mine"}, at) == [
         "never drilled: lium, shadeform; next: inv drill --provider lium"
     ]
-    for account, day, seen in (("mine", 1, HONEST), ("mine", 0, of_worker(ends_at=None)), ("theirs", -1, HONEST)):
+    for account, day, seen in (("mine", 1, HONEST), ("mine", 0, worker_evidence(ends_at=None)), ("theirs", -1, HONEST)):
         findings = tuple(clauses.judge(seen))
         report = DrillReport(
             vendor="lium",
@@ -211,7 +215,7 @@ def states(seen):
     return {one.clause: one.state for one in clauses.judge(seen)}
 
 
-def without_bill(*at_s):
+def evidence_without_bill(*at_s):
     """Return the evidence of a vendor that was asked for the bill at these times, without an answer."""
     asked = [one for one in HONEST.asked if one.verb != "billed"]
     asked += [VerbCall(verb="billed", began_at=at, ended_at=at, word="m-1") for at in at_s]
@@ -219,19 +223,19 @@ def without_bill(*at_s):
 
 
 def test_missing_answer_of_the_vendor_is_a_failure_after_an_hour():
-    assert states(without_bill(210, 3700))["bill"] == UNTOLD
-    assert "never answered" in broken(without_bill(210, 3900))["bill"]
+    assert states(evidence_without_bill(210, 3700))["bill"] == UNTOLD
+    assert "never answered" in broken_clauses(evidence_without_bill(210, 3900))["bill"]
     silent = [replace(one, error="SlipwayError: no answer", pods=()) for one in HONEST.asked if one.verb == "list"]
     silent = [one for one in HONEST.asked if one.verb != "list"] + silent
     late = replace(silent[-1], began_at=silent[-1].began_at + HOUR_S, ended_at=silent[-1].ended_at + HOUR_S)
     assert states(replace(HONEST, asked=tuple(silent)))["token"] == UNREACHED
-    assert broken(replace(HONEST, asked=(*silent, late))).keys() >= {"token", "listing"}
+    assert broken_clauses(replace(HONEST, asked=(*silent, late))).keys() >= {"token", "listing"}
 
 
 def test_vendor_without_a_bill_is_not_asked_for_a_bill():
-    quiet = replace(without_bill(210, 3900), vendor=replace(VENDOR, tells_bills=False))
+    quiet = replace(evidence_without_bill(210, 3900), vendor=replace(VENDOR, tells_bills=False))
     assert "bill" not in states(quiet) and not clauses.unanswered(quiet)
-    assert clauses.unanswered(without_bill(210)).keys() == {"billed"}
+    assert clauses.unanswered(evidence_without_bill(210)).keys() == {"billed"}
 
 
 SPOTTED = Trial(name=SPOT, token="sw1-00000000-0000000000000003", offer=replace(OFFER, cloud="SECURE", spot=True),
@@ -240,7 +244,7 @@ WITH_SPOT = replace(HONEST, vendor=replace(VENDOR, spot=True), trials=(*HONEST.t
                     asked=(*HONEST.asked, *life(SPOTTED, 2000)))  # fmt: skip
 
 
-def unlisted(seen, one):
+def evidence_without_listing(seen, one):
     """Return the evidence without this machine in any listing."""
     asked = [
         replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id)) if call.verb == "list" else call
@@ -253,11 +257,11 @@ def test_spot_machine_must_be_listed_with_its_token_at_its_bid():
     (found,) = [one for one in clauses.judge(WITH_SPOT) if one.clause == "spot"]
     assert (found.state, found.api) == (KEPT, "SECURE spot")
     assert {one.api for one in clauses.judge(WITH_SPOT) if one is not found and one.clause != "spot"} == {"on demand"}
-    assert "not listed 3 min" in broken(unlisted(WITH_SPOT, SPOTTED))["spot"]
+    assert "not listed 3 min" in broken_clauses(evidence_without_listing(WITH_SPOT, SPOTTED))["spot"]
     dear = [*HONEST.asked, *life(SPOTTED, 2000, micro_usd_per_hour=900_000)]
-    assert "0.90 USD/h, the bid was 0.50" in broken(replace(WITH_SPOT, asked=tuple(dear)))["spot"]
+    assert "0.90 USD/h, the bid was 0.50" in broken_clauses(replace(WITH_SPOT, asked=tuple(dear)))["spot"]
     bare = [*HONEST.asked, *life(SPOTTED, 2000, token="")]
-    assert "lacks the token of the machine" in broken(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
+    assert "lacks the token of the machine" in broken_clauses(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
     none = replace(HONEST, vendor=replace(VENDOR, spot=True))
     assert states(none)["spot"] == UNTOLD
 
@@ -283,13 +287,13 @@ def test_rate_limited_rent_request_is_judged_only_after_it_occurred():
     assert "throttle" not in states(HONEST)
     assert states(replace(HONEST, throttled=1))["throttle"] == KEPT
     refused = [replace(one, error="RateLimited: 429") if one.verb == "create" else one for one in HONEST.asked]
-    assert "none served" in broken(replace(HONEST, throttled=3, asked=tuple(refused)))["throttle"]
+    assert "none served" in broken_clauses(replace(HONEST, throttled=3, asked=tuple(refused)))["throttle"]
 
 
 def test_machine_that_never_boots_is_named_with_its_last_state():
     asked = [replace(one, pods=tuple(replace(pod, state="booting") for pod in one.pods)) for one in HONEST.asked]
     given_up = replace(HONEST, asked=tuple(asked), trials=(replace(WORKED, failure="no address in time"), STRAYED))
-    assert "still booting after 3 min" in broken(given_up)["boot"]
+    assert "still booting after 3 min" in broken_clauses(given_up)["boot"]
 
 
 def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
@@ -300,7 +304,7 @@ def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
         else one
         for one in HONEST.asked
     ]
-    assert "timer" in broken(replace(HONEST, asked=tuple(replaced)))
+    assert "timer" in broken_clauses(replace(HONEST, asked=tuple(replaced)))
     index = next(number for number, one in enumerate(replaced) if one.verb == "find") + 1
     again = VerbCall(verb="arm", word="m-1", began_at=9.5, ended_at=9.6, time_s=4 * HOUR_S)
     asked = (*replaced[:index], again, *replaced[index:])
@@ -312,7 +316,7 @@ def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
         else one
         for one in asked
     ]
-    assert "timer" in broken(replace(resets, asked=tuple(late)))
+    assert "timer" in broken_clauses(replace(resets, asked=tuple(late)))
 
 
 def test_machine_without_an_end_time_during_boot_is_named():
@@ -322,19 +326,19 @@ def test_machine_without_an_end_time_during_boot_is_named():
         else one
         for one in HONEST.asked
     ]
-    assert "none in 1 of 1 row" in broken(replace(HONEST, asked=tuple(booting)))["timer before boot"]
+    assert "none in 1 of 1 row" in broken_clauses(replace(HONEST, asked=tuple(booting)))["timer before boot"]
 
 
 def test_slice_that_counts_as_a_whole_gpu_is_a_failure():
     one = Slice(kind="NVIDIA H100 MIG 1g.10gb", whole="")
     assert states(replace(HONEST, slices=(one,)))["slices"] == states(HONEST)["slices"] == KEPT
-    assert "NVIDIA H100 MIG" in broken(replace(HONEST, slices=(replace(one, whole="H100-SXM"),)))["slices"]
+    assert "NVIDIA H100 MIG" in broken_clauses(replace(HONEST, slices=(replace(one, whole="H100-SXM"),)))["slices"]
 
 
 def test_disk_on_a_bill_costs_the_listed_price():
     def billed(disk_micro_usd):
         trial = replace(WORKED, offer=replace(OFFER, disk_bytes=100 * 10**9))
-        seen = replace(changed("billed", 0, disk_micro_usd=disk_micro_usd), trials=(trial, STRAYED))
+        seen = replace(evidence_with("billed", 0, disk_micro_usd=disk_micro_usd), trials=(trial, STRAYED))
         return {one.clause: one for one in clauses.judge(seen)}
 
     assert "disk price" not in states(HONEST)
@@ -345,7 +349,7 @@ def test_disk_on_a_bill_costs_the_listed_price():
 def test_refusal_in_unknown_words_is_judged_only_after_it_occurred():
     assert "refusal" not in states(HONEST)
     seen = replace(HONEST, unknown_refusals=("409: NEW_CODE",))
-    assert "1 answer unknown to Slipway, the first '409: NEW_CODE'" in broken(seen)["refusal"]
+    assert "1 answer unknown to Slipway, the first '409: NEW_CODE'" in broken_clauses(seen)["refusal"]
 
 
 def test_spot_machine_listed_only_by_v2_is_checked_with_the_api_of_the_machine():

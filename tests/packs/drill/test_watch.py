@@ -23,7 +23,7 @@ class Catalog:
         return 0.0
 
 
-def seen(*kinds: str) -> list[Slice]:
+def noted_slices(*kinds: str) -> list[Slice]:
     market: Any = Catalog(*kinds)
     watch = Watch(market)
     watch.look_at(market.offers[0], Request(run="x"))
@@ -33,7 +33,7 @@ def seen(*kinds: str) -> list[Slice]:
 def test_slice_with_a_name_of_its_own_counts_as_no_whole_gpu():
     """The table of GPUs names slices, too: a slice requested by its own name is no mistake."""
     kind = f"{WHOLE} MIG 1g.24gb"
-    assert seen(WHOLE, kind) == [Slice(kind=kind, whole="")]
+    assert noted_slices(WHOLE, kind) == [Slice(kind=kind, whole="")]
 
 
 def test_slice_that_counts_as_a_whole_gpu_is_noted_with_the_name_of_the_gpu():

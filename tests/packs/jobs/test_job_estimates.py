@@ -19,7 +19,7 @@ from trainer.plan import profile_named
 from trainer.recipes import PROFILES
 
 
-def asked(**flags) -> Typed:
+def typed_flags(**flags) -> Typed:
     return Typed(added=(JobCostFlags(**flags),))
 
 
@@ -30,19 +30,19 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
     for stage in ("1", "1.9", "2", "3", "1.9+2"):
         for profile in (name for name in PROFILES if "bits2" in profile_named(name).phases):
             own = replace(given, given={"STAGE": stage, "MODEL": profile})
-            named = quotes.work_named("", asked(stage=stage), own)
+            named = quotes.work_named("", typed_flags(stage=stage), own)
             assert profile in named.words and [one.bits or one.steps for one in named.phases]
             assert quotes.quote(named.phases, "H100", 4, [], settings).seconds[1] > 0
     for job in ("dlm", "train", "ablation_haar", "ablation_saliency"):
-        assert quotes.work_named("", asked(job=job), settings).phases
+        assert quotes.work_named("", typed_flags(job=job), settings).phases
     of_phase, of_job = "give only one of --phase, --stage and --job", "--phase, --stage and --job exclude each other"
     for phase, flags, words in (("base", {"job": "dlm"}, of_phase), ("", {"job": "dlm", "stage": "2"}, of_job)):
         with pytest.raises(UsageError, match=words):
-            quotes.work_named(phase, asked(**flags), settings)
+            quotes.work_named(phase, typed_flags(**flags), settings)
     with pytest.raises(
         UsageError, match="the duration of the job's own command is unknown before the first run; give --hours"
     ):
-        quotes.work_named("", asked(job="bert_ddp"), settings)
+        quotes.work_named("", typed_flags(job="bert_ddp"), settings)
 
 
 @pytest.mark.pack("bits")
@@ -50,7 +50,7 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
 def test_one_job_has_the_same_estimate_in_plan_cost_fit_and_page(settings, capsys):
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     own = replace(settings, given={"STAGE": "2"})
-    told = quotes.work_named("", asked(stage="2"), own)
+    told = quotes.work_named("", typed_flags(stage="2"), own)
     cost = quotes.quote(told.phases, told.machine.gpu, told.machine.num_gpus, offers, settings)
     page = example_jobs.estimate("train.yaml", ("STAGE=2",))
     assert page.hours == pytest.approx(cost.seconds[1] / 3600) and page.usd == pytest.approx(cost.micro_usd[1] / 1e6)

@@ -17,7 +17,7 @@ def job(tmp_path, text):
     return job_file.load(path)
 
 
-def wanted(tmp_path, resources, provider="", is_rented=True, **typed):
+def machine_wishes(tmp_path, resources, provider="", is_rented=True, **typed):
     task = job(tmp_path, f"run: x\nresources: {resources}\n").tasks[0]
     return machines.wishes(task, MachineSpec(**typed), provider, is_rented, "job.yaml")
 
@@ -130,11 +130,13 @@ def test_accelerators_are_a_kind_a_set_or_a_preference_order(tmp_path):
         ("{accelerators: ['H100:8', 'A100:8']}", [("H100", 8), ("A100", 8)], True),
         ("{}", [("", 0)], False),
     ):
-        found = wanted(tmp_path, text)
+        found = machine_wishes(tmp_path, text)
         assert [(one.machine.gpu, one.machine.num_gpus) for one in found.wishes] == asked, text
         assert found.is_ordered is is_ordered
-    assert [one.machine.gpu for one in wanted(tmp_path, "{accelerators: V100:4}", gpu="A100:2").wishes] == ["A100:2"]
-    assert [one.machine.gpu for one in wanted(tmp_path, "{accelerators: V100:4}", gpu="none").wishes] == [""]
+    assert [one.machine.gpu for one in machine_wishes(tmp_path, "{accelerators: V100:4}", gpu="A100:2").wishes] == [
+        "A100:2"
+    ]
+    assert [one.machine.gpu for one in machine_wishes(tmp_path, "{accelerators: V100:4}", gpu="none").wishes] == [""]
 
 
 def test_resources_become_the_equivalent_flags(tmp_path):
@@ -143,7 +145,7 @@ def test_resources_become_the_equivalent_flags(tmp_path):
         "network_tier: best, any_of: [{accelerators: A100:1}, "
         "{accelerators: H100:1, use_spot: false}]}"
     )
-    first, second = wanted(tmp_path, text).wishes
+    first, second = machine_wishes(tmp_path, text).wishes
     assert first == machines.MachineWish(
         provider="runpod",
         machine=MachineSpec(
@@ -162,10 +164,12 @@ def test_resources_become_the_equivalent_flags(tmp_path):
 
 
 def test_key_without_effect_is_reported(tmp_path):
-    found = wanted(tmp_path, "{disk_tier: best, ports: 8000, autostop: 10, labels: {a: b}, job_recovery: failover}")
+    found = machine_wishes(
+        tmp_path, "{disk_tier: best, ports: 8000, autostop: 10, labels: {a: b}, job_recovery: failover}"
+    )
     keys = [one.split()[0] for one in found.notes]
     assert keys == ["disk_tier", "labels", "autostop", "ports", "job_recovery.strategy"]
-    own = wanted(tmp_path, "{use_spot: true, disk_size: 100, infra: gcp}", provider="local", is_rented=False)
+    own = machine_wishes(tmp_path, "{use_spot: true, disk_size: 100, infra: gcp}", provider="local", is_rented=False)
     assert any(one.startswith("use_spot, disk_size: no effect") for one in own.notes)
     assert any(one.startswith("infra: gcp has no effect") for one in own.notes)
 
@@ -192,7 +196,7 @@ def test_key_without_effect_is_reported(tmp_path):
 )
 def test_resources_that_no_provider_has_are_refused(tmp_path, resources, why):
     with pytest.raises(UsageError, match="line 2") as refused:
-        wanted(tmp_path, resources)
+        machine_wishes(tmp_path, resources)
     assert why in str(refused.value)
 
 

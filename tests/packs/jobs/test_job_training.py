@@ -38,7 +38,7 @@ def settings(tmp_path, provider, *given, **flags):
     return Settings.load(ROOT, flags, given, environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k"})
 
 
-def asked(tmp_path, name, provider, *given, **typed):
+def spec_and_notes(tmp_path, name, provider, *given, **typed):
     told = []
     file = job_file.load(JOBS / f"{name}.yaml")
     found = settings(tmp_path, provider, *given)
@@ -53,7 +53,7 @@ def pack_of(name):
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.pack(pack_of(one))) for one in FILES])
 def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
-    spec, told = asked(tmp_path, name, "local", *FILES[name])
+    spec, told = spec_and_notes(tmp_path, name, "local", *FILES[name])
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
     small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
@@ -62,7 +62,7 @@ def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
         training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items()
         >= dict(one.split("=") for one in FILES[name]).items()
     )
-    spec, _ = asked(tmp_path, name, "runpod")
+    spec, _ = spec_and_notes(tmp_path, name, "runpod")
     assert spec.gpu and spec.num_gpus and spec.use_spot
     large = settings(tmp_path, "runpod", profile=spec.profile)
     assert launch.PlannedWork.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
@@ -77,7 +77,7 @@ def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
 )
 def test_ablation_job_files_have_the_numbers_of_their_source(tmp_path, name, variable, model, steps, disk):
     for is_on in ("true", "false"):
-        spec, _ = asked(tmp_path, name, "runpod", f"{variable}={is_on}")
+        spec, _ = spec_and_notes(tmp_path, name, "runpod", f"{variable}={is_on}")
         assert (spec.phase, spec.gpu, spec.num_gpus, spec.disk_size) == ("1+1.9+2", "A100-80GB", 1, disk)
         recipe = profile_named(spec.profile)
         assert recipe.name.startswith(model)
@@ -87,9 +87,9 @@ def test_ablation_job_files_have_the_numbers_of_their_source(tmp_path, name, var
 
 @pytest.mark.pack("blocks")
 def test_typed_flags_override_the_file_and_its_variables(tmp_path):
-    spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
+    spec, _ = spec_and_notes(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
     assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
-    spec, _ = asked(
+    spec, _ = spec_and_notes(
         tmp_path,
         "dlm_train",
         "runpod",
@@ -105,7 +105,7 @@ def test_typed_flags_override_the_file_and_its_variables(tmp_path):
 
 
 def test_typed_default_value_overrides_the_file(tmp_path):
-    spec, _ = asked(tmp_path, "train", "runpod", phase="sft", typed=frozenset({"phase"}))
+    spec, _ = spec_and_notes(tmp_path, "train", "runpod", phase="sft", typed=frozenset({"phase"}))
     assert (spec.phase, spec.profile) == ("sft", "qwen3_4b")
 
 
@@ -163,7 +163,7 @@ def test_stage_2_continues_the_published_model_on_a_disk_that_fits(tmp_path, mon
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         disks = {}
         for stages in ("2", "1+1.9+2+3"):
-            spec, _ = asked(tmp_path, "train", "runpod", f"STAGE={stages}")
+            spec, _ = spec_and_notes(tmp_path, "train", "runpod", f"STAGE={stages}")
             found = settings(tmp_path, "local", f"STAGE={stages}", profile=spec.profile)
             work, request = launch.PlannedWork.of(spec, found), Request(run="r", num_gpus=4)
             assert work.init is not None and work.init.source == "hf://Qwen/Qwen3-4B"
@@ -178,20 +178,20 @@ def test_stage_2_continues_the_published_model_on_a_disk_that_fits(tmp_path, mon
 
 @pytest.mark.pack("blocks")
 def test_training_starts_from_a_model_of_the_hub(tmp_path):
-    spec, _ = asked(tmp_path, "dlm_train", "runpod", "MODEL=1bitLLM/bitnet_b1_58-large", "TOKENS=7")
+    spec, _ = spec_and_notes(tmp_path, "dlm_train", "runpod", "MODEL=1bitLLM/bitnet_b1_58-large", "TOKENS=7")
     assert (spec.init, spec.profile) == ("hf://1bitLLM/bitnet_b1_58-large", "qwen3_0_6b")
     assert typed_sizes(spec)["tokens"] == 7
-    spec, _ = asked(tmp_path, "train", "runpod", "MODEL=hf://a/b@v1", "STAGE=2")
+    spec, _ = spec_and_notes(tmp_path, "train", "runpod", "MODEL=hf://a/b@v1", "STAGE=2")
     assert (spec.init, spec.profile) == ("hf://a/b@v1", "qwen3_4b")
     with pytest.raises(UsageError, match="is on the hub, and INIT names another model"):
-        asked(tmp_path, "train", "runpod", "MODEL=a/b", "INIT=hf://c/d")
+        spec_and_notes(tmp_path, "train", "runpod", "MODEL=a/b", "INIT=hf://c/d")
 
 
 def test_saliency_ablation_fits_the_gpu_of_its_job_file(tmp_path, monkeypatch):
     with ExitStack() as stack:
         for name, value in with_models(tmp_path, stack).items():
             monkeypatch.setenv(name, value)
-        spec, _ = asked(tmp_path, "ablation_saliency", "runpod")
+        spec, _ = spec_and_notes(tmp_path, "ablation_saliency", "runpod")
         found = settings(tmp_path, "local", profile=spec.profile)
         nodes = recipe(launch.PlannedWork.of(spec, found).wanted(found))
     for name in ("bits1", "bits1.9", "bits2"):

@@ -12,14 +12,14 @@ from packs.jobs.control import job_file, training
 from tests.world import ROOT, World
 
 
-def loaded(name, *given, profile=""):
+def load_job(name, *given, profile=""):
     environ = {"HOME": "/nonexistent", "RUNPOD_API_KEY": "k" * 20}
     file = job_file.load(ROOT / "examples" / "jobs" / f"{name}.yaml")
     return file, Settings.load(ROOT, {"provider": "local", "profile": profile}, given, environ=environ)
 
 
 def test_unknown_variable_of_a_job_file_is_refused():
-    file, settings = loaded("train", "HAAR_ENABLED=true")
+    file, settings = load_job("train", "HAAR_ENABLED=true")
     with pytest.raises(
         UsageError, match="has no such variable .known: MODEL, STAGE, INIT.; .*ablation_haar.yaml has this variable"
     ):
@@ -36,7 +36,7 @@ def test_unknown_variable_of_a_job_file_is_refused():
     ],
 )
 def test_stage_continues_the_published_model_of_its_profile(model, init):
-    file, settings = loaded("train", f"MODEL={model}", profile=model)
+    file, settings = load_job("train", f"MODEL={model}", profile=model)
     spec = training.spec_of(file, LaunchSpec(provider="local"), settings, lambda _: None)
     assert init_named(spec, settings) == init
 

@@ -41,7 +41,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def at_work(pod):
+def share_processes(pod):
     """Return the processes that write the share of a pod."""
     config = os.fsencode(pod / "work" / "share.json")
     return [pid for pid in pids() if command_line(pid).split(b"\0")[-2:-1] == [config]]
@@ -57,7 +57,7 @@ def share_of_node_1(out):
     return out / Share(rank=1, world=NODES).folder
 
 
-def ends_well(process):
+def finish(process):
     said = "".join(process.communicate(timeout=600))
     assert process.returncode == 0 and "shards succeeded" in said, said
 
@@ -67,8 +67,8 @@ def test_two_nodes_write_the_shards_of_one_machine_also_after_a_kill(tmp_path):
     pod = world.folder / "pods" / "shards.1"
     with alone_in(share_of_node_1(out)):
         process = launch(world, corpus, out, "--provider", "local")
-        os.kill(until(lambda: at_work(pod), "node 1 is at work")[0], signal.SIGKILL)
-    ends_well(process)
+        os.kill(until(lambda: share_processes(pod), "node 1 is at work")[0], signal.SIGKILL)
+    finish(process)
     assert "restart 1 of 3" in (pod / "logs" / "1-share-run.log").read_text()
     assert contents(out) == on_one_machine(corpus, tmp_path / "one")
 
@@ -79,8 +79,8 @@ def test_slurm_nodes_restart_after_a_requeue_and_write_the_same_shards(tmp_path,
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "out"
     with alone_in(share_of_node_1(out)):
         process = launch(world, corpus, out, "--provider", "slurm")
-        until(lambda: at_work(cluster.login.folder / ".slipway" / "pods" / "shards.1"), "node 1 is at work")
+        until(lambda: share_processes(cluster.login.folder / ".slipway" / "pods" / "shards.1"), "node 1 is at work")
         cluster.requeue(*cluster.jobs())
-    ends_well(process)
+    finish(process)
     assert not cluster.jobs()
     assert contents(out) == on_one_machine(corpus, tmp_path / "one")

@@ -94,7 +94,7 @@ WE_REFUSE = {
 }
 
 
-def ours(path, text: str) -> str:
+def our_refusal(path, text: str) -> str:
     path.write_text(text)
     try:
         for task in job_file.load(path).tasks:
@@ -111,9 +111,9 @@ def ours(path, text: str) -> str:
 def test_slipway_accepts_and_refuses_as_documented(tmp_path):
     assert len((*BOTH_TAKE, *BOTH_REFUSE)) >= 60
     path = tmp_path / "job.yaml"
-    assert [text for text in BOTH_TAKE if ours(path, text)] == []
-    assert [text for text in BOTH_REFUSE if not ours(path, text)] == []
-    assert [text for text in WE_REFUSE if WE_REFUSE[text] not in ours(path, text)] == []
+    assert [text for text in BOTH_TAKE if our_refusal(path, text)] == []
+    assert [text for text in BOTH_REFUSE if not our_refusal(path, text)] == []
+    assert [text for text in WE_REFUSE if WE_REFUSE[text] not in our_refusal(path, text)] == []
 
 
 @pytest.mark.nightly

@@ -30,7 +30,7 @@ def settings(tmp_path):
     return Settings.load(ROOT, environ=environ)
 
 
-def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began: int):
+def record_ended_pod(journal: Journal, token: str, run: str, rank: int, seconds: int, began: int):
     """Record a pod that is gone.
 
     began: time of the create request, in seconds since 1970.
@@ -55,10 +55,10 @@ def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began
 def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
     with Journal.open(settings.state_file) as journal:
         first = int(time.time()) - 100_000
-        ended(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0], first)
-        ended(journal, "sw1-node", "calm-1.1", 1, HOUR, first + 2 * HOUR)
-        op = ended(journal, "sw1-last", "calm-1", 0, HOUR, first + 2 * HOUR)
-        ended(journal, "sw1-other", "otter-1", 0, HOUR, first)
+        record_ended_pod(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0], first)
+        record_ended_pod(journal, "sw1-node", "calm-1.1", 1, HOUR, first + 2 * HOUR)
+        op = record_ended_pod(journal, "sw1-last", "calm-1", 0, HOUR, first + 2 * HOUR)
+        record_ended_pod(journal, "sw1-other", "otter-1", 0, HOUR, first)
         journal.note(journal.op("sw1-other"), job=Job("otter-1", "sw1-other", ()).to_json())
         journal.tell("sw1-last", "vendor", 30 * 10**6)
         expected = 10_000 * MINUTE_BEGUN[1] + 10_000 * HOUR + 30 * 10**6

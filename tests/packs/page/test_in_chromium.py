@@ -70,7 +70,7 @@ def world(tmp_path):
         made.begin("down", "--all").communicate(timeout=300)
 
 
-def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
+def seen_in_browser(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     """Return the browser's view of these visits on a page started with `flags`."""
     chromium = debian.find("chromium")
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
@@ -130,7 +130,7 @@ def test_every_view_shows_real_work(world, tmp_path):
     url = world.json(*service)["endpoint"]
     pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
     with continuous_requests(url):
-        said = look(world, pictures, visits(run))
+        said = seen_in_browser(world, pictures, visits(run))
     assert len(said["asked"]) == 1, "nobody else is asked for anything"
     assert [(one["httpOnly"], one["sameSite"]) for one in said["cookies"]] == [(True, "Strict")]
     for name, one in said["visits"].items():
@@ -148,7 +148,7 @@ def test_every_view_shows_real_work(world, tmp_path):
     assert len(seen["chat"]["text"].partition("Who are you?")[2]) > 20
     wanted = {"At least so many replicas": "2", "At most so many replicas": "2"}
     scaled = {"name": "scaled", "path": "services", "fill": wanted, "press": "Scale", "answer": "Yes", "wait": "1 of 2"}
-    (scaled,) = look(world, tmp_path, [scaled], "--allow-acts")["visits"].values()
+    (scaled,) = seen_in_browser(world, tmp_path, [scaled], "--allow-acts")["visits"].values()
     assert "Let demo have 2 to 2 replicas?" in scaled["question"]
     assert scaled["acts"][0] == {"act": "scale", "name": "demo", "least": 2, "most": 2}
     assert scaled["serious"] == []
@@ -167,7 +167,7 @@ def test_page_shows_a_rehearsal_with_a_preemption(world, tmp_path):
         ]
         found += [{**one, "name": f"{one['name']}-small", "narrow": True, "dark": True} for one in found]
         pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
-        said = look(world, pictures, found, "--rehearse")["visits"]
+        said = seen_in_browser(world, pictures, found, "--rehearse")["visits"]
     finally:
         world.inv("rehearse", "--stop")
     for name, one in said.items():
@@ -181,10 +181,10 @@ def test_page_shows_a_rehearsal_with_a_preemption(world, tmp_path):
 def test_run_is_ended_from_the_page_once_allowed_and_confirmed(world, tmp_path):
     run = world.json("launch", "--phase", "base", "--set", "base.steps=100000", "--detach", "--yes")["run"]
     here = {"path": f"curves?runs={run}&phase=base", "wait": "Logs · Report"}
-    (plain,) = look(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
+    (plain,) = seen_in_browser(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
     assert "running" in plain["text"] and not ACTS & set(plain["buttons"])
     end = {**here, "press": "End"}
-    declined, still, ended = look(
+    declined, still, ended = seen_in_browser(
         world,
         tmp_path,
         [
@@ -200,7 +200,7 @@ def test_run_is_ended_from_the_page_once_allowed_and_confirmed(world, tmp_path):
     assert [*ended["acts"][0], *ended["acts"][1]] == ["act", "name", "word"]
     assert world.json("status", run)[0]["state"] == "stopped"
     resume = {**here, "name": "resumed", "press": "Resume", "answer": "Yes", "wait": "running"}
-    (resumed,) = look(world, tmp_path, [resume], "--allow-acts")["visits"].values()
+    (resumed,) = seen_in_browser(world, tmp_path, [resume], "--allow-acts")["visits"].values()
     assert f"inv resume {run} --detach" in resumed["question"] and "End" in resumed["buttons"]
     assert world.json("status", run)[0]["state"] == "running"
 

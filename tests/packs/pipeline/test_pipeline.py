@@ -50,7 +50,7 @@ def write_corpus(path, lines, word="barley"):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished_pipeline(tmp_path_factory):
     """Return a world after a pipeline run of the experiment `x`, and the output."""
     folder = tmp_path_factory.mktemp("pipeline")
     world = World(folder, {"RUN_EXPERIMENT": "x", "SLIPWAY_WORKSPACE": str(folder / "ws")})
@@ -61,8 +61,8 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.process
-def test_corpus_becomes_a_model_stage_by_stage(made):
-    _, _, space, out, err = made
+def test_corpus_becomes_a_model_stage_by_stage(finished_pipeline):
+    _, _, space, out, err = finished_pipeline
     assert out == f"{space.run}\n"
     stages = [
         "directories: 6 new folders",
@@ -80,8 +80,8 @@ def test_corpus_becomes_a_model_stage_by_stage(made):
 
 
 @pytest.mark.process
-def test_tensorboard_runs_during_training_and_its_files_stay_with_the_run(made):
-    _, _, space, _, err = made
+def test_tensorboard_runs_during_training_and_its_files_stay_with_the_run(finished_pipeline):
+    _, _, space, _, err = finished_pipeline
     assert (
         err.index("TensorBoard: port 6006") < err.index("training: tokens, base")
         and "did not get all metrics" not in err
@@ -92,8 +92,8 @@ def test_tensorboard_runs_during_training_and_its_files_stay_with_the_run(made):
 
 
 @pytest.mark.process
-def test_training_uses_the_files_in_the_folders(made):
-    _, _, space, _, _ = made
+def test_training_uses_the_files_in_the_folders(finished_pipeline):
+    _, _, space, _, _ = finished_pipeline
     store, ours = Store(space.store), digest(space.tokenizer / "tokenizer.json")
     model = store.manifest("base_checkpoints/x")
     (tokens,) = (one for one in store.artifacts() if one.name == "datasets/x/tokens")
@@ -106,8 +106,8 @@ def test_training_uses_the_files_in_the_folders(made):
 
 
 @pytest.mark.process
-def test_both_recipe_files_equal_the_trained_recipe(made):
-    _, _, space, _, _ = made
+def test_both_recipe_files_equal_the_trained_recipe(finished_pipeline):
+    _, _, space, _, _ = finished_pipeline
     said = yaml.safe_load((space.run / "training.yaml").read_text())
     assert said == tomllib.loads((space.run / "training.toml").read_text())
     recipe = profile_named(str(space.run / "training.yaml"))
@@ -121,8 +121,8 @@ def test_both_recipe_files_equal_the_trained_recipe(made):
 
 
 @pytest.mark.process
-def test_existing_artifacts_are_reused_and_shards_are_recreated_only_on_request(made):
-    world, words, space, _, _ = made
+def test_existing_artifacts_are_reused_and_shards_are_recreated_only_on_request(finished_pipeline):
+    world, words, space, _, _ = finished_pipeline
     times = {path: path.stat().st_mtime_ns for path in space.train.iterdir()}
     _, err = typed(world, "pipeline", *words, "--reuse-shards")
     assert all(said in err for said in ("reusing 5 shards", "tokenizer: reused", "training: everything is here"))
@@ -136,8 +136,8 @@ def test_existing_artifacts_are_reused_and_shards_are_recreated_only_on_request(
 
 
 @pytest.mark.process
-def test_tree_shows_the_content_of_each_folder(made):
-    world, _, space, _, _ = made
+def test_tree_shows_the_content_of_each_folder(finished_pipeline):
+    world, _, space, _, _ = finished_pipeline
     lines = [line.split("  ") for line in typed(world, "tree", "--provider", "local")[0].splitlines()]
     assert lines[0] == [str(space.root)]
     told = {line[1]: line[-1].strip() for line in lines[1:]}
@@ -149,8 +149,8 @@ def test_tree_shows_the_content_of_each_folder(made):
 
 
 @pytest.mark.process
-def test_published_tokenizer_is_used_and_the_files_exist_after_a_trainer_failure(made, tmp_path):
-    world, _, space, _, _ = made
+def test_published_tokenizer_is_used_and_the_files_exist_after_a_trainer_failure(finished_pipeline, tmp_path):
+    world, _, space, _, _ = finished_pipeline
     little = write_corpus(tmp_path / "little.txt", 1)
     given = ("--tokenizer-json", str(space.tokenizer / "tokenizer.json"), "--experiment", "y", "--profile", "tiny")
     reserve = World(world.folder, {**world.extra, "SLIPWAY_RESERVE_BYTES": str(1 << 60)})
@@ -226,8 +226,8 @@ def test_corpus_too_small_for_the_tokenizer_is_refused_with_the_command_to_use(t
 
 
 @pytest.mark.process
-def test_modified_shards_are_not_trained_on(made, tmp_path):
-    _, _, space, _, _ = made
+def test_modified_shards_are_not_trained_on(finished_pipeline, tmp_path):
+    _, _, space, _, _ = finished_pipeline
     copy = Workspace(tmp_path, "x")
     copy.make()
     for here, there in ((space.train, copy.train), (space.val, copy.val)):

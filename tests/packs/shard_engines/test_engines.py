@@ -27,7 +27,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 WORLD = 3
 
 
-class Here:
+class LocalEngine:
     """The smallest possible engine: each rank is a process of this machine."""
 
     def __init__(self, kill=(), interrupt=False):
@@ -85,7 +85,7 @@ def shard_on_engine(spec, folder, engine):
     return result
 
 
-def by_hand(spec, folder):
+def run_ranks(spec, folder):
     """Run the same ranks in sequence in this process."""
     for rank in range(WORLD):
         shard_alone(spec, folder, True, RunOptions(workers=1), Share(rank=rank, world=WORLD))
@@ -96,11 +96,11 @@ def by_hand(spec, folder):
 
 @pytest.mark.process
 def test_killed_rank_is_restarted_and_the_bytes_equal_one_machine(corpus, tmp_path):
-    engine = Here(kill={1})
+    engine = LocalEngine(kill={1})
     result = shard_on_engine(text(corpus), tmp_path / "out", engine)
     assert engine.started == [[0, 1, 2], [1]]
     assert result["documents"] == 2006
-    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+    assert contents(tmp_path / "out") == run_ranks(text(corpus), tmp_path / "by-hand")
     shard_alone(text(corpus), tmp_path / "one", True, RunOptions(workers=1))
     for part in ("train", "val"):
         ours, theirs = (
@@ -113,30 +113,30 @@ def test_killed_rank_is_restarted_and_the_bytes_equal_one_machine(corpus, tmp_pa
 def test_unreadable_input_is_reported_once_and_blocks_the_merge(corpus, tmp_path):
     (corpus / "3.txt").rename(corpus / "3.jsonl")
     with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
-        shard_on_engine(text(corpus), tmp_path / "out", Here())
+        shard_on_engine(text(corpus), tmp_path / "out", LocalEngine())
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
     (corpus / "3.jsonl").write_text('{"text": "now it is"}\n')
-    engine = Here()
+    engine = LocalEngine()
     shard_on_engine(text(corpus), tmp_path / "out", engine)
     assert engine.started == [[0, 1, 2]]  # For the other ranks this is a different source.
-    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+    assert contents(tmp_path / "out") == run_ranks(text(corpus), tmp_path / "by-hand")
 
 
 @pytest.mark.process
 def test_interrupt_cancels_the_started_ranks_with_a_message(corpus, tmp_path):
-    engine = Here(interrupt=True)
+    engine = LocalEngine(interrupt=True)
     with pytest.raises(StoppedBySignal, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
         shard_on_engine(text(corpus), tmp_path / "out", engine)
     assert stop.value.exit_code == 130
     assert all(one.returncode is not None for one in engine.processes)
-    shard_on_engine(text(corpus), tmp_path / "out", Here())
-    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+    shard_on_engine(text(corpus), tmp_path / "out", LocalEngine())
+    assert contents(tmp_path / "out") == run_ranks(text(corpus), tmp_path / "by-hand")
 
 
 def test_folder_admits_only_one_command(corpus, tmp_path):
     (tmp_path / "out" / ".engine").mkdir(parents=True)
     with locked(tmp_path / "out" / ".engine" / "command.lock"), pytest.raises(DataError, match="another process"):
-        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, Here())
+        shard(text(corpus), tmp_path / "out", RunOptions(), WORLD, LocalEngine())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_folder_admits_only_one_command(corpus, tmp_path):
 )
 def test_unsupported_options_of_ranks_are_refused_before_any_start(corpus, tmp_path, world, spec, seen):
     with pytest.raises(InputError, match=seen):
-        shard(text(corpus, **spec), tmp_path / "out", RunOptions(), world, Here())
+        shard(text(corpus, **spec), tmp_path / "out", RunOptions(), world, LocalEngine())
     assert not (tmp_path / "out").exists()
 
 

@@ -41,7 +41,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(corpus, tmp_path_factory):
+def undisturbed_files(corpus, tmp_path_factory):
     """Run the same ranks in sequence, undisturbed."""
     folder = tmp_path_factory.mktemp("expected")
     for rank in range(WORLD):
@@ -56,7 +56,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def begin(corpus, out, **more):
+def start_command(corpus, out, **more):
     """Start the command without its front, so that no environment is needed."""
     config = out.parent / "config.json"
     config.write_text(json.dumps({"out": str(out), "spec": {"source": str(corpus), **SPEC, "world": WORLD, **more}}))
@@ -98,7 +98,7 @@ def next_process(out, name, command, but=()):
     return wait_for(lambda: [pid for pid in processes(out, name) if pid not in but], command, f"task {name}")[0]
 
 
-def ends_well(command):
+def finish(command):
     out, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     return err
@@ -117,11 +117,11 @@ def ray(monkeypatch, ray_python):
         yield nodes
 
 
-def test_ray_restarts_a_killed_rank_and_a_rank_of_a_lost_node(ray, ray_python, corpus, expected, tmp_path):
+def test_ray_restarts_a_killed_rank_and_a_rank_of_a_lost_node(ray, ray_python, corpus, undisturbed_files, tmp_path):
     out = tmp_path / "out"
     with ExitStack() as stack:
         names = hold_locks(stack, out)
-        command = begin(corpus, out, engine="ray", engine_options={"ray_python": str(ray_python)})
+        command = start_command(corpus, out, engine="ray", engine_options={"ray_python": str(ray_python)})
         pids = {name: next_process(out, name, command) for name in names}
         raylets = {name: parent(parent(pid)) for name, pid in pids.items()}
         lost = next(raylet for raylet in raylets.values() if parent(raylet) == ray[1].pid)
@@ -136,11 +136,11 @@ def test_ray_restarts_a_killed_rank_and_a_rank_of_a_lost_node(ray, ray_python, c
         wait_for(
             lambda: not any(pids[name] in processes(out, name) for name in names), command, "what was lost is gone"
         )
-    ends_well(command)
-    assert contents(out) == expected
+    finish(command)
+    assert contents(out) == undisturbed_files
 
 
-def test_ctrl_c_cancels_the_ray_tasks(ray, ray_python, corpus, expected, tmp_path):
+def test_ctrl_c_cancels_the_ray_tasks(ray, ray_python, corpus, undisturbed_files, tmp_path):
     out = tmp_path / "out"
     world = World(tmp_path, {"SLIPWAY_RAY_PYTHON": str(ray_python)})
     words = ("shard", *WORDS, "--source", str(corpus), "--out", str(out), "--engine", "ray")
@@ -154,4 +154,4 @@ def test_ctrl_c_cancels_the_ray_tasks(ray, ray_python, corpus, expected, tmp_pat
         assert command.returncode == 130 and "cancelled the tasks of Ray, 0 of 4 ranks finished" in err, err
         assert not any(processes(out, name) for name in names)
     world.inv(*words)
-    assert contents(out) == expected
+    assert contents(out) == undisturbed_files

@@ -59,7 +59,7 @@ def bundle(tmp_path):
     return make
 
 
-def begin(bundle, home, **environ):
+def start_task(bundle, home, **environ):
     home.mkdir(parents=True, exist_ok=True)
     given = {
         **os.environ,
@@ -81,7 +81,7 @@ def begin(bundle, home, **environ):
 
 def test_task_runs_the_job_under_its_guard_and_prints_the_output_of_a_pod(bundle, tmp_path):
     folder = bundle('cat own.txt; echo " has ${#DB_KEY} as $SKYPILOT_TASK_ID"; exit 0')
-    child = begin(folder, tmp_path / "home")
+    child = start_task(folder, tmp_path / "home")
     said = child.communicate(timeout=60)[0]
     assert child.returncode == 0, said
     log = job_view.read(said)
@@ -96,7 +96,7 @@ def test_task_of_two_nodes_is_one_job(bundle, tmp_path):
     folder = bundle("echo node $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $MASTER_ADDR", group=group)
     ips = "127.0.0.1\n127.0.0.1"
     children = [
-        begin(folder, tmp_path / "home", SKYPILOT_NODE_IPS=ips, SKYPILOT_NODE_RANK=str(rank)) for rank in range(2)
+        start_task(folder, tmp_path / "home", SKYPILOT_NODE_IPS=ips, SKYPILOT_NODE_RANK=str(rank)) for rank in range(2)
     ]
     said = [child.communicate(timeout=90)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0], said
@@ -112,19 +112,19 @@ def test_limit_of_a_task_counts_from_its_submission_and_a_preempted_task_saves_a
     echo begun; while :; do sleep 0.1; done
     """
     folder = bundle(text, limits=Limits(time_s=10000.0))
-    child = begin(folder, tmp_path / "home", **{SUBMITTED_AT: "1000"})
+    child = start_task(folder, tmp_path / "home", **{SUBMITTED_AT: "1000"})
     said = child.communicate(timeout=60)[0]
     assert (child.returncode, job_view.read(said).report["verdict"]["state"]) == (1, "limit"), said
     folder.rename(tmp_path / "before")
     folder = bundle(text)
     home = tmp_path / "another"
-    child = begin(folder, home)
+    child = start_task(folder, home)
     log = home / ".slipway" / "pods" / "job-1" / "logs" / "run.log"
     until(lambda: log.exists() and "begun" in log.read_text(), "the step")
     child.send_signal(signal.SIGTERM)
     said = child.communicate(timeout=60)[0]
     assert (child.returncode, job_view.read(said).report["verdict"]) == (RESUME_ME, {}), said
-    child = begin(folder, home)
+    child = start_task(folder, home)
     said = child.communicate(timeout=60)[0]
     lines = log.read_text().splitlines()
     assert (child.returncode, lines[0], lines[-1]) == (0, "begun", "went on"), said
@@ -142,7 +142,7 @@ def test_files_of_a_different_slurm_allocation_in_the_same_home_are_not_continue
     folder, home = bundle("", steps=(setup, step(text))), tmp_path / "home"
     log = home / ".slipway" / "pods" / "job-1" / "logs" / "run.log"
     for allocation, begun in (("1", 1), ("1", 2), ("2", 1)):
-        child = begin(folder, home, SLURM_JOB_ID=allocation, SLIPWAY_ENVIRONMENTS="")
+        child = start_task(folder, home, SLURM_JOB_ID=allocation, SLIPWAY_ENVIRONMENTS="")
 
         def is_at_work(allocation=allocation, begun=begun):
             said = log.read_text() if log.exists() else ""

@@ -34,7 +34,7 @@ def world(tmp_path, sky: Bed):
     one.inv("down", "--all")
 
 
-def begin(world, name, steps):
+def start_job(world, name, steps):
     words = ("-e", f"STEPS={steps}", "-e", "PAUSE=0.5", "-n", name, "--yes")
     return world.begin("launch", "examples/jobs/smoke_test.yaml", *WHERE, *words)
 
@@ -53,21 +53,21 @@ def row(world, name):
     return next(one for one in world.json("status") if one["run"] == name)
 
 
-def ended(process):
+def finish(process):
     out, err = process.communicate(timeout=LONG_S)
     return process.returncode, f"{out}\n{err}"
 
 
 def test_preempted_job_is_restarted_by_skypilot_and_succeeds(world, sky):
-    launch = begin(world, "taken", 240)
+    launch = start_job(world, "taken", 240)
     until(lambda: newest(sky, "taken") >= 20 or launch.poll() is not None, "it is at work", LONG_S)
-    assert launch.poll() is None, ended(launch)
+    assert launch.poll() is None, finish(launch)
     began = time.monotonic()
     seen = row(world, "taken")
     assert seen["state"] == "running" and time.monotonic() - began < 10.0, "who looks is answered at once"
     for one in allocations(sky):
         sky.run("scancel", one)
-    assert ended(launch)[0] == 0
+    assert finish(launch)[0] == 0
     seen = row(world, "taken")
     assert (seen["state"], seen["recoveries"]) == ("succeeded", 1)
     log = world.inv("logs", "taken", "--file", "run")
@@ -76,7 +76,7 @@ def test_preempted_job_is_restarted_by_skypilot_and_succeeds(world, sky):
 
 
 def test_ended_job_saves_and_leaves_no_process(world, sky):
-    launch = begin(world, "ended", 2000)
+    launch = start_job(world, "ended", 2000)
     until(lambda: newest(sky, "ended") >= 10, "it is at work", LONG_S)
     world.inv("down", "ended")
     launch.communicate(timeout=LONG_S)
@@ -86,12 +86,12 @@ def test_ended_job_saves_and_leaves_no_process(world, sky):
 
 
 def test_killed_server_is_reported_and_the_job_continues(world, sky):
-    launch = begin(world, "alone", 400)
+    launch = start_job(world, "alone", 400)
     until(lambda: newest(sky, "alone") >= 10, "it is at work", LONG_S)
     sky.kill_server()
     assert "no API server answers" in row(world, "alone")["note"]
     before = newest(sky, "alone")
     until(lambda: newest(sky, "alone") > before, "it goes on", LONG_S)
     sky.start_server()
-    assert ended(launch)[0] == 0
+    assert finish(launch)[0] == 0
     assert row(world, "alone")["state"] == "succeeded"

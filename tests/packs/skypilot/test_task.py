@@ -27,12 +27,12 @@ JOB = Job(run="bert-1", token=TOKEN, steps=STEPS, limits=Limits(time_s=3600.0, m
           group=NodeGroup(run="bert-1", port=21000, words_port=21001, key="k"))  # fmt: skip
 
 
-def made(**keys):
+def make_task(**keys):
     return task.task_of(JOB, nodes=2, keys=keys, bundle=Path("/b"), secrets={"KEY": "v", "OTHER": "w"}, now=1000.0)
 
 
 def test_job_becomes_a_task_with_the_guard_as_its_command():
-    said = made(
+    said = make_task(
         resources={"infra": "slurm/loop", "job_recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": 9}}
     )
     assert said == {
@@ -234,6 +234,6 @@ def test_settings_of_a_cloud_are_kept_as_written():
             }
         },
     }
-    said = made(resources={"accelerators": "H100:8", "network_tier": "best", "disk_tier": "best"}, config=config)
+    said = make_task(resources={"accelerators": "H100:8", "network_tier": "best", "disk_tier": "best"}, config=config)
     assert said["config"] == config
     assert {"network_tier": "best", "disk_tier": "best"}.items() <= said["resources"].items()

@@ -17,14 +17,14 @@ from packs.slurm.control.inventory import SlurmCluster
 KEY = "k" * 24
 
 
-def of(tmp_path, **more):
+def settings_in(tmp_path, **more):
     environ = {"HOME": str(tmp_path), "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db")}
     return Settings.load(tmp_path, environ={**environ, **more})
 
 
 def test_unreadable_inventory_of_clusters_is_a_problem_next_to_the_accounts(tmp_path):
     (tmp_path / "clusters.yaml").write_text("- nothing")
-    found = of(tmp_path, SLIPWAY_CLUSTERS=str(tmp_path / "clusters.yaml"), LIUM_API_KEY=KEY)
+    found = settings_in(tmp_path, SLIPWAY_CLUSTERS=str(tmp_path / "clusters.yaml"), LIUM_API_KEY=KEY)
     with Journal.open(found.state_file) as journal:
         markets, problems = accounts.known_accounts(found, journal, "")
     assert [one.name for one in markets] == ["lium"]
@@ -44,7 +44,7 @@ def test_other_machines_are_listed_despite_an_unusable_entry(tmp_path):
     with pytest.raises(PartialListing, match="some clusters have not answered: keyless/192.0.2.1: ") as error:
         engine.list()
     assert error.value.pods == (mine,)
-    with Journal.open(of(tmp_path).state_file) as journal:
+    with Journal.open(settings_in(tmp_path).state_file) as journal:
         seen = look(engine, journal)
     assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
 
@@ -52,5 +52,5 @@ def test_other_machines_are_listed_despite_an_unusable_entry(tmp_path):
 def test_slurm_recovers_its_runs_costs_no_money_and_is_reachable(tmp_path):
     clusters = SlurmClusters((), lambda cluster: pytest.fail("no cluster is asked"))
     assert clusters.recovers and engine_of(clusters) is None
-    terms = terms_for(of(tmp_path), clusters)
+    terms = terms_for(settings_in(tmp_path), clusters)
     assert terms.accept is None and terms.admit is None

@@ -57,7 +57,7 @@ def verdict(pods, run):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def ended(process):
+def stdout_of(process):
     """Return the output of a command, which must succeed."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, f"{out}\n{err}"
@@ -65,9 +65,9 @@ def ended(process):
 
 
 def test_smoke_test_and_a_training_come_home(world, cluster):
-    said = ended(world.begin("launch", "examples/jobs/smoke_test.yaml", "--provider", "slurm", "--yes"))
+    said = stdout_of(world.begin("launch", "examples/jobs/smoke_test.yaml", "--provider", "slurm", "--yes"))
     assert "smoke-test-1 succeeded" in said
-    assert ended(world.begin("launch", "--phase", "sft", "--provider", "slurm", "--yes"))
+    assert stdout_of(world.begin("launch", "--phase", "sft", "--provider", "slurm", "--yes"))
     assert {row["state"] for row in world.json("status")} == {"succeeded"}
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
     assert world.json("audit", "--provider", "slurm")["machines"] == []
@@ -84,7 +84,7 @@ def test_run_preempted_twenty_times_never_starts_over(world, cluster, pods):
         assert (now := newest(pods, "count-1")) > before
         before = now
         assert launch.poll() is None
-    assert "count-1 succeeded" in ended(launch)
+    assert "count-1 succeeded" in stdout_of(launch)
     (row,) = world.json("status")
     assert (row["state"], row["recoveries"]) == ("succeeded", 0), "Slurm has begun it anew each time, and not we"
     log = (pods / "count-1" / "logs" / "run.log").read_text()
@@ -96,7 +96,7 @@ def test_cancelled_job_is_submitted_again_by_the_next_follower(world, cluster, p
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "cut-1") > 3, "it is at work")
     cluster.call("scancel", job)
-    said = ended(launch)
+    said = stdout_of(launch)
     assert "cut-1 succeeded" in said and f"Slurm job {job} has ended: CANCELLED" in said
     assert world.json("status")[0]["recoveries"] == 1
 
@@ -109,7 +109,7 @@ def test_two_nodes_are_one_job_and_a_requeue_restarts_both(world, cluster, pods)
     group = json.loads((pods / "pair-1.1" / "job.json").read_text())["group"]
     assert (group["rank"], group["addresses"]) == (1, ["127.0.0.1", "127.0.0.1"])
     cluster.requeue(job)
-    assert "pair-1 succeeded" in ended(launch)
+    assert "pair-1 succeeded" in stdout_of(launch)
     assert not cluster.jobs()
 
 

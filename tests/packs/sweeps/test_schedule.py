@@ -3,7 +3,7 @@ import pytest
 from packs.sweeps.control.schedule import pack
 
 
-def dealt(estimates_s, pods, placed=None):
+def runs_by_pod(estimates_s, pods, placed=None):
     return [lane.runs for lane in pack(estimates_s, pods, placed or {})]
 
 
@@ -17,8 +17,8 @@ def dealt(estimates_s, pods, placed=None):
     ],
 )
 def test_runs_go_to_the_shortest_queue(estimates_s, pods, lanes):
-    assert dealt(estimates_s, pods) == lanes
+    assert runs_by_pod(estimates_s, pods) == lanes
 
 
 def test_run_returns_to_its_pod_and_keeps_its_turn():
-    assert dealt({"a": 1, "b": 1, "c": 1}, ["x", "y"], {"c": "x", "a": "gone"}) == [("b", "c"), ("a",)]
+    assert runs_by_pod({"a": 1, "b": 1, "c": 1}, ["x", "y"], {"c": "x", "a": "gone"}) == [("b", "c"), ("a",)]

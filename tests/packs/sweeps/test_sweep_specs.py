@@ -161,7 +161,7 @@ def test_processes_of_lr_sweep_equal_its_source(tmp_path):
     )
 
 
-def on_pods(*trials):
+def queues_of(*trials):
     """Return queues of experiments, given as (pod, GPUs)."""
     planned: Any = {
         f"r{number}": SimpleNamespace(trial=SimpleNamespace(pod=pod, devices=devices), estimate_s=1.0)
@@ -171,17 +171,17 @@ def on_pods(*trials):
 
 
 def test_experiments_of_one_pod_run_in_sequence_unless_their_gpus_are_disjoint():
-    assert on_pods(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
+    assert queues_of(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
         ("p", ("r0", "r2"), "p", "0,1", 2.0),
         ("q", ("r1",), "q", "0,1", 1.0),
     ]
-    assert on_pods(("p", "0,1"), ("p", "2,3"), ("p", "1,0")) == [
+    assert queues_of(("p", "0,1"), ("p", "2,3"), ("p", "1,0")) == [
         ("p device 2,3", ("r1",), "p", "2,3", 1.0),
         ("p device 0,1", ("r0", "r2"), "p", "0,1", 2.0),
     ]
-    assert on_pods(("p", "0"), ("p", "1"), ("p", "0,1,10")) == [("p", ("r0", "r1", "r2"), "p", "0,1,10", 3.0)]
-    assert on_pods(("p", "0"), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)], "the second one has all GPUs"
-    assert on_pods(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
+    assert queues_of(("p", "0"), ("p", "1"), ("p", "0,1,10")) == [("p", ("r0", "r1", "r2"), "p", "0,1,10", 3.0)]
+    assert queues_of(("p", "0"), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)], "the second one has all GPUs"
+    assert queues_of(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
 
 
 def test_custom_functions_are_found_by_name_and_report_idle_pods(tmp_path):
@@ -373,7 +373,7 @@ def test_arms_of_the_ablations_share_one_base_and_differ_as_named(name):
     first = {arm: some[0] for arm, some in arms.items()}
     assert len({repr(nodes["base"].spec) for nodes in first.values()}) == 1
     read = {
-        arm: sum(nodes[name].spec.steps for name in {"bits1.9", "bits2"} & reached(nodes))
+        arm: sum(nodes[name].spec.steps for name in {"bits1.9", "bits2"} & steps_before(nodes))
         for arm, nodes in first.items()
     }
     assert len(set(read.values())) == 1, "as many tokens in each arm"
@@ -399,7 +399,7 @@ def test_arms_of_the_rewards_share_one_sft_and_differ_only_in_the_reward(tmp_pat
     assert len({dataclasses.replace(one, reward="") for one in records}) == 1
 
 
-def reached(nodes):
+def steps_before(nodes):
     """Return the steps that bits2 depends on."""
     found, todo = set(), ["bits2"]
     while todo:

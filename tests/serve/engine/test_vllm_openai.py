@@ -154,7 +154,7 @@ def comparable(call: Call, client: OpenAI) -> Any:
     """Return the answer without varying fields; a stream as its text and every other field once."""
     answer = call(client)
     if not isinstance(answer, openai.Stream):
-        return lasting(answer.model_dump())
+        return without_varying(answer.model_dump())
     text, seen = "", []
     for event in answer:
         said = event.model_dump()
@@ -164,14 +164,14 @@ def comparable(call: Call, client: OpenAI) -> Any:
             calls = choice.get("delta", {}).get("tool_calls") or ()
             text += "".join(one["function"]["arguments"] or "" for one in calls)
         text += part if isinstance(part, str) else ""
-        seen.append((said.get("type"), lasting(said.get("response")), said.get("usage")))
+        seen.append((said.get("type"), without_varying(said.get("response")), said.get("usage")))
     return text, [one for number, one in enumerate(seen) if one not in seen[:number]]
 
 
-def lasting(said: Any) -> Any:
+def without_varying(said: Any) -> Any:
     if isinstance(said, dict):
-        return {name: lasting(value) for name, value in said.items() if name not in CHANGES}
-    return [lasting(one) for one in said] if isinstance(said, list) else said
+        return {name: without_varying(value) for name, value in said.items() if name not in CHANGES}
+    return [without_varying(one) for one in said] if isinstance(said, list) else said
 
 
 @pytest.mark.parametrize("name", ANSWERED)

@@ -99,11 +99,11 @@ def pipeline(chance: random.Random) -> bytes:
     return b"".join(chance.choice((headers, bodies, chunks, noise))(chance) for _ in range(chance.randrange(2, 12)))
 
 
-def torn(chance: random.Random) -> bytes:
+def cut_request(chance: random.Random) -> bytes:
     """Return a valid request, cut at an arbitrary byte."""
     body = json.dumps(chat(stream=chance.random() < 0.5)).encode()
     whole = ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body
     return whole[: chance.randrange(len(whole) + 1)]
 
 
-CASES: tuple[Case, ...] = (noise, headers, bodies, chunks, pipeline, torn)
+CASES: tuple[Case, ...] = (noise, headers, bodies, chunks, pipeline, cut_request)

@@ -29,7 +29,7 @@ def rss_kb(pid: int) -> int:
     return int(found[1])
 
 
-async def throw(port: int, sent: bytes, chance: random.Random) -> bytes:
+async def send_bytes(port: int, sent: bytes, chance: random.Random) -> bytes:
     """Return the reply. Send the request in pieces; then wait for the end, close, or reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -59,7 +59,7 @@ async def storm(port: int, count: int, seed: int) -> list[bytes]:
 
     async def one(number: int) -> None:
         chance = random.Random(f"{seed}/{number}")
-        said = await throw(port, chance.choice(fuzz.CASES)(chance), chance)
+        said = await send_bytes(port, chance.choice(fuzz.CASES)(chance), chance)
         heads.append(said[:12])
 
     numbers = iter(range(count))
@@ -89,7 +89,7 @@ def test_no_bytes_end_slow_or_grow_the_gateway(pair, tmp_path, rounds):
         assert process.poll() is None
         codes = {one[9:12] for one in [*warm, *heads] if one}
         assert {b"200", b"400", b"404"} <= codes and b"500" not in codes
-        assert asyncio.run(settled(port)) == 200
+        assert asyncio.run(final_chat_status(port)) == 200
         assert rss_kb(process.pid) - before_kb < 8 << 10
         assert len(os.listdir(f"/proc/{process.pid}/fd")) <= files + 2 * AT_ONCE
         process.terminate()
@@ -102,7 +102,7 @@ def test_no_bytes_end_slow_or_grow_the_gateway(pair, tmp_path, rounds):
         process.stdout.close()
 
 
-async def settled(port: int) -> int:
+async def final_chat_status(port: int) -> int:
     """Return the status of a chat once no request of the storm is inside any more."""
     url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(GUARD_S)) as session:

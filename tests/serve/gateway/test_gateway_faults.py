@@ -293,7 +293,7 @@ def test_idle_connections_closed_by_an_engine_cost_no_request(pair, fresh):
 
 
 @contextlib.asynccontextmanager
-async def wicked(answer):
+async def scripted_server(answer):
     """Yield the address of an engine that handles each connection with `answer`, once a request begins."""
 
     async def serve(reader, writer):
@@ -329,7 +329,7 @@ def test_engine_that_sends_endless_headers_is_cut_off(begin):
             except ConnectionError:
                 was_cut.set_result(True)
 
-        async with wicked(answer) as url, gateway() as front:
+        async with scripted_server(answer) as url, gateway() as front:
             front.gateway.replace([Target(replica_id="r0", url=url)])
             with contextlib.suppress(aiohttp.ClientPayloadError):
                 async with front.ask(stream=True) as reply:
@@ -346,7 +346,7 @@ def test_informational_responses_do_not_frame_the_answer():
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}")  # To the end of the connection.
 
     async def main():
-        async with wicked(answer) as url, gateway() as front:
+        async with scripted_server(answer) as url, gateway() as front:
             front.gateway.replace([Target(replica_id="r0", url=url)])
             async with front.ask() as reply:
                 assert (reply.status, await reply.text()) == (200, "{}")
@@ -366,7 +366,7 @@ def test_request_that_an_engine_does_not_read_is_cancelled_with_its_client(monke
             reader._transport.pause_reading()
             await ended.wait()
 
-        async with wicked(answer) as url, gateway(total_s=0.3) as front:
+        async with scripted_server(answer) as url, gateway(total_s=0.3) as front:
             front.gateway.replace([Target(replica_id="r0", url=url)])
             async with front.ask(messages=[{"role": "user", "content": "x" * (7 << 20)}]) as reply:
                 assert reply.status == 504
@@ -383,7 +383,7 @@ def test_interrupted_connection_is_not_reused():
         async def answer(reader, writer):
             await reader.read()
 
-        async with wicked(answer) as url:
+        async with scripted_server(answer) as url:
             home = Home(url)
             for size, is_kept in ((HELD_BYTES, True), (HELD_BYTES + 1, False)):
                 line = await home.connect()

@@ -54,7 +54,7 @@ async def idle(port: int, count: int, address: str = ELSEWHERE):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def asked(url: str) -> int:
+async def chat_status(url: str) -> int:
     """Return the status of a chat on a new connection."""
     limit = aiohttp.ClientTimeout(GUARD_S)
     async with (
@@ -84,7 +84,7 @@ def test_two_thousand_idle_connections_cost_no_request_under_a_limit_of_1024_fil
 
         async def main():
             async with idle(port, 2000):
-                assert [await asked(url) for _ in range(50)] == [200] * 50
+                assert [await chat_status(url) for _ in range(50)] == [200] * 50
                 async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics", headers=BY_ADA) as reply:
                     text = await reply.text()
             assert "slipway_gateway_replica_failures_total{" not in text.replace('"} 0', "")
@@ -111,7 +111,7 @@ def test_idle_connections_lock_out_no_client(pair, address):
                 assert reply.status == 200
             (kept,) = front.gateway._listener.connections
             async with idle(int(front.url.rpartition(":")[2]), 300, address):
-                assert [await asked(front.url) for _ in range(20)] == [200] * 20
+                assert [await chat_status(front.url) for _ in range(20)] == [200] * 20
                 async with front.ask() as reply:
                     assert reply.status == 200
                 assert kept in front.gateway._listener.connections  # Connections with an accepted key do not count.
@@ -127,7 +127,7 @@ def test_oldest_idle_connection_is_closed_for_the_next(pair):
             async with idle(port, 3) as made:
                 made[0].send(b"POST /v1/chat")  # Headers without an end are no request.
                 await until(lambda: len(front.gateway._listener.connections) == 3, "all are there")
-                assert await asked(front.url) == 200
+                assert await chat_status(front.url) == 200
                 loop = asyncio.get_running_loop()
                 with contextlib.suppress(ConnectionResetError):
                     assert await asyncio.wait_for(loop.sock_recv(made[0], 1), GUARD_S) == b""
@@ -216,7 +216,7 @@ def test_client_with_wrong_keys_waits_and_a_client_with_a_key_does_not(pair):
             assert [await guess() for _ in range(WRONG_AT_ONCE)] == [401] * WRONG_AT_ONCE
             more = [asyncio.create_task(guess()) for _ in range(30)]
             await until(lambda: len(front.gateway._listener.connections) == 30, "all are there")
-            assert [await asked(front.url) for _ in range(20)] == [200] * 20
+            assert [await chat_status(front.url) for _ in range(20)] == [200] * 20
             assert not any(one.done() for one in more)
             for one in more:
                 one.cancel()

@@ -47,7 +47,7 @@ def training(folder: Path, keeping: CheckpointOptions = EASY, model: Decoder | N
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Checkpoint]:
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Checkpoint]:
     """Return the end of an undisturbed training of so many steps, trained for the first test."""
     made: dict[int, Checkpoint] = {}
 
@@ -129,14 +129,14 @@ def damage(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "unmanifested", "renamed", "garbled"])
-def test_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_used(tmp_path, undisturbed, how):
+def test_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_used(tmp_path, undisturbed_run, how):
     stop_at(training(tmp_path, steps=30), 19)
     damage(tmp_path / "saved" / "step-000000015", how)
     one = training(tmp_path, steps=30)
     stop_at(one, 10)  # The training continues there.
     assert [path.name[:9] for path in (tmp_path / "saved").glob(".bad-*")] == [".bad-step"]
     final = training(tmp_path, steps=30).run()
-    ours, theirs = final.tensors("model"), undisturbed(30).tensors("model")
+    ours, theirs = final.tensors("model"), undisturbed_run(30).tensors("model")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -208,9 +208,9 @@ class Spoilt:
     [(os, "fsync", 1), (os, "fsync", 4), (os, "fsync", 5), (os, "write", 2), (Path, "rename", 1), (Path, "mkdir", 3)],
 )
 def test_save_that_fails_once_is_written_again_without_loss(
-    tmp_path, undisturbed, monkeypatch, caplog, owner, name, at
+    tmp_path, undisturbed_run, monkeypatch, caplog, owner, name, at
 ):
-    whole = undisturbed(40)
+    whole = undisturbed_run(40)
     one = training(tmp_path)
     spoilt = Spoilt(monkeypatch, owner, name, range(at, at + 1))
     final = one.run()

@@ -28,40 +28,44 @@ DROPPED = (
 )
 
 
-def changed(folder, name="tokenizer_config.json", without=(), **more):
+def change_json(folder, name="tokenizer_config.json", without=(), **more):
     path = folder / name
     said = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({key: one for key, one in {**said, **more}.items() if key not in without}))
     return folder
 
 
-def look(folder):
+def inspect_model(folder):
     return init_model.look(str(folder), Settings.load(ROOT))
 
 
 @pytest.mark.parametrize("limit", [NO_LIMIT, 10**39, 1e30, None])
 def test_a_length_without_a_limit_is_read_in_every_spelling(tmp_path, limit):
-    folder = changed(write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM), model_max_length=limit)
-    changed(folder, "config.json", max_length=limit)
-    changed(folder, "special_tokens_map.json", eos_token="<|im_end|>", model_max_length=limit)
+    folder = change_json(write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM), model_max_length=limit)
+    change_json(folder, "config.json", max_length=limit)
+    change_json(folder, "special_tokens_map.json", eos_token="<|im_end|>", model_max_length=limit)
     assert template_of(folder) == QWEN25 and tokenizers.load(folder).chat is not None
-    assert look(folder).own_chat
+    assert inspect_model(folder).own_chat
     with pytest.raises(UsageError, match="hidden_size"):
-        look(changed(folder, "config.json", hidden_size=NO_LIMIT))
+        inspect_model(change_json(folder, "config.json", hidden_size=NO_LIMIT))
 
 
 @pytest.mark.parametrize(
     "spelt",
     [
-        lambda folder: changed(folder, eos_token="<|im_end|>", added_tokens_decoder={}),
-        lambda folder: changed(folder, eos_token={"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False}),
-        lambda folder: changed(changed(folder, eos_token=None), "special_tokens_map.json", eos_token="<|im_end|>"),
-        lambda folder: changed(folder, "special_tokens_map.json", eos_token={"content": "<|im_end|>"}),
-        lambda folder: changed(folder, extra_special_tokens=["<|user|>"], backend="tokenizers"),
-        lambda folder: changed(folder, extra_special_tokens={"image_token": "<|user|>"}),
-        lambda folder: changed(folder, additional_special_tokens=["<|user|>", "<|end|>"], unk_token=None),
-        lambda folder: changed(folder, without=("tokenizer_class", "pad_token", "model_max_length")),
-        lambda folder: changed(folder, "added_tokens.json", **{"<think>": 999}),
+        lambda folder: change_json(folder, eos_token="<|im_end|>", added_tokens_decoder={}),
+        lambda folder: change_json(
+            folder, eos_token={"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False}
+        ),
+        lambda folder: change_json(
+            change_json(folder, eos_token=None), "special_tokens_map.json", eos_token="<|im_end|>"
+        ),
+        lambda folder: change_json(folder, "special_tokens_map.json", eos_token={"content": "<|im_end|>"}),
+        lambda folder: change_json(folder, extra_special_tokens=["<|user|>"], backend="tokenizers"),
+        lambda folder: change_json(folder, extra_special_tokens={"image_token": "<|user|>"}),
+        lambda folder: change_json(folder, additional_special_tokens=["<|user|>", "<|end|>"], unk_token=None),
+        lambda folder: change_json(folder, without=("tokenizer_class", "pad_token", "model_max_length")),
+        lambda folder: change_json(folder, "added_tokens.json", **{"<think>": 999}),
     ],
 )
 def test_named_tokens_are_those_of_transformers_however_they_are_spelt(tmp_path, spelt):
@@ -110,8 +114,8 @@ def test_weights_keep_their_dtype_under_either_field_name(tmp_path):
         )
     ):
         folder = foreign("Llama", tmp_path / str(number), dtype=dtype)
-        changed(folder, "config.json", without=("dtype", "torch_dtype"))
-        changed(folder, "config.json", **fields)
+        change_json(folder, "config.json", without=("dtype", "torch_dtype"))
+        change_json(folder, "config.json", **fields)
         found = import_model.stored_dtype(folder, export.read_config(folder))
         assert found == (dtype if dtype == torch.bfloat16 else torch.float32)
 
@@ -124,9 +128,9 @@ def test_tied_weights_stored_once_are_read_under_either_name(tmp_path, kept):
     tensors[kept] = tensors.pop("model.embed_tokens.weight")
     (folder / "model.safetensors").unlink()
     tensor_file.write(folder / "model.safetensors", tensors)
-    changed(folder, "config.json", _tied_weights_keys=["lm_head.weight"])
+    change_json(folder, "config.json", _tied_weights_keys=["lm_head.weight"])
     assert torch.equal(export.read(folder).head, wanted)
-    assert look(folder).model == export.read_config(folder)
+    assert inspect_model(folder).model == export.read_config(folder)
 
 
 def word_level(folder):
@@ -135,7 +139,7 @@ def word_level(folder):
     (folder / "tokenizer.json").write_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str())
 
 
-def holes(folder):
+def write_vocabulary_gap(folder):
     write(folder, MARKED, IM)
     said = json.loads((folder / "tokenizer.json").read_text())
     vocab = said["model"]["vocab"]
@@ -143,7 +147,7 @@ def holes(folder):
     (folder / "tokenizer.json").write_text(json.dumps(said))
 
 
-def some_of_ours(folder):
+def write_partial_chat_tokens(folder):
     gpt2_like(folder / "tokenizer.json")
     from tokenizers import Tokenizer
 
@@ -152,20 +156,22 @@ def some_of_ours(folder):
     made.save(str(folder / "tokenizer.json"))
 
 
-def unnamed(folder):
+def write_unnamed_template(folder):
     write(folder, [{"name": "tool_use", "template": QWEN25}], IM)
 
 
-def broken(folder):
+def write_empty_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
-@pytest.mark.parametrize("make", [word_level, holes, some_of_ours, unnamed, broken])
+@pytest.mark.parametrize(
+    "make", [word_level, write_vocabulary_gap, write_partial_chat_tokens, write_unnamed_template, write_empty_tokenizer]
+)
 def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch, capfd, make):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = foreign("Qwen2", world.root / "theirs", vocab=400)
     write(folder, MARKED, IM)
-    spec = look(folder)
+    spec = inspect_model(folder)
     (folder / "tokenizer_config.json").unlink()
     make(folder)
     own_chat = (folder / "tokenizer_config.json").is_file()
@@ -174,4 +180,4 @@ def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch,
     assert main(["import", "--config", str(file)]) in (1, 2)
     assert "Traceback" not in capfd.readouterr().err
     with pytest.raises(UsageError, match="tokenizer.json|chat templates"):
-        look(folder)
+        inspect_model(folder)

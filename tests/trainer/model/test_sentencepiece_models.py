@@ -19,7 +19,7 @@ from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
 from tests.data.tokens.pieces import trained, write
-from tests.data.tokens.test_sentencepiece import taken
+from tests.data.tokens.test_sentencepiece import imported_tokenizer
 from tests.hub import COMMIT, FolderRepo, serving
 from tests.trainer.conftest import WAIT_S
 from tests.trainer.model.test_init import configured, foreign
@@ -160,7 +160,7 @@ def test_chat_model_keeps_its_pieces_and_its_prompts_equal_transformers(template
 
 
 def test_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(tmp_path):
-    words = tokenizers.load(taken(tmp_path, trained()))
+    words = tokenizers.load(imported_tokenizer(tmp_path, trained()))
     said = words.encode(" France  \u65e5\U0001f600 x", goes_on=True)
 
     class Saying(TextEngine):

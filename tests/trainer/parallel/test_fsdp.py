@@ -79,7 +79,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single_process_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     return run(folder, config(), 1), folder
 
@@ -87,15 +87,15 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     ("size", "parallel"), [(2, "fsdp"), (2, "fsdp-held"), (4, "fsdp"), (4, "hybrid"), (2, "ddp"), (3, "ddp")]
 )
-def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
+def test_several_processes_have_the_losses_of_one(tmp_path, single_process_run, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
-    assert losses == pytest.approx(alone[0], rel=TOLERANCE)
+    assert losses == pytest.approx(single_process_run[0], rel=TOLERANCE)
     parts = 2 if parallel == "hybrid" else size
     assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
-def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_path, alone):
-    whole, folder = alone
+def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_path, single_process_run):
+    whole, folder = single_process_run
     before = run(tmp_path / "four", config(), 4)
     saved = Checkpoints(tmp_path / "four" / "saved", EASY)
     halfway = saved.steps()[0]
@@ -118,9 +118,9 @@ def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_
     assert before == pytest.approx(whole, rel=TOLERANCE)
 
 
-def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alone):
+def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, single_process_run):
     """And every gradient is on the way to the owner at the end of the backward pass."""
-    whole, saved = alone[0], tmp_path / "saved"
+    whole, saved = single_process_run[0], tmp_path / "saved"
 
     def work(ranks: Ranks, tell: Tell) -> None:
         one, behind = training(tmp_path, config(), ranks, "ddp"), []
@@ -133,7 +133,7 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alon
     told = together(2, work)
     assert [one["behind"] for one in told] == ["0", "0"]
     alone_bytes = sum(
-        one.nbytes for one in Checkpoints(alone[1] / "saved", EASY).newest().tensors("optimizer").values()
+        one.nbytes for one in Checkpoints(single_process_run[1] / "saved", EASY).newest().tensors("optimizer").values()
     )
     assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
     for size in (1, 2):  # The last steps again, by one process, then by two from the checkpoint.
@@ -145,7 +145,7 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, alon
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_path, alone, parallel):
+def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_path, single_process_run, parallel):
     def work(ranks: Ranks, tell: Tell) -> None:
         torch._dynamo.reset()  # Other tests compiled these before the fork of this process.
         torch._dynamo.utils.counters.clear()
@@ -157,20 +157,20 @@ def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_pat
     told = together(2, work, timeout_s=300.0)
     assert [one["graphs"] for one in told] == ["2", "2"], "one of a block, one of a slice of the loss"
     lines = (tmp_path / "metrics" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in lines] == pytest.approx(alone[0], rel=TOLERANCE)
+    assert [json.loads(line)["loss"] for line in lines] == pytest.approx(single_process_run[0], rel=TOLERANCE)
 
 
-def test_processes_without_a_common_disk_send_their_parts_to_the_first(tmp_path, alone):
-    assert run(tmp_path, config(), 3, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+def test_processes_without_a_common_disk_send_their_parts_to_the_first(tmp_path, single_process_run):
+    assert run(tmp_path, config(), 3, apart=True) == pytest.approx(single_process_run[0], rel=TOLERANCE)
     saved = Checkpoints(tmp_path / "saved", EASY)
     assert len(saved.steps()) == 2 and saved.newest().manifest["world"] == 3
     assert len(list(saved.steps()[0].glob("optimizer-rank*"))) == 3
     assert not [*tmp_path.glob("[12]/saved/*")]
     shutil.rmtree(saved.steps()[1])
-    assert run(tmp_path, config(), 2, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+    assert run(tmp_path, config(), 2, apart=True) == pytest.approx(single_process_run[0], rel=TOLERANCE)
 
 
-def test_full_disk_of_one_process_costs_all_of_them_only_the_save(tmp_path, alone):
+def test_full_disk_of_one_process_costs_all_of_them_only_the_save(tmp_path, single_process_run):
     def work(ranks: Ranks, tell: Tell) -> None:
         one, write = training(tmp_path, config(), ranks, "fsdp"), tensor_file.write
 

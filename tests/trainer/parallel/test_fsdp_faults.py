@@ -19,7 +19,7 @@ from tests.faults.points import Points, die
 from tests.faults.trial import rounds
 from tests.trainer.checkpoints.test_kills import LABELS, hashes, instrument
 from tests.trainer.parallel.test_fsdp import config, training
-from tests.trainer.parallel.together import begin, together
+from tests.trainer.parallel.together import fork_processes, together
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CheckpointOptions
@@ -102,7 +102,7 @@ def test_process_killed_anywhere_in_a_sharded_save_leaves_the_bits_of_an_undistu
         def work(ranks: Ranks, tell: Tell, place: tuple[int, str] = place, nth: int = nth) -> None:
             train(folder, ranks, passing(ranks.rank, place, nth, die), tell)
 
-        codes, told = leave(begin(2, work))
+        codes, told = leave(fork_processes(2, work))
         was_killed = -signal.SIGKILL in codes
         if was_killed:
             assert codes[place[0]] == -signal.SIGKILL and codes[1 - place[0]] in (0, LOST), (place, codes)
@@ -134,7 +134,7 @@ def test_hanging_process_makes_the_others_exit_for_a_restart(tmp_path, place):
 
         train(tmp_path, ranks, passing(ranks.rank, place, 2, stop), tell)
 
-    children = begin(3, work, timeout_s=2.0)
+    children = fork_processes(3, work, timeout_s=2.0)
     silent = children.pop(place[0])
     try:
         for child in children:

@@ -36,10 +36,10 @@ def losses(size: int, way: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single_process_losses():
     return losses(1, "ddp")
 
 
 @pytest.mark.parametrize(("size", "way"), [(2, "ddp"), (2, "fsdp"), (2, "fsdp-held"), (4, "hybrid")])
-def test_several_processes_on_one_gpu_have_the_losses_of_one(size, way, alone):
-    assert losses(size, way) == pytest.approx(alone, rel=1e-4)  # bfloat16; float32 with gloo on a CPU.
+def test_several_processes_on_one_gpu_have_the_losses_of_one(size, way, single_process_losses):
+    assert losses(size, way) == pytest.approx(single_process_losses, rel=1e-4)  # bfloat16; float32 with gloo on a CPU.

@@ -67,7 +67,7 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def alone(inputs, tmp_path_factory):
+def single_process_losses(inputs, tmp_path_factory):
     """Return the losses of one process."""
     root = tmp_path_factory.mktemp("alone")
     shutil.copytree(inputs[0], root / "store", copy_function=os.link)
@@ -79,16 +79,16 @@ def alone(inputs, tmp_path_factory):
     return found
 
 
-def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port, alone):
+def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port, single_process_losses):
     for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
         assert code == 0, words
-    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(single_process_losses, rel=TOLERANCE)
     assert not list(world.work("node1").rglob("step-*"))
     assert not (world.root / "node1.jsonl").exists()
 
 
 @pytest.mark.nightly
-def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, alone, capfd):
+def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, single_process_losses, capfd):
     """Each node has half of the model, and they share no disk; the published model is evaluated, exported and used in a
     chat.
     """
@@ -96,7 +96,7 @@ def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, alo
     for code, words in map(finish, spread(world, config, port, world.making(), world.making())):
         assert code == 0, words
     model, out = world.store / "base_checkpoints/tiny", world.root / "exported"
-    assert losses(model) == pytest.approx(alone, rel=TOLERANCE)
+    assert losses(model) == pytest.approx(single_process_losses, rel=TOLERANCE)
     saved = open_final(model)
     assert saved.manifest["world"] == 2 and len(list(saved.folder.glob("model-rank*"))) == 2
     assert not list(world.work("node1").rglob("step-*"))
@@ -117,7 +117,7 @@ def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, alo
 
 
 @pytest.mark.nightly
-def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world, port, alone):
+def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world, port, single_process_losses):
     nodes = spread(world, CONFIG, port, world.making(), world.making())
     world.wait_for_step(4, nodes[0], "node0")
     nodes[0].terminate()  # The signal stops both: they agree on the stop.
@@ -127,7 +127,7 @@ def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world,
     assert saved.step == cursor["step"] and {"data", "epoch", "group", "row"} < cursor.keys()
     code, words = finish(world.start(CONFIG, OFTEN, work="node0"))
     assert code == 0, words
-    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(single_process_losses, rel=TOLERANCE)
     lines = (world.store / "base_checkpoints/tiny/metrics.jsonl").read_text().splitlines()
     assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
 

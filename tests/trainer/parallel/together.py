@@ -27,7 +27,7 @@ def import_ahead() -> None:
         importlib.import_module(name)
 
 
-def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[Child]:
+def fork_processes(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[Child]:
     """Fork `size` processes that run `work`, per_node on each simulated node (all on one); they hold no inherited
     locks.
     """
@@ -69,4 +69,4 @@ def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_
             work(Ranks(), tell)
 
         return [dict(fork(alone).wait(120.0))]
-    return [dict(child.wait(4 * timeout_s)) for child in begin(size, work, per_node, timeout_s)]
+    return [dict(child.wait(4 * timeout_s)) for child in fork_processes(size, work, per_node, timeout_s)]

@@ -284,7 +284,7 @@ CALLS: dict[str, tuple[int, int, str]] = {
 }
 
 
-def here() -> dict[str, tuple[int, str]]:
+def native_calls() -> dict[str, tuple[int, str]]:
     """Return the calls of this architecture: number and arguments, by name."""
     column = ["x86_64", "aarch64"].index(platform.machine())
     found = {name: ((one[0], one[1])[column], one[2]) for name, one in CALLS.items()}

@@ -13,7 +13,7 @@ import struct
 import sys
 from typing import Any
 
-from tests.trainer.rewards.escapes import PREFIX, here
+from tests.trainer.rewards.escapes import PREFIX, native_calls
 from tests.trainer.rewards.programs import programs
 from trainer.rewards import jail
 from trainer.rewards.sandbox import system_calls
@@ -41,7 +41,7 @@ def escapes(one: jail.Jail, world: dict[str, Any]) -> tuple[dict[str, str], int]
     raw = f"{names}PATH, FOLDER = PATH.encode(), FOLDER.encode()\n{PREFIX}"
     calls = {
         name: f"refused(lambda: call({', '.join(filter(None, (str(number), some)))}))"
-        for name, (number, some) in here().items()
+        for name, (number, some) in native_calls().items()
     }
     own = programs("escapes.txt")
     defined = (

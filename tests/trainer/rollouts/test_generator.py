@@ -38,13 +38,13 @@ def model(request):
 
 
 @pytest.fixture(params=["branching", "in rows"])
-def way(request, monkeypatch):
+def decoding_method(request, monkeypatch):
     """Both decoding methods: for a CPU, and for a GPU."""
     if request.param == "in rows":
         monkeypatch.setattr(generator, "BRANCHING", ())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("decoding_method")
 def test_greedy_answers_equal_single_prompts(model):
     want = [generate(model, [prompt], STOP, NEW)[0] for prompt in PROMPTS]
     got = answer_all(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
@@ -53,7 +53,7 @@ def test_greedy_answers_equal_single_prompts(model):
     assert not any(one.is_floating_point() and one.requires_grad for one in (got.ids, got.logprobs))
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("decoding_method")
 def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_probabilities(model):
     numbers = torch.rand(20, NEW, generator=torch.Generator().manual_seed(1))
     few, many = (answer_all(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))
@@ -65,7 +65,7 @@ def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_p
         torch.testing.assert_close(mine.detach(), few.logprobs[row, : len(answer)], atol=1e-5, rtol=0)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("decoding_method")
 def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer(model):
     """Eight bits round differently in a different order of sums: the two differ, without a bias."""
     short = Decoder(model.config, torch.bfloat16).eval()

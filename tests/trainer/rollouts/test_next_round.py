@@ -21,7 +21,7 @@ from trainer.rollouts.policy import Embedded, Policy
 from trainer.rollouts.source import Rollouts
 
 
-class Beside(Embedded):
+class ParallelEngine(Embedded):
     """An engine that works during training, on a copy of the weights."""
 
     is_apart = True
@@ -41,7 +41,7 @@ class Words:
         return "".join(chr(97 + one % 26) for one in ids)
 
 
-class Asked(Policy):
+class LetterPolicy(Policy):
     def _prompt(self, task, messages):
         return [3 + ord(one) % 50 for one in messages[0]["content"]]
 
@@ -51,12 +51,12 @@ def judge(said):
 
 
 @pytest.fixture
-def begin():
+def make_rollouts():
     def source(engine, ranks=ALONE, reference=None, watched=(), **changes):
         rl = RlConfig(**{"group": 4, "max_new": 6, "lag": 1, "eval_every": 0, **changes})
         config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
         problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
-        policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
+        policy = LetterPolicy(engine, Words(), {"sort": judge}, rl, 32)
         return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), watched, reference, ranks)
 
     return source
@@ -71,30 +71,30 @@ def models(count):
     return made
 
 
-def worth_to(model, batch):
+def target_logprobs(model, batch):
     """Return ln p of the targets of a batch."""
     source = Rollouts.__new__(Rollouts)
     source.config, source.rl, source.ranks = tiny(), RlConfig(), ALONE
     return source._logprobs(model, batch)
 
 
-@pytest.mark.parametrize("kind", [Embedded, Beside])
-def test_answers_of_a_step_come_from_the_previous_weights_with_the_matching_ratio(begin, kind):
-    weights, source = models(5), begin(kind([0], 16))
+@pytest.mark.parametrize("kind", [Embedded, ParallelEngine])
+def test_answers_of_a_step_come_from_the_previous_weights_with_the_matching_ratio(make_rollouts, kind):
+    weights, source = models(5), make_rollouts(kind([0], 16))
     made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights)]
     for step, batch in enumerate(made):
         counted, before = batch["targets"] != IGNORED, weights[max(0, step - 1)]
-        np.testing.assert_allclose(batch["old"][counted], worth_to(before, batch)[counted], atol=1e-4)
+        np.testing.assert_allclose(batch["old"][counted], target_logprobs(before, batch)[counted], atol=1e-4)
         if step:
-            assert np.abs(batch["old"] - worth_to(weights[step], batch))[counted].mean() > 0.01
+            assert np.abs(batch["old"] - target_logprobs(weights[step], batch))[counted].mean() > 0.01
     tensors = {name: torch.from_numpy(values) for name, values in made[3].items()}
     _, figures = PolicyLoss(source.rl).loss(weights[3], tensors)
     assert figures["moved"] > 0 and "mismatch" not in figures
-    if kind is Beside:
+    if kind is ParallelEngine:
         assert source.policy.engine.thread is not threading.main_thread()
 
 
-def test_finished_process_waits_for_the_others_as_long_as_for_a_read_or_write(begin, monkeypatch):
+def test_finished_process_waits_for_the_others_as_long_as_for_a_read_or_write(make_rollouts, monkeypatch):
     """The first process measures in between, on hundreds of answers: longer than the timeout of a step's exchange."""
     asked = []
 
@@ -104,35 +104,35 @@ def test_finished_process_waits_for_the_others_as_long_as_for_a_read_or_write(be
             one.copy_(said)
 
     monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
-    source = begin(Embedded([0], 16), Ranks(0, 2, words="patient", quick="quick"), lag=0)
+    source = make_rollouts(Embedded([0], 16), Ranks(0, 2, words="patient", quick="quick"), lag=0)
     assert source.batch(0, models(1)[0])["ids"].size
     assert asked and set(asked) == {"patient"}
 
 
 @pytest.mark.process
-def test_two_processes_compute_the_compared_values_each_for_its_rows(begin, monkeypatch):
+def test_two_processes_compute_the_compared_values_each_for_its_rows(make_rollouts, monkeypatch):
     monkeypatch.setattr(source, "ROOM", 1)  # So that several rows exist.
 
     def work(ranks, tell):
         model, reference = models(2)
         seen, hidden = [], reference.hidden
         reference.hidden = lambda ids, **more: seen.append(len(ids)) or hidden(ids, **more)
-        found = begin(Embedded([0], 16), ranks, reference, lag=0, beta=0.1, num_iterations=2).batch(0, model)
+        found = make_rollouts(Embedded([0], 16), ranks, reference, lag=0, beta=0.1, num_iterations=2).batch(0, model)
         tell("rows", f"{sum(seen)} {len(found['ids'])}")
         for name, one in (("old", model), ("reference", reference)):  # For the owner of any row.
-            np.testing.assert_allclose(found[name], worth_to(one, found), atol=1e-5)
+            np.testing.assert_allclose(found[name], target_logprobs(one, found), atol=1e-5)
 
     shares, rows = zip(*(map(int, one["rows"].split()) for one in together(2, work)), strict=True)
     assert sum(shares) == rows[0] == rows[1] > 1 and max(shares) - min(shares) <= 1
 
 
 @pytest.mark.process
-def test_two_processes_are_measured_on_half_of_the_problems_each_with_equal_results(begin):
+def test_two_processes_are_measured_on_half_of_the_problems_each_with_equal_results(make_rollouts):
     watched = [("sort", Problem(question="abcdefg"[one:], answer="")) for one in range(5)]
     how = {"lag": 0, "eval_every": 1, "samples_each": 2, "eval_problems": 5}
 
     def work(ranks, tell):
-        source = begin(Embedded([0], 16), ranks, None, watched, **how)
+        source = make_rollouts(Embedded([0], 16), ranks, None, watched, **how)
         asked, greedy = [], source.policy.greedy
         source.policy.greedy = lambda problems: asked.append(len(problems)) or greedy(problems)
         source.policy.judges = {"sort": lambda said: [Reward({}, "c" in one.problem.question) for one in said]}
@@ -145,12 +145,12 @@ def test_two_processes_are_measured_on_half_of_the_problems_each_with_equal_resu
     assert alone["right"] == "0.60 0.60 0.60" and all(one["right"] == alone["right"] for one in two)
 
 
-def test_checkpoint_keeps_answers_of_discarded_weights(begin):
-    weights, source = models(5), begin(Embedded([0], 16))
+def test_checkpoint_keeps_answers_of_discarded_weights(make_rollouts):
+    weights, source = models(5), make_rollouts(Embedded([0], 16))
     made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights[:3])]
     kept = {name: one.clone() for name, one in source.state().items()}
     made += [copy.deepcopy(source.batch(step, weights[step])) for step in (3, 4)]
-    another = begin(Embedded([0], 16))
+    another = make_rollouts(Embedded([0], 16))
     another.load(kept)
     for step in (3, 4):
         batch = another.batch(step, weights[step])

@@ -43,7 +43,7 @@ def logprobs(model: Decoder) -> list[torch.Tensor]:
     return found
 
 
-def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
+def reference_loss(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
     """Return the loss over all answers, as in the papers."""
     better, per_answer = advantages(REWARDS, config).flatten(), []
     for row, mine in enumerate(now):
@@ -71,7 +71,7 @@ def test_loss_and_gradient_follow_the_formula_with_omitted_or_packed_answers(mod
     now = logprobs(model)
     # With a ratio of whole answers, each token's gradient would be corrected by the token's own share.
     old, sampled, reference = drift(1), drift(1 if loss == "gspo" else 2), drift(3)
-    want = written_out(config, now, old, sampled, reference)
+    want = reference_loss(config, now, old, sampled, reference)
     mine = torch.autograd.grad(want, list(model.parameters()), retain_graph=True)
 
     better = advantages(REWARDS, config).flatten()
