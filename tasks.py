@@ -9,7 +9,7 @@ from invoke import Collection  # noqa: E402
 from scripts.cli import command, invoke_patch  # noqa: E402
 from scripts.commands import COMMANDS  # noqa: E402
 
-invoke_patch.mend()
+invoke_patch.patch_invoke()
 namespace = Collection()
 command.add(namespace, COMMANDS)
 command.add_packs(namespace)

@@ -23,7 +23,7 @@ import numpy as np
 
 from trainer.engines import gguf_file
 from trainer.engines.llama_cpp import LlamaCpp
-from trainer.model.huggingface import shapes, written
+from trainer.model.huggingface import config_json, shapes
 from trainer.records.model_config import ModelConfig, Ternary
 
 PROMPT = 16  # ids
@@ -62,7 +62,7 @@ def shape(name: str) -> ModelConfig:
 def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
     """Write a Hugging Face folder of this shape with random master weights, in float16 to save disk."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(written(config, "float16", 0, [0])))
+    (folder / "config.json").write_text(json.dumps(config_json(config, "float16", 0, [0])))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         if (tokenizer / name).exists():
             (folder / name).symlink_to((tokenizer / name).absolute())

@@ -33,7 +33,7 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
-from trainer.speed import equipped
+from trainer.speed import training_setup
 
 WARM_UP_STEPS, TIMED_STEPS = 2, 8
 
@@ -60,7 +60,7 @@ def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) ->
     model = Decoder(config.model, machine.dtype(config))
     initialise(model, config.seed)
     optimizer, spent = Optimizer(model, config.optimizer), []
-    with equipped(model, config, machine):
+    with training_setup(model, config, machine):
         for step in range(steps):
             began = time.process_time()
             rows = loader.batch(step)
@@ -90,7 +90,7 @@ def main() -> None:
         if not steps:
             _, spent = trained(base, made, machine, WARM_UP_STEPS + TIMED_STEPS)
             steps = int(given.cpu_s / statistics.mean(spent[WARM_UP_STEPS:]))
-        config = base.in_steps(steps)
+        config = base.with_steps(steps)
         texts = sorted((made.text / "val").glob("*.txt"))
         print(
             f"{given.profile}: {base.model.num_params:,} parameters, {steps} steps of {base.rows} x "

@@ -202,7 +202,7 @@ def our_rollout(model: Path, given: argparse.Namespace) -> Turn:
     from trainer.device import prepare
     from trainer.model import export
     from trainer.rollouts.drawn import uniform
-    from trainer.rollouts.generator import answer_all
+    from trainer.rollouts.generator import generate_answers
     from trainer.rollouts.sampling import Sampling
 
     prepare()
@@ -212,7 +212,9 @@ def our_rollout(model: Path, given: argparse.Namespace) -> Turn:
 
     def turn(rollouts: int) -> int:
         numbers = (uniform(given.rows, given.new, number) for number in range(rollouts))
-        return sum(int(answer_all(decoder, prompts, each, (), how, one, given.rows).lengths.sum()) for one in numbers)
+        return sum(
+            int(generate_answers(decoder, prompts, each, (), how, one, given.rows).lengths.sum()) for one in numbers
+        )
 
     return turn
 

@@ -48,7 +48,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
     from trainer.objectives import CrossEntropy
     from trainer.optim import Optimizer
     from trainer.recipes import m3_medium
-    from trainer.speed import equipped
+    from trainer.speed import training_setup
 
     machine = prepare()
     config = changed(m3_medium().phases["base"], mode, compiled)
@@ -63,7 +63,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
         optimizer.step(1.0)
         return loss
 
-    with equipped(model, config, machine):
+    with training_setup(model, config, machine):
         yield step
 
 

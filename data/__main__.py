@@ -37,7 +37,7 @@ from data.config import (
 )
 from data.errors import DataError, InputError
 from data.events import emit
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from store import extensions, outside, packs
 
 Inputs = Mapping[str, Path]
@@ -60,7 +60,7 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     if engine:
         found = packs.entries("shard_engines")
         if engine not in found:
-            known = packs.lacking("shard_engines", engine) or f"known: {', '.join(found) or 'none'}"
+            known = packs.missing_pack_message("shard_engines", engine) or f"known: {', '.join(found) or 'none'}"
             raise ConfigError(f"engine is {engine!r}; {known}")
         if extensions.all_used():
             raise InputError(
@@ -320,7 +320,7 @@ def needs_datasets() -> bool:
 
 
 if __name__ == "__main__":
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     if sys.argv[1:2] == ["text"] and not needs_datasets():
         spare_numpy()
     sys.exit(main())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.manifest import MANIFEST, parts, read_manifest
+from data.manifest import MANIFEST, read_manifest, shard_folders
 from data.tokens.token_file import SUFFIX, is_token_folder, read_token_manifest
 from store import local_files
 
@@ -73,14 +73,18 @@ def of_folder(folder: Path) -> CardFacts | None:
     try:
         if is_token_folder(folder):
             return _of_tokens(folder)
-        return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
+        return (
+            _of_shards(folder)
+            if any((one / MANIFEST).is_file() for one in shard_folders(folder))
+            else _of_lines(folder)
+        )
     except DataError:  # not a folder of shards, or incomplete
         return None
 
 
 def _of_shards(folder: Path) -> CardFacts:
     told, hashes = CardFacts(), []
-    for part in parts(folder):
+    for part in shard_folders(folder):
         manifest = read_manifest(part)
         names = [str(one["name"]) for one in manifest["shards"]]
         where = "" if part == folder else f"{part.name}/"
@@ -91,7 +95,7 @@ def _of_shards(folder: Path) -> CardFacts:
         split = SPLITS["train" if part == folder else part.name]
         if names:
             told.add("default", split, patterns, manifest["total_lines"], len(names), manifest["total_bytes"])
-    first = read_manifest(parts(folder)[0])
+    first = read_manifest(shard_folders(folder)[0])
     told.license = license_of(first.get("input", {}))
     told.about = [f"Source: {origin(first)}", ""]
     told.about += [f"- `{name}`: `{value}`" for name, value in chosen(first["options"])]

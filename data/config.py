@@ -130,7 +130,7 @@ def _without_drafts(found: list[Path], root: Path) -> list[Path]:
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
         with suppress(DataError):  # not a shard manifest of Slipway
-            listed[folder] = manifest.listed(folder) if (folder / manifest.MANIFEST).is_file() else None
+            listed[folder] = manifest.list_shards(folder) if (folder / manifest.MANIFEST).is_file() else None
     return [
         one
         for one in found
@@ -360,7 +360,7 @@ class TalkSpec:
             raise ConfigError(f"take is {self.take}; it must be at least 1")
 
 
-def talk_spec(words: str) -> TalkSpec:
+def conversation_spec(words: str) -> TalkSpec:
     """Return the spec of a file such as `talk.jsonl`, or of a data set reference. Raises ConfigError."""
     if not words.startswith(references.HUB):
         return TalkSpec(source=words)

@@ -92,14 +92,14 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 def _check_shard(path: Path, shard: Any) -> None:
     """Raise DataError or UnusableDocument for an invalid shard entry."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
-        raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: the name is not a shard name")
+        raise DataError(f"{path}: {outside.printable_line(shard)} is not a shard entry: the name is not a shard name")
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
         raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
     if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
         raise DataError(f"{path}: {shard['name']} has a negative size or count")
 
 
-def listed(folder: Path) -> set[str]:
+def list_shards(folder: Path) -> set[str]:
     """Return the names of the shards in the manifest of `folder`, finished or not.
 
     Raises DataError as read_manifest does.
@@ -112,7 +112,7 @@ def is_shard(path: Path) -> bool:
     if not (path.parent / MANIFEST).is_file():
         return False
     try:
-        return path.name in listed(path.parent)
+        return path.name in list_shards(path.parent)
     except DataError:  # a manifest.json of a different program: the folder holds plain text
         return False
 
@@ -131,6 +131,6 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def parts(folder: Path) -> list[Path]:
+def shard_folders(folder: Path) -> list[Path]:
     """Return the shard folders in `folder`: `train` and `val`, or `folder` without these."""
     return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]

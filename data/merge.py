@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError, InputError
-from data.manifest import parts, read_manifest, write_manifest
+from data.manifest import read_manifest, shard_folders, write_manifest
 from data.text.inputs import Share
 from data.text.invalid_lines import MOST_LISTED
 
@@ -55,7 +55,7 @@ def merge(folder: Path) -> dict[str, Any]:
     Raises InputError for shares that cannot be merged, DataError for a damaged share.
     """
     made = {}
-    for part in parts(folder):
+    for part in shard_folders(folder):
         shares = {path.name: read_manifest(path, finished=False) for path in sorted(part.glob("rank-*"))}
         if not shares:
             raise InputError(f"{part}: the folder holds no share of a rank")

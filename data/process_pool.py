@@ -16,7 +16,7 @@ Task = TypeVar("Task")
 POLL_S = 1.0
 
 
-def share_out(
+def run_tasks(
     tasks: Sequence[Task],
     begin: Callable[[], Callable[[Task], Iterable[Any]]],
     workers: int,

@@ -21,7 +21,7 @@ from data import card
 from data.config import ConfigError
 from data.errors import DataError, InputError
 from data.events import emit
-from data.manifest import MANIFEST, MANIFEST_BYTES, listed, parts, read_manifest
+from data.manifest import MANIFEST, MANIFEST_BYTES, list_shards, read_manifest, shard_folders
 from data.tokens.token_file import is_token_folder, read_token_manifest
 from data.verify import verify
 
@@ -97,7 +97,7 @@ def _sent(place: "Repository", there: Mapping[str, Any], before: str, scratch: P
     for part in ("", "train/", "val/"):
         (scratch / MANIFEST).write_bytes(_content(place, part + MANIFEST, there))
         with suppress(DataError):  # no manifest, or a manifest of a different program
-            names |= {part + MANIFEST, *(part + one for one in listed(scratch))}
+            names |= {part + MANIFEST, *(part + one for one in list_shards(scratch))}
     return names
 
 
@@ -106,12 +106,12 @@ def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
     told = card.of_folder(folder)
     if told is None:
         raise InputError(f"{folder}: no finished shards, conversations or problems of Slipway in the folder")
-    if not any((part / MANIFEST).is_file() for part in parts(folder)):
+    if not any((part / MANIFEST).is_file() for part in shard_folders(folder)):
         return {
             path: folder / path for splits in told.configs.values() for some in splits.values() for path in some
         }, told
     files: dict[str, Any] = {}
-    for part in parts(folder):
+    for part in shard_folders(folder):
         if problems := verify(part):
             raise InputError(f"{part}: {'; '.join(problems)}; make the shards again")
         manifest = read_manifest(part)

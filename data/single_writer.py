@@ -20,7 +20,7 @@ WAIT_S, LOOK_S = 10.0, 0.1
 
 
 @contextmanager
-def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
+def lock_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     """Create `folder` and hold an exclusive lock against other writers, including processes left by a killed `inv`.
 
     Raises DataError if a different process holds the lock for longer than `wait_s` seconds.
@@ -69,7 +69,7 @@ def _holder(descriptor: int) -> int:
     return 0
 
 
-def die_with(parent: str) -> None:
+def exit_with_parent(parent: str) -> None:
     """Request SIGTERM for this process when the parent process, with id `parent`, exits; no-op for "".
 
     If the parent exited earlier, exit with RESUMABLE.

@@ -16,10 +16,10 @@ LOOK_EVERY_S = 15.0
 @functools.cache
 def stamp() -> str:
     """Return the stamp of the checkout at this process's first call."""
-    return stamp_now()
+    return hash_checkout()
 
 
-def stamp_now() -> str:
+def hash_checkout() -> str:
     """Return the first 12 hexadecimal digits of a hash over all Python files of the product. Raises OSError."""
     digest = hashlib.sha256()
     for folder in PRODUCT:
@@ -45,7 +45,7 @@ class CodeWatch:
         if now - self._looked_at >= LOOK_EVERY_S:
             before = self._seen
             try:
-                self._seen = stamp_now()
+                self._seen = hash_checkout()
             except OSError:  # a file vanished meanwhile
                 self._seen = ""
             self._other = self._seen if self._seen == before != stamp() else ""

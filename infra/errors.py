@@ -70,11 +70,11 @@ class CheckFailed(SlipwayError):
     exit_code = 5
 
 
-def in_words(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return the message of a SlipwayError; other exceptions, which are bugs, with the type's name."""
     return str(error) if isinstance(error, SlipwayError) else f"{type(error).__name__}: {error}"
 
 
-def as_told(error: Exception, what: str) -> SlipwayError:
+def as_slipway_error(error: Exception, what: str) -> SlipwayError:
     """Return a SlipwayError unchanged; wrap other exceptions in a SlipwayError with the operation `what`."""
-    return error if isinstance(error, SlipwayError) else SlipwayError(f"{what}: {in_words(error)}")
+    return error if isinstance(error, SlipwayError) else SlipwayError(f"{what}: {describe(error)}")

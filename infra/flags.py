@@ -102,7 +102,7 @@ def flag(
     return dataclasses.field(default=default, metadata={"flag": meta})
 
 
-def again(record: type, name: str, **other: Any) -> Any:
+def copy_flag(record: type, name: str, **other: Any) -> Any:
     """Return a copy of the flag `name` of `record` with the given changes, such as `default`."""
     one = next(one for one in dataclasses.fields(record) if one.name == name)
     meta = {**one.metadata["flag"], **{key: value for key, value in other.items() if key != "default"}}
@@ -143,7 +143,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
     return tuple(found)
 
 
-def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
+def nondefault_flags(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
     """Return the non-default flags of a record, except `but`, in the form of a flag file.
 
     The flags that packs add are included.
@@ -154,29 +154,31 @@ def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
         if one.name not in but and value != one.default and not (one.read and not value):
             plain = dict(value) if isinstance(value, Mapping) else list(value) if one.is_many else value
             found[one.spelled] = plain
-    return found | {name: value for one in getattr(spec, "added", ()) for name, value in given(one, but).items()}
+    return found | {
+        name: value for one in getattr(spec, "added", ()) for name, value in nondefault_flags(one, but).items()
+    }
 
 
-def names_given(spec: Typed) -> set[str]:
+def given_flag_names(spec: Typed) -> set[str]:
     """Return the field names of the flags that were typed or differ from the default, with the flags of packs."""
-    words, records = given(spec), (spec, *spec.added)
+    words, records = nondefault_flags(spec), (spec, *spec.added)
     return {*spec.typed, *(one.name for each in records for one in flags_of(type(each)) if one.spelled in words)}
 
 
-def shown(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the flags like `given`, for display: values of secrets are masked."""
+def masked_flags(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the flags like `nondefault_flags`, for display: values of secrets are masked."""
     records = (spec, *getattr(spec, "added", ()))
     secrets = {one.spelled for record in records for one in flags_of(type(record)) if one.is_secret}
     return {
         name: [re.sub("=.*", "=***", one, flags=re.DOTALL) for one in value] if name in secrets else value
-        for name, value in given(spec, but).items()
+        for name, value in nondefault_flags(spec, but).items()
     }
 
 
-def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:
+def command_words(spec: Any, but: Collection[str] = ()) -> list[str]:
     """Return command-line words with the same flags, for a child process and not for display."""
     words = []
-    for spelled, value in given(spec, but).items():
+    for spelled, value in nondefault_flags(spec, but).items():
         if value is False:
             continue
         if isinstance(value, Mapping):

@@ -72,12 +72,12 @@ def others(file: Path) -> list[JournalClaim]:
     return [one for one in found if one and one.file != file]
 
 
-def everyone(environ: Mapping[str, str]) -> list[JournalClaim]:
+def all_claims(environ: Mapping[str, str]) -> list[JournalClaim]:
     """Return the claims of all journals in the user's configuration."""
     return others(folder(environ, "XDG_CONFIG_HOME", ".config") / "installation_id@")
 
 
-def rivals(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
+def conflicting_claims(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
     """Return the claims of other machines with the same id."""
     me = this_machine().key
     return [one for one in known if one.id == id and me and one.machine.key not in ("", me)]

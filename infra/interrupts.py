@@ -1,8 +1,8 @@
 """Exit signals of a command, and blocks protected from interruption.
 
-SIGINT, SIGTERM and SIGHUP become exceptions in the main thread. `heed` wraps every command. `finishing` wraps renting
-and ending pods, since no signal may interrupt between a paid request and the record in the journal. `WorkTakenOver` is
-also a request to exit; its source is the journal.
+SIGINT, SIGTERM and SIGHUP become exceptions in the main thread. `raise_on_signals` wraps every command.
+`defer_interrupts` wraps renting and ending pods, since no signal may interrupt between a paid request and the record in
+the journal. `WorkTakenOver` is also a request to exit; its source is the journal.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class ExitRequested(BaseException):
         return 128 + self.number
 
 
-def why_left(error: BaseException) -> str:
+def exit_reason(error: BaseException) -> str:
     """Return why a command was asked to exit, as text; "" for any other error."""
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
@@ -49,7 +49,7 @@ class WorkTakenOver(BaseException):
 
 
 @contextlib.contextmanager
-def heed() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise ExitRequested, as SIGINT raises KeyboardInterrupt; ignored signals stay ignored."""
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -60,7 +60,7 @@ def heed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def defer_interrupts(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Delay the first signal's exception to the end of the block; raise a second signal's exception at once."""
     noted: list[int] = []
     before: dict[int, Handler] = {}

@@ -9,7 +9,7 @@ from store import credentials, packs
 ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables never sent to a pod
 
 
-def asked_at(settings: Settings) -> set[str]:
+def store_kinds(settings: Settings) -> set[str]:
     """Return the kinds of stores accessed by a step: the artifact store and the text sources."""
     return {credentials.kind(one) for one in (settings.store, *sources_of(settings.source))}
 
@@ -19,9 +19,9 @@ def secrets(settings: Settings) -> dict[str, str]:
     found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
     for one in packs.named_trackers().values():
         found |= one.secrets(settings)
-    if "s3" in asked_at(settings):
+    if "s3" in store_kinds(settings):
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
-    if "gs" in asked_at(settings):
+    if "gs" in store_kinds(settings):
         found["GOOGLE_CREDENTIALS"] = credentials.google_key(settings.google_credentials)
     found |= {name: value for name, value in of_job(settings).items() if is_secret(name)}
     return {name: value for name, value in found.items() if value}

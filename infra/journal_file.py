@@ -205,7 +205,7 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
     """
     busy = JournalError(f"journal {path}: another process has been writing for {wait_s:g} s")
     lock = path.with_name(path.name + ".lock")
-    with local_files.held(lock, busy, wait_s, mode=0o600, look_s=0.002) as descriptor:
+    with local_files.holding_lock(lock, busy, wait_s, mode=0o600, look_s=0.002) as descriptor:
         yield descriptor
 
 
@@ -280,7 +280,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         if is_new and _remembered_changes(lock):
             raise _Damaged(f"the file is empty, but had {_remembered_changes(lock)} changes")
         if is_new:
-            _make_tables(db, "" if installation.rivals(remembered, others) else remembered)
+            _make_tables(db, "" if installation.conflicting_claims(remembered, others) else remembered)
         if _layout(db) != _made_layout():
             raise _Damaged("the tables were altered")
         changes = _check_rows(db)
@@ -305,7 +305,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     except JournalError:
         db.close()
         raise
-    rivals = installation.rivals(found, others)
+    rivals = installation.conflicting_claims(found, others)
     if rivals or remembered not in ("", found) and not is_new:
         db.close()
         raise JournalError(_two(path, found, remembered, kept, rivals))

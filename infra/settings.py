@@ -377,7 +377,11 @@ def _refuse_lacking(read: Mapping[str, str], where: str) -> None:
     """Refuse a SLIPWAY_ variable of a missing pack, since the variable may select the machine of the work."""
     for setting, row in of_packs():
         variable = row["variable"]
-        if variable.startswith("SLIPWAY_") and read.get(variable) and (why := packs.lacking("settings", setting)):
+        if (
+            variable.startswith("SLIPWAY_")
+            and read.get(variable)
+            and (why := packs.missing_pack_message("settings", setting))
+        ):
             raise UsageError(f"{where}: {variable}: {why}")
 
 
@@ -396,7 +400,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
     secret = {one.name for one in table()} - {*known}
     known += [name for name, row in of_packs() if not row["secret"]]
     for name, value in read.items():
-        if why := packs.lacking("settings", str(name)):
+        if why := packs.missing_pack_message("settings", str(name)):
             raise UsageError(f"slipway.yaml: {why}")
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1) if name not in secret else []

@@ -15,7 +15,7 @@ from infra.ledger.op import Op
 from infra.machines import inventory
 from infra.providers.ssh import connections
 from infra.runs import run_rows, sight
-from infra.runs.lookup import way
+from infra.runs.lookup import transport_to
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from infra.transport.ssh import Ssh
@@ -114,4 +114,4 @@ def _named(
 
 
 def _pod(op: Op, settings: Settings) -> TargetMachine:
-    return TargetMachine(op.run, str(sight.folder_of(op).root), lambda: way(settings, op))
+    return TargetMachine(op.run, str(sight.folder_of(op).root), lambda: transport_to(settings, op))

@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from infra.agent.environments import environment
 from infra.errors import HubUnreachable, SlipwayError, UsageError
 from infra.interrupts import ExitRequested
-from store.terminal import waiting
+from store.terminal import show_while
 
 POLL_S = 0.05
 LEAVING_S = 2.0
@@ -32,7 +32,7 @@ PARENT = "SLIPWAY_PARENT"  # variable with a process id; a step reading the vari
 def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
     """Return the Python of environment `name` for the checkout `root`. Raises SlipwayError."""
     try:
-        with waiting(f"the {name} environment is being made"):
+        with show_while(f"the {name} environment is being made"):
             return environment.ensure(name, root, cache, environment.torch_build(), say)
     except environment.EnvironmentFailed as error:
         raise SlipwayError(str(error)) from error

@@ -83,7 +83,7 @@ def micro_usd(usd: Decimal | int | str) -> int:
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
-def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
+def reported_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
     """Convert a vendor's amount to micro-USD; return None for an invalid amount, which must not break a listing."""
     try:
         return micro_usd(Decimal(str(amount)) * unit_usd)

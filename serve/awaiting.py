@@ -36,14 +36,14 @@ def await_ready(
     patience_s = SLACK_S + 2 * probe.initial_delay_seconds
     deadline = time.monotonic() + patience_s
     while True:
-        seen, now = controller_client.looked(name, settings, journal, tell)
+        seen, now = controller_client.read_states(name, settings, journal, tell)
         if now.newest.number != newest:
             raise SlipwayError(
                 f"{name}: a different command has replaced version {newest} with version {now.newest.number}; see: "
                 f"inv serve.status {name} --all"
             )
         service = now.newest.service
-        tell_changes(seen, told, tell)
+        report_changes(seen, told, tell)
         alive = [one for one in seen.members if one.state in LIVE]
         if any(one.version == newest and awaits_engine(one) for one in alive):
             deadline = time.monotonic() + patience_s  # like initial_delay_seconds, the timeout starts with the engine
@@ -58,7 +58,7 @@ def await_ready(
             break
         time.sleep(controller_client.POLL_S)
     if is_new:
-        controller_client.finish(name, settings, journal, tell)
+        controller_client.end_service(name, settings, journal, tell)
     failed = [one for one in seen.members if one.version == newest and one.why and (is_new or one.ended_at)]
     last = (
         f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
@@ -89,7 +89,7 @@ def awaits_engine(one: Member) -> bool:
     return one.state in (State.PENDING, State.PROVISIONING)
 
 
-def tell_changes(seen: ServiceRecord, told: dict[str, str], tell: Say) -> None:
+def report_changes(seen: ServiceRecord, told: dict[str, str], tell: Say) -> None:
     """Report each change of state since the last report, and a long phase every TELL_EVERY_S seconds."""
     for one in seen.members:
         spent = one.phase_s(time.time()) if one.state is State.STARTING else {}

@@ -42,14 +42,14 @@ from serve.gateway.http.open_files import raise_limit
 from serve.loops import run, timeout
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
-from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
+from serve.policy.service_state import Member, WantedService, parse_desired, parse_observed, write
 from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
-from serve.processes.places import Places, say
+from serve.processes.places import Places, log_lines
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, ReplicaLauncher, free_port
-from serve.replicas.replicas import Replicas, passes
+from serve.replicas.replicas import Replicas, is_resource_shortage
 from serve.service import Service
 from store.manifest import StoreError
 
@@ -70,7 +70,7 @@ class Controller:
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
         self.landing = ReplicaLauncher(name, settings, say, keys.seed(self.places.engine_seed))
-        self.seen = replace(seen_of(self._row().seen), began_at=time.time(), problem="")
+        self.seen = replace(parse_observed(self._row().seen), began_at=time.time(), problem="")
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of
         self.next_number = self.seen.next_number
@@ -121,7 +121,7 @@ class Controller:
                         await self._hold()
                         self.want = ""
                     except Exception as error:
-                        if not passes(error):
+                        if not is_resource_shortage(error):
                             raise
                         if str(error) != self.want:  # report a persistent shortage once
                             self.want = str(error)
@@ -139,7 +139,7 @@ class Controller:
         if self.wanted.is_ending and not self.is_leaving:
             await self.gateway.end(LEAVE_S)
             await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
-            service_rows.forget(self.journal, self.name, self.lease)
+            service_rows.delete_service(self.journal, self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
 
     def _turn(self) -> None:
@@ -196,7 +196,7 @@ class Controller:
     def _read_wanted(self) -> WantedService:
         row = self._row()
         self.epoch = row.epoch
-        return wanted_of(row.wanted)
+        return parse_desired(row.wanted)
 
     async def _hold(self) -> None:
         """Renew the store leases on the served models once a day, so the store keeps the models."""
@@ -234,7 +234,7 @@ class Controller:
             self.rule_of = self.epoch
         is_woken = self.memory.target == 0 and (self._in_line() > 0 or bool(load.qps))
         is_tick = now >= self.tick_at or is_woken
-        course = fleet.course(self.wanted.mode, rule, self.memory, newest, members, load, is_tick)
+        course = fleet.next_actions(self.wanted.mode, rule, self.memory, newest, members, load, is_tick)
         if is_tick:
             self.tick_at = now + course.tick_s
         if course.memory.target != self.memory.target:
@@ -359,7 +359,7 @@ class Controller:
         )
         text = write(self.seen)
         if text != self.saved:
-            service_rows.saw(self.journal, self.name, text, self.lease)
+            service_rows.write_observed_state(self.journal, self.name, text, self.lease)
             self.saved = text
         ready = sum(one.member.state is State.READY for one in self.replicas.kept.values())
         if (ready, self.memory.target) != self.counted:
@@ -394,16 +394,16 @@ async def keep(name: str) -> None:
         lease = journal.leases.take(service_lease(name), checkout.stamp())
         controller = None
         try:
-            controller = Controller(name, settings, journal, lease, say)
+            controller = Controller(name, settings, journal, lease, log_lines)
             await controller.run()
         except (Fenced, WorkTakenOver):
             raise
         except BaseException as error:
             row = service_rows.find(journal, name)
             if row is not None:
-                seen = controller.seen if controller else seen_of(row.seen)
+                seen = controller.seen if controller else parse_observed(row.seen)
                 text = str(error) or type(error).__name__
-                service_rows.saw(journal, name, write(replace(seen, problem=text)), lease)
+                service_rows.write_observed_state(journal, name, write(replace(seen, problem=text)), lease)
             raise
 
 
@@ -414,10 +414,10 @@ def main() -> None:
     try:
         run(keep(sys.argv[1]))
     except SlipwayError as error:
-        say(f"serve.controller: {error}")
+        log_lines(f"serve.controller: {error}")
         sys.exit(error.exit_code)
     except WorkTakenOver as error:
-        say(f"serve.controller: {error}")
+        log_lines(f"serve.controller: {error}")
         sys.exit(1)
 
 

@@ -187,7 +187,7 @@ def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tupl
     return ("-m", "serve.fake", "--port", str(port), "--script", json.dumps(script), *worker)
 
 
-def phase(before: str, said: bytes) -> str:
+def next_phase(before: str, said: bytes) -> str:
     """Return the phase of an engine that was in phase `before` and then logged `said`."""
     reached = [one for one, words in SAID.items() if any(word in said for word in words)]
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
@@ -206,7 +206,7 @@ def config_of(replica: ReplicaConfig) -> dict[str, Any]:
     return dataclasses.asdict(replica)
 
 
-def become(replica: ReplicaConfig) -> None:
+def exec_engine(replica: ReplicaConfig) -> None:
     """Resolve the model, check the memory, and replace this process with the engine.
 
     The engine keeps the process id, so a keeper can end the engine as a process group.
@@ -217,7 +217,9 @@ def become(replica: ReplicaConfig) -> None:
         _check_template(model.folder)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
     if replica.engine not in WITHOUT_ESTIMATE:
-        memory_fit.check(model.folder, replica.engine, replica.tuning, memory_fit.here(replica.engine, replica.tuning))
+        memory_fit.check(
+            model.folder, replica.engine, replica.tuning, memory_fit.available_bytes(replica.engine, replica.tuning)
+        )
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})
 
@@ -238,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.engines")
     parser.add_argument("--config", type=Path, required=True, help="a ReplicaConfig, as JSON")
     try:
-        become(read(parser.parse_args().config))
+        exec_engine(read(parser.parse_args().config))
     except (SlipwayError, StoreError) as error:
         print(f"serve.engines: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

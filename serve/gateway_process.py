@@ -35,7 +35,7 @@ from serve.loops import run
 from serve.policy.doubt import Failures
 from serve.processes import gateway_orders
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.processes.places import Places, say
+from serve.processes.places import Places, log_lines
 
 REACHED_S = 5.0  # startup wait for links to replicas: a silent replica must not delay the others
 AGAIN_S = 2.0  # pause before the next attempt to reach a replica
@@ -110,9 +110,9 @@ class Process:
                     self.drain_s = order.drain_s
                     self.ended.set()
         except ConnectionError as error:  # the controller was killed
-            say(f"the controller no longer answers: {error}")
+            log_lines(f"the controller no longer answers: {error}")
         except msgspec.DecodeError as error:  # a controller with different code sent the order
-            say(f"the orders of the controller cannot be read, so a new gateway has to take over: {error}")
+            log_lines(f"the orders of the controller cannot be read, so a new gateway has to take over: {error}")
             self.ended.set()
         finally:
             writer.close()
@@ -144,7 +144,7 @@ class Process:
             self._renew()
         except (SlipwayError, OSError) as error:
             self.problem = str(error)
-            say(self.problem)
+            log_lines(self.problem)
 
     def _made(self, order: Order) -> Gateway:
         known = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
@@ -167,7 +167,7 @@ class Process:
                     f"port, or use a different port: inv serve.up --name {name} --port 0"
                 ) from None
         self.began = time.monotonic()
-        say(f"listening on {self.port}")
+        log_lines(f"listening on {self.port}")
 
     def _tell(self) -> None:
         """Set the gateway's replicas to the wanted and reachable replicas at once."""
@@ -190,13 +190,13 @@ class Process:
         except UsageError as error:
             if str(error) != self.refused:  # report each reason once
                 self.refused = str(error)
-                say(f"the previous certificate stays in use: {error}")
+                log_lines(f"the previous certificate stays in use: {error}")
             return
         self.refused = ""
         if is_new:
             self.certificate = known
             self.gateway.speak_tls(known.context)
-            say(f"the certificate was renewed: {tls.certfile}")
+            log_lines(f"the certificate was renewed: {tls.certfile}")
 
     def _report(self) -> GatewayReport:
         gateway, order = self.gateway, self.order
@@ -204,7 +204,7 @@ class Process:
             return GatewayReport(pid=os.getpid(), code=checkout.stamp(), age_s=0.0, problem=self.problem)
         now = time.monotonic()
         replicas = [link.target for link in self.links.values() if link.target is not None]
-        seats = gateway.turns.fleet.seats
+        seats = gateway.turns.fleet.slots
         return GatewayReport(
             pid=os.getpid(),
             code=checkout.stamp(),
@@ -253,7 +253,7 @@ class Process:
             except (SlipwayError, OSError) as error:
                 if str(error) != told:
                     told = str(error)
-                    say(f"{endpoint.replica_id}: the replica cannot be reached: {error}")
+                    log_lines(f"{endpoint.replica_id}: the replica cannot be reached: {error}")
                 await asyncio.sleep(AGAIN_S)
         if self.gateway is not None:
             self._tell()
@@ -284,7 +284,7 @@ class Process:
             if time.monotonic() - read_at > keys.READ_EVERY_S:
                 read_at = time.monotonic()
                 if not self.places.gateway_lock.exists():  # without the folder no process can find or end this gateway
-                    say("the folder of the gateway is gone; exiting")
+                    log_lines("the folder of the gateway is gone; exiting")
                     self.ended.set()
                 if self.gateway is not None:
                     self._read_keys(self.gateway)
@@ -294,7 +294,7 @@ class Process:
         try:
             found = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
         except (UsageError, OSError) as error:  # keep the current keys
-            say(str(error))
+            log_lines(str(error))
         else:
             if found or not gateway.keys:  # a gateway with an outside address never runs without a key
                 gateway.keys.take(found)
@@ -327,7 +327,7 @@ def main() -> None:
     places = Places(Path(sys.argv[1]))
     held = gateway_orders.lock(places)
     if held is None:
-        say("a gateway of this service is already running")
+        log_lines("a gateway of this service is already running")
         return
 
     async def serve() -> None:

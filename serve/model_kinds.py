@@ -37,7 +37,7 @@ def kind_of(source: str) -> ModelKind | None:
         return None  # the model's reader reports the error
     known = packs.entries(KIND)
     for word in _words(config):
-        if said := packs.lacking(KIND, word):
+        if said := packs.missing_pack_message(KIND, word):
             raise UsageError(f"{source}: {said}")
         if word in known:
             found: ModelKind = packs.load(known[word])

@@ -48,7 +48,7 @@ def usual_provider(settings: Settings) -> str:
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
-def the_name(config: str) -> str:
+def service_name(config: str) -> str:
     """Return the name in the service file, or `slipway` if the file has none."""
     return check_name(service_file.load(path_of(config)).file.name or "slipway")
 
@@ -126,11 +126,11 @@ def check_file(service: Service, tell: Say) -> None:
             f"{', '.join(unused)}: only for sky serve up. Slipway runs engines by --engine and slipway.engine, and "
             "sends requests to the least loaded replica"
         )
-    for name, instead in placement.unread(service):
+    for name, instead in placement.ignored_settings(service):
         tell(f"{name}: only for sky serve up; in Slipway, {instead}")
 
 
-def model_meant(service: Service, config: str, model: str, tag: str, old: Version | None) -> str:
+def requested_model(service: Service, config: str, model: str, tag: str, old: Version | None) -> str:
     """Return the model as typed, as named in the given file, or as in the old version; "" = the newest model here.
 
     Raises UsageError if the file of a new service names no model.
@@ -148,7 +148,7 @@ def model_meant(service: Service, config: str, model: str, tag: str, old: Versio
     return ""
 
 
-def version_of(
+def first_version(
     document: Mapping[str, Any], source: str, provider: str, engine: str, store: str, old: Version | None, name: str
 ) -> Version:
     """Return the new version with number 1; `source` locates the weights. Raises UsageError for an unusable engine."""
@@ -201,14 +201,14 @@ def weights_of(source: str) -> str:
 
 def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
     """Return the version with a spend limit: a service that may rent gets MOST_USD by default."""
-    if not rents(version, settings) or version.service.ours.spend_limit is not None:
+    if not may_rent(version, settings) or version.service.ours.spend_limit is not None:
         return version
     tell(f"--spend-limit is not given: all replicas together may cost {MOST_USD} USD")
     ours = {**version.document.get("slipway", {}), "spend_limit": MOST_USD}
     return dataclasses.replace(version, document={**version.document, "slipway": ours})
 
 
-def with_room(version: Version, settings: Settings, tell: Say) -> Version:
+def with_memory_need(version: Version, settings: Settings, tell: Say) -> Version:
     """Return the version with the memory need of a replica per GPU, for vLLM beyond this machine.
 
     Raises UsageError before any machine is rented when no GPU named in `resources` has enough memory.
@@ -248,8 +248,8 @@ def check_reach(version: Version, settings: Settings) -> None:
             )
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.ours.engine
-        memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
-    if rents(version, settings) and "://" not in version.model and not settings.rehearsal:
+        memory_fit.check(version.model, version.engine, tuning, memory_fit.available_bytes(version.engine, tuning))
+    if may_rent(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model {version.model} is on this machine, and rented machines cannot reach the model. First: inv "
             "ckpt.push --to hf://user/repo, then --model hf://user/repo"
@@ -265,7 +265,7 @@ def check_scheme(name: str, old: WantedService | None, service: Service) -> None
         )
 
 
-def after(
+def next_desired_state(
     old: WantedService | None,
     new: Version,
     mode: str,
@@ -281,7 +281,7 @@ def after(
             versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0, since=time.time()
         )
     assert row is not None
-    seen = service_state.seen_of(row.seen)
+    seen = service_state.parse_observed(row.seen)
     if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
         raise UsageError(
             f"{name} listens on {seen.endpoint}, and a running service keeps the address. To change the address: inv "
@@ -334,6 +334,6 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
     }
 
 
-def rents(version: Version, settings: Settings) -> bool:
+def may_rent(version: Version, settings: Settings) -> bool:
     """Return whether a replica may go to a rented machine."""
     return any(is_rented(one) for one in placement.candidates(version.provider, settings))

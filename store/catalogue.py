@@ -50,7 +50,7 @@ class FoundCheckpoint:
         return str(self.manifest.get("timestamp", ""))
 
 
-def in_store(uri: str) -> list[FoundCheckpoint]:
+def stored_checkpoints(uri: str) -> list[FoundCheckpoint]:
     """Return the checkpoints in a store, sorted by name and step. Raise StoreError."""
     place = open_place(uri)
     at = place.pin()
@@ -73,7 +73,7 @@ def _found(place: Backend, uri: str, at: str, there: dict[str, ListedFile]) -> I
         yield _read(name, kind, uri, folder, size, partial(place.small, path, at))
 
 
-def here(folders: dict[str, Path]) -> list[FoundCheckpoint]:
+def local_checkpoints(folders: dict[str, Path]) -> list[FoundCheckpoint]:
     """Return the checkpoints on this machine; `folders` maps a name, such as a run name, to a folder."""
     found = []
     for name, folder in folders.items():
@@ -118,7 +118,7 @@ def _reader(one: FoundCheckpoint) -> vocabulary.Read:
     return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
-def bring(one: FoundCheckpoint, folder: Path) -> None:
+def download(one: FoundCheckpoint, folder: Path) -> None:
     """Download and verify the files of a checkpoint into the new folder `folder`. Raise StoreError."""
     if one.kind == "run":
         run, name = _of_run(one)

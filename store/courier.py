@@ -28,7 +28,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.outside import CHECKPOINT
 from store.run_sync.mounts import WORK, MountFolder
-from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
+from store.run_sync.restore import Fetch, earlier_log_part, read_acknowledged
 from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, DamagedCheckpoint, RunFolder, by_folder, step_of
 
 WAITING = "state/waiting.json"
@@ -77,7 +77,7 @@ class Courier:
         self.root, self.config, self.say = root, config, say
         self.folder = RunFolder(config.store, config.run)
         self.mounts = [MountFolder(config.store, name, root) for name in config.mounts]
-        self.known = acknowledged_here(root)
+        self.known = read_acknowledged(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
         self.carried: dict[str, tuple[int, int]] = {}  # size and mtime of uploaded files
         self.begun = f"state/marks/{config.after}.json"
@@ -126,7 +126,7 @@ class Courier:
         for pattern in patterns:
             for path in sorted(self.root.glob(pattern)):
                 name = path.relative_to(self.root).as_posix()
-                if path.suffix == ".times" and earlier_of(self.root, name):
+                if path.suffix == ".times" and earlier_log_part(self.root, name):
                     # The .times file dates the bytes of the log of this pod, and the stored log starts with the log of
                     # the earlier pod.
                     continue
@@ -138,7 +138,7 @@ class Courier:
     def _carry_files(self, names: list[str]) -> None:
         stamps, files = {}, {}
         for name in names:
-            path, before = self.root / name, earlier_of(self.root, name)
+            path, before = self.root / name, earlier_log_part(self.root, name)
             stamp = _stamp(path)
             if stamp is None:
                 continue  # removed since the scan
@@ -233,7 +233,7 @@ def carry(root: Path, config: Config) -> int:
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     ending = root / "state" / "ending.json"
-    with local_files.held(
+    with local_files.holding_lock(
         root / "state" / "courier.lock", StoreError("a second courier is already uploading for this pod")
     ):
         courier = Courier(root, config, _say)
@@ -322,7 +322,7 @@ def emit(kind: str, **values: Any) -> None:
             records.write(json.dumps({"kind": kind, "at": time.time(), **values}) + "\n")
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Lower the CPU priority of this process and raise its OOM score, in favor of the trainer."""
     os.nice(10)
     with contextlib.suppress(OSError):  # not Linux
@@ -338,7 +338,7 @@ def main(words: list[str]) -> int:
     root = Path(os.environ["SLIPWAY_WORK"]).parent
     try:
         if words[0] == "carry":
-            step_back()
+            lower_priority()
             return carry(root, config)
         if os.environ.get("SLIPWAY_NODE_RANK", "0") != "0":
             emit("result", note="node 0 has the files of the store")

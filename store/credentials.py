@@ -1,6 +1,7 @@
 """The credentials of stores: values from the settings, else from the environment.
 
-The code that loads settings calls `lend`; the stores call `of`. No value is written to disk or passed on.
+The code that loads settings calls `set_credentials`; the stores call `value_of`. No value is written to disk or passed
+on.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ EVERY = (*HUB, *S3, *GS)
 _lent: dict[str, str] = {}
 
 
-def lend(values: Mapping[str, str]) -> None:
+def set_credentials(values: Mapping[str, str]) -> None:
     """Set credentials for this process; they override the environment."""
     _lent.update({name: value for name, value in values.items() if value})
 
 
-def of(name: str) -> str:
+def value_of(name: str) -> str:
     return _lent.get(name) or os.environ.get(name, "")
 
 
@@ -47,7 +48,7 @@ def kind(uri: str) -> str:
     return uri.partition("://")[0] if "://" in uri else ""
 
 
-def struck_out(text: str) -> str:
+def masked(text: str) -> str:
     """Return `text` with every credential value masked by stars."""
-    mask = Mask(of(name) for name in EVERY)
+    mask = Mask(value_of(name) for name in EVERY)
     return b"".join(mask([text.encode()])).decode()

@@ -1,8 +1,8 @@
 """The local file primitives: atomic writes, locks, and a cache of verified digests.
 
 All code uses these functions except the agent, which has its own `infra.agent.job.write_durably` and
-`infra.agent.state.hold`. Other exceptions (folders renamed as a whole, resumable drafts) are explained where they
-occur.
+`infra.agent.state.acquire_lock`. Other exceptions (folders renamed as a whole, resumable drafts) are explained where
+they occur.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
         yield
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY | os.O_NONBLOCK, 0o644)
-    # Do not use `hold`: `hold` opens the file for writing, which a reader may lack permission for.
+    # Do not use `acquire_lock`: `acquire_lock` opens the file for writing, which a reader may lack permission for.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
@@ -42,7 +42,7 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def hold(
+def acquire_lock(
     path: str | os.PathLike[str],
     wait_s: float | None = 0.0,
     *,
@@ -77,14 +77,14 @@ def hold(
 
 
 @contextlib.contextmanager
-def held(
+def holding_lock(
     path: str | os.PathLike[str], busy: Exception | None = None, wait_s: float | None = 0.0, **options: Any
 ) -> Iterator[int]:
-    """Hold the lock file `path` for the `with` block, as in `hold`; yield the descriptor.
+    """Hold the lock file `path` for the `with` block, as in `acquire_lock`; yield the descriptor.
 
     Raise `busy` if another process still holds the lock after `wait_s`; without `busy`, wait forever.
     """
-    descriptor = hold(path, None if busy is None else wait_s, **options)
+    descriptor = acquire_lock(path, None if busy is None else wait_s, **options)
     if descriptor is None:
         assert busy is not None
         raise busy

@@ -101,7 +101,7 @@ class Manifest:
             raw = outside.mapping(text)
             schema = raw.pop("schema")
             if schema != SCHEMA:
-                raise ValueError(f"schema {outside.shown(schema)}, known is {SCHEMA}")
+                raise ValueError(f"schema {outside.printable_line(schema)}, known is {SCHEMA}")
             for key in raw:
                 outside.typed(raw, key, _KINDS[key])
             files = tuple(entry_of(entry) for entry in raw["files"])
@@ -111,7 +111,7 @@ class Manifest:
             if not paths or len(paths) != len(files) or MANIFEST in paths:
                 raise ValueError("the manifest lists no file, lists a file twice, or lists itself")
             if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
-                raise ValueError(f"entry {outside.shown(odd[0])} is not allowed in a flat artifact")
+                raise ValueError(f"entry {outside.printable_line(odd[0])} is not allowed in a flat artifact")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"the manifest cannot be used ({error})") from None
         return manifest
@@ -130,11 +130,11 @@ _KINDS: dict[str, type] = {
 def entry_of(said: Any) -> FileEntry:
     """Return a file entry of a manifest. Raise ValueError unless the path stays in the folder of the manifest."""
     if type(said) is not dict:
-        raise ValueError(f"entry {outside.shown(said)}")
+        raise ValueError(f"entry {outside.printable_line(said)}")
     path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
     size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
     if not is_inside(path) or not _SHA256.fullmatch(sha256) or size < 0:
-        raise ValueError(f"entry {outside.shown(path)}")
+        raise ValueError(f"entry {outside.printable_line(path)}")
     return FileEntry(path, size, sha256, version)
 
 
@@ -177,10 +177,10 @@ def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tup
         return named, name
     if kept.fingerprint:  # present but damaged
         return kept, kept.name
-    return Artifact(name, "", named.problem or other(named.fingerprint, fingerprint)), name
+    return Artifact(name, "", named.problem or fingerprint_mismatch(named.fingerprint, fingerprint)), name
 
 
-def other(seen: str, wanted: str) -> str:
+def fingerprint_mismatch(seen: str, wanted: str) -> str:
     return f"the fingerprint is {seen}, but {wanted} is wanted; launch again"
 
 

@@ -12,7 +12,7 @@ class Mask:
     """A filter that masks secret values, also in hex, base64 and URL encoding."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets if secret for form in spellings(secret)}
+        forms = {form for secret in secrets if secret for form in encodings(secret)}
         self.longest = max(map(len, forms), default=0)
         self.beginnings = {form[:1] for form in forms}
         # Longest first, since a spelling may contain a shorter spelling.
@@ -68,7 +68,7 @@ class Mask:
         return self.pattern.sub(lambda found: b"*" * len(found[0]), text)
 
 
-def spellings(secret: str) -> set[bytes]:
+def encodings(secret: str) -> set[bytes]:
     """Return the spellings of a secret: plain, URL-encoded, hex and base64.
 
     For base64, only the characters independent of adjacent bytes are included.

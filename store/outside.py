@@ -145,7 +145,7 @@ def load(
     return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs, integer=integer)
 
 
-def within(folder: str | os.PathLike[str], path: str) -> Path:
+def resolve_within(folder: str | os.PathLike[str], path: str) -> Path:
     """Return the resolved path of `path` under `folder`. Raise UnusableDocument if the path or a link leads outside."""
     try:
         base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
@@ -160,13 +160,13 @@ def relative(path: str) -> str:
     """Return `path` unchanged if it is a valid relative path; links are not resolved. Raise UnusableDocument."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise UnusableDocument(f"{shown(path)} is not a path inside a folder")
+        raise UnusableDocument(f"{printable_line(path)} is not a path inside a folder")
     try:
         longest = max(len(os.fsencode(part)) for part in parts)
     except UnicodeEncodeError:
-        raise UnusableDocument(f"{shown(path)} cannot name a file") from None
+        raise UnusableDocument(f"{printable_line(path)} cannot name a file") from None
     if longest > NAME_BYTES or len(path) > PATH_BYTES:
-        raise UnusableDocument(f"{shown(path)} is too long for a file name")
+        raise UnusableDocument(f"{printable_line(path)} is too long for a file name")
     return path
 
 
@@ -179,11 +179,11 @@ def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise UnusableDocument(f"{key} is of the wrong kind: {shown(value)}, expected {kind.__name__}")
+        raise UnusableDocument(f"{key} is of the wrong kind: {printable_line(value)}, expected {kind.__name__}")
     return value
 
 
-def shown(value: object) -> str:
+def printable_line(value: object) -> str:
     """Return an untrusted value for a message: a printable line of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
@@ -209,7 +209,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise UnusableDocument(f"{shown(twice)} is given twice")
+        raise UnusableDocument(f"{printable_line(twice)} is given twice")
     return found
 
 
@@ -223,7 +223,7 @@ def _null(word: str) -> Any:
 
 def _float(word: str) -> float:
     if not math.isfinite(number := float(word)):
-        raise UnusableDocument(f"{shown(word)} is no finite number")
+        raise UnusableDocument(f"{printable_line(word)} is no finite number")
     return number
 
 
@@ -233,13 +233,13 @@ def clamped(word: str) -> int:
     Raise UnusableDocument for an integer with more than HUGE_DIGITS digits.
     """
     if len(word) > HUGE_DIGITS:
-        raise UnusableDocument(f"{shown(word)} has more than {HUGE_DIGITS} digits")
+        raise UnusableDocument(f"{printable_line(word)} has more than {HUGE_DIGITS} digits")
     return max(-(2**63), min(int(word), 2**63 - 1))
 
 
 def _integer(word: str) -> int:
     if len(word) > INTEGER_DIGITS + 1 or not -(2**63) <= (number := int(word)) < 2**64:
-        raise UnusableDocument(f"{shown(word)} does not fit 64 bits")
+        raise UnusableDocument(f"{printable_line(word)} does not fit 64 bits")
     return number
 
 

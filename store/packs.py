@@ -290,7 +290,7 @@ def words(kind: str) -> list[str]:
     return found + [word for pack in unlisted() if kind in BY_WORD for word in getattr(pack, kind)]
 
 
-def lacking(kind: str, word: str) -> str:
+def missing_pack_message(kind: str, word: str) -> str:
     """Return a message that names the missing pack of `word`, or "" if no missing pack has the word.
 
     kind: a key of the index: `commands`, `settings`, `phases` and so on; see `scripts.project.packs_index`. A word of
@@ -312,5 +312,5 @@ def _below(name: str) -> list[str]:
 
 def typed(line: str) -> str:
     """Return a suggested command line, with a note if the command belongs to a missing pack."""
-    note = lacking("commands", line.split()[1])
+    note = missing_pack_message("commands", line.split()[1])
     return f"{line} ({note})" if note else line

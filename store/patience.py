@@ -60,7 +60,7 @@ class Patience:
         backoff = Backoff(self.first_wait_s, LONGEST_WAIT_S)
         for tries in range(1, self.tries + 1):
             try:
-                return within(min(self.answer_s + moving_s, ends_at - time.monotonic()), action)
+                return run_with_timeout(min(self.answer_s + moving_s, ends_at - time.monotonic()), action)
             except Retryable as error:
                 pause_s = backoff.wait_s(tries) if error.wait_s is None else min(error.wait_s, LONGEST_WAIT_S)
                 seen = str(error)
@@ -70,7 +70,7 @@ class Patience:
         raise StoreAway(f"{what}: {clean(seen)}; given up after {tries} tries")
 
 
-def within(limit_s: float, action: Callable[[], T]) -> T:
+def run_with_timeout(limit_s: float, action: Callable[[], T]) -> T:
     """Return the result of `action`; raise Again if the action takes longer than `limit_s` seconds."""
     done: list[Any] = []
     failed: list[BaseException] = []
@@ -94,4 +94,4 @@ def within(limit_s: float, action: Callable[[], T]) -> T:
 def clean(text: object) -> str:
     """Return `text` as one line, with URL signatures, bearer tokens and credential values masked."""
     line = " ".join(str(text).split())
-    return credentials.struck_out(_BEARER.sub(r"\1***", _SIGNED.sub(r"\1***", line)))
+    return credentials.masked(_BEARER.sub(r"\1***", _SIGNED.sub(r"\1***", line)))

@@ -29,7 +29,7 @@ _HELD = "\x00"  # placeholder for a non-breaking space
 
 
 @contextlib.contextmanager
-def waiting(what: str, after_s: float = AFTER_S) -> Iterator[None]:
+def show_while(what: str, after_s: float = AFTER_S) -> Iterator[None]:
     """Show `what` while the body takes longer than `after_s` seconds. Call `clear` before printing in the body."""
     if not sys.stderr.isatty():
         yield
@@ -73,7 +73,7 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
             _shown = max(_shown, len(line))
 
 
-def fitted(text: str, stream: TextIO) -> str:
+def wrap_text(text: str, stream: TextIO) -> str:
     """Return `text` wrapped for `stream`; continuation lines of two-column text start at the second column."""
     if not stream.isatty():
         return text

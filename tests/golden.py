@@ -106,7 +106,7 @@ def imported(folder: Path) -> str:
     from trainer import import_model
     from trainer.model import export
     from trainer.model.decoder import Decoder
-    from trainer.model.huggingface import written
+    from trainer.model.huggingface import config_json
     from trainer.records.model_config import ModelConfig
 
     plain = library.Tokenizer(library.models.BPE())
@@ -125,7 +125,7 @@ def imported(folder: Path) -> str:
     new = import_model.with_chat_tokens(folder / "foreign.json", folder / "words")
     config, weights = import_model.grown(model, import_model.tokenizers.load(folder / "words").vocab_size, new)
     export.write(folder / "import", config, weights, folder / "words", torch.float32)
-    assert written(config, "float32", 0, [0])["vocab_size"] == config.vocab_size
+    assert config_json(config, "float32", 0, [0])["vocab_size"] == config.vocab_size
     return content(folder / "import")
 
 

@@ -110,6 +110,7 @@ ORDER = {
 REHEARSING = ("infra.rehearsal", "flows.supervisor", "scripts")
 # Imports by a text from elsewhere: in a table of phases, in the settings, or in a list of the standard library.
 BY_TABLE = (
+    "bench.gpu.parts",
     "data.text.pydocs",
     "store.extensions.run",
     "store.packs",

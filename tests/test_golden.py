@@ -17,4 +17,4 @@ def test_a_changed_output_is_reported_until_its_version_is_raised_and_recorded()
 
 
 def test_every_step_has_a_version_and_a_record_of_its_output():
-    assert VERSIONS.keys() == {step for step in golden.recorded() if not packs.lacking("phases", step)}
+    assert VERSIONS.keys() == {step for step in golden.recorded() if not packs.missing_pack_message("phases", step)}

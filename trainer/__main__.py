@@ -20,14 +20,14 @@ from typing import Any, NoReturn
 
 from data.config import ConfigError, StepContext, load
 from data.errors import DataError
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from store import extensions, outside, packs
 from store.manifest import StoreError
 from trainer.config import CheckpointOptions, EvalSpec, ImportSpec, load_phase
-from trainer.engines.words import add_talk, place_of
+from trainer.engines.words import add_chat_flags, place_of
 from trainer.errors import Preempted, Refused, TrainerError
-from trainer.parallel.allocator import let_segments_grow
-from trainer.records.own_phase import WORD, adopt
+from trainer.parallel.allocator import enable_expandable_segments
+from trainer.records.own_phase import WORD, register_phase
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FOLLOWED
 
@@ -42,11 +42,11 @@ def main(words: list[str] | None = None) -> int:
     parent = os.environ.pop(PARENT, "")
     if parent:  # the parent displays the figures, so the log omits them
         os.environ[FOLLOWED] = "1"
-    die_with(parent)  # when the parent inv is killed, save and exit
+    exit_with_parent(parent)  # when the parent inv is killed, save and exit
     # Number of spins of a waiting OpenMP thread before sleeping. At the default, two programs sharing the cores each
     # run at a sixth of their speed; without spinning, a single program loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    let_segments_grow()
+    enable_expandable_segments()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # lets a watcher dump the stacks of a silent trainer
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
-    add_talk(one)
+    add_chat_flags(one)
     one = command(commands, "serve", serve, "serve a model with OpenAI's protocol on loopback")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--name", required=True, help="name of the model for clients")
@@ -118,8 +118,8 @@ def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None],
 def train(flags: argparse.Namespace) -> None:
     import importlib
 
-    from trainer.parallel.process_group import joined
-    from trainer.run import once, place_of_stage
+    from trainer.parallel.process_group import join_process_group
+    from trainer.run import make_if_missing, place_of_stage
 
     raw = read_config(flags.config, {"making", "spec", "keeping", "extensions"})
     extensions.receive(raw.get("extensions", {}))
@@ -127,16 +127,16 @@ def train(flags: argparse.Namespace) -> None:
         own = extensions.used(str(raw.get("spec", {}).get("phase")))
         if own is None:
             raise Refused(f"{flags.config}: the extension that defines the phase is missing from the file")
-        adopt(own)
+        register_phase(own)
     making = load(StepContext, raw.get("making", {}), "making")
     config = load_phase(raw.get("spec", {}), "spec")
     keeping = load(CheckpointOptions, raw.get("keeping", {}), "keeping")
     if config.phase != flags.command and not config.extension:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(PHASES[config.phase].module)
-    with sigterm_raises(), joined() as ranks:
+    with raise_on_sigterm(), join_process_group() as ranks:
         second_name = place_of_stage(making, config, keeping)
-        about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks), second_name)
+        about = make_if_missing(making, ranks, lambda: phase.run(config, making, keeping, ranks), second_name)
     if "bits_per_byte" in about:
         print(side_by_side(about))
 
@@ -144,23 +144,23 @@ def train(flags: argparse.Namespace) -> None:
 def take_tokenizer(flags: argparse.Namespace) -> None:
     from trainer.records import model_formats
 
-    packs.load(model_formats.known(flags.format).convert_tokenizer)(flags.file, flags.out)
+    packs.load(model_formats.find_format(flags.format).convert_tokenizer)(flags.file, flags.out)
 
 
 def adopt_model(flags: argparse.Namespace) -> None:
     from trainer import import_model
     from trainer.parallel.process_group import Ranks
-    from trainer.run import once
+    from trainer.run import make_if_missing
 
     raw = read_config(flags.config, {"making", "spec"})
     making = load(StepContext, raw.get("making", {}), "making")
     spec = load(ImportSpec, raw.get("spec", {}), "spec")
-    with sigterm_raises():
-        once(making, Ranks(), lambda: import_model.run(spec, making))
+    with raise_on_sigterm():
+        make_if_missing(making, Ranks(), lambda: import_model.run(spec, making))
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Raise Preempted on SIGTERM inside the block.
 
     The training loop installs a handler that saves first; outside the loop no state needs saving.
@@ -177,17 +177,17 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def talk(flags: argparse.Namespace) -> None:
-    from store.terminal import waiting
-    from trainer.talk import hold
+    from store.terminal import show_while
+    from trainer.talk import run_chat
 
     name = flags.name or flags.model.name
-    with waiting(f"{name} is loaded"):
+    with show_while(f"{name} is loaded"):
         from trainer.chat import open_talk
 
         one = open_talk(flags.model, name, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
     one.system = flags.system
     try:
-        hold(one, flags.prompt, place_of(flags))
+        run_chat(one, flags.prompt, place_of(flags))
     except BrokenPipeError:  # the output is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports a second error at exit
         sys.exit(141)
@@ -230,14 +230,14 @@ def evaluate(flags: argparse.Namespace) -> None:
 def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
-    from trainer.checkpoints.checkpoint import masters
+    from trainer.checkpoints.checkpoint import master_weights
     from trainer.model import export
 
     dtype = getattr(torch, flags.dtype)
     if flags.layout:
         packs.load(packs.entries("exports")[flags.layout])(flags.model, flags.out, dtype)
     else:
-        export.copy(flags.model, flags.out, dtype, masters(flags.model) if dtype == torch.float32 else None)
+        export.copy(flags.model, flags.out, dtype, master_weights(flags.model) if dtype == torch.float32 else None)
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
@@ -257,7 +257,7 @@ def side_by_side(about: Mapping[str, Any]) -> str:
     return f"held-out text: {about['bits_per_byte']:.3f} bits per byte ({others})"
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exit the process with `code`; use `os._exit` when several processes train together.
 
     Threads of a process group with lost peers sometimes abort the interpreter at a normal exit. The resulting code -6
@@ -277,4 +277,4 @@ if __name__ == "__main__":
     except Exception:  # a bug in Slipway
         traceback.print_exc()
         exit_code = 1
-    end(exit_code)
+    exit_process(exit_code)

@@ -18,7 +18,7 @@ class Torch:
         """Load the model of a Hugging Face folder. Raises Refused."""
         machine = device.prepare()
         self.where = f"PyTorch on {machine.device.type}"
-        self.model = export.opened(folder, machine)
+        self.model = export.load_for_inference(folder, machine)
         self.positions = self.model.config.max_position_embeddings
         self.align = hooks.align(self.model.config)
         self.temperature, self.top_k = temperature, top_k

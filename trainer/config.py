@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from data.config import ConfigError, load
 from store import packs
-from trainer.records.fields import in_bounds, newer, rounding, what_counts
+from trainer.records.fields import check_bounds, fingerprint_fields, newer, rounding
 from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 from trainer.records.rl_config import RlConfig
@@ -45,8 +45,8 @@ class OptimizerConfig:
     """Coefficient of the z-loss: z_loss * ln(sum of exp(logits))**2 per token, excluded from the reported loss."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
-        in_bounds(self, "eps", 0, above=True)
+        check_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
+        check_bounds(self, "eps", 0, above=True)
         if not all(0 <= one < 1 for one in self.betas):
             raise ConfigError(f"betas are {self.betas}; each must lie in [0, 1)")
 
@@ -70,7 +70,7 @@ class ScheduleConfig:
             raise ConfigError(f"schedule kind is {self.kind!r}; known: linear, cosine")
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
-        in_bounds(self, "warmup_steps final", 0)
+        check_bounds(self, "warmup_steps final", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,8 @@ class PhaseConfig:
     """Extension phase: file and content digest, set by the plan."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "rows micro_rows sequence_len turns", 1)
-        in_bounds(self, "steps", 1 if self.trains else 0)
+        check_bounds(self, "rows micro_rows sequence_len turns", 1)
+        check_bounds(self, "steps", 1 if self.trains else 0)
         self._check_kind()
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
@@ -190,9 +190,9 @@ class PhaseConfig:
 
     def digest(self) -> str:
         """Return the sha256 over the fields that affect the result, as stored in checkpoints."""
-        return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(fingerprint_fields(self), sort_keys=True).encode()).hexdigest()
 
-    def in_steps(self, steps: int) -> "PhaseConfig":
+    def with_steps(self, steps: int) -> "PhaseConfig":
         """Return a copy with `steps` steps and proportionally scaled warmup; the decay is relative already."""
         if not self.trains:
             return self
@@ -287,7 +287,7 @@ def config_of(phase: str) -> type[PhaseConfig]:
 def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
     """Parse the configuration of a phase; `raw["phase"]` selects the class. Raises ConfigError."""
     phase = str(raw.get("phase"))
-    if said := packs.lacking("phases", phase):
+    if said := packs.missing_pack_message("phases", phase):
         raise ConfigError(f"{where}: {said}")
     return load(config_of(phase), raw, where)
 
@@ -320,7 +320,7 @@ class CheckpointOptions:
     """Number of times per phase to generate sample answers for the report; 0 = never."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "samples reserve_bytes", 0)
+        check_bounds(self, "samples reserve_bytes", 0)
         if self.save_every < 1 or self.keep < 1:
             raise ConfigError(f"save_every is {self.save_every}, keep is {self.keep}; both must be at least 1")
         if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):
@@ -406,4 +406,4 @@ class EvalSpec:
     """Maximum number of questions per CORE task; 0 = all."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "shots core_most", 0)
+        check_bounds(self, "shots core_most", 0)

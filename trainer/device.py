@@ -3,7 +3,7 @@
 Each program calls `prepare` once, before creating tensors. An existing but unusable GPU is an error, never a fallback
 to the CPU: the same work would take 100 times as long at the price of the GPU.
 
-`look` -> `Hardware` -> `choose` -> `Machine`
+`detect_hardware` -> `Hardware` -> `choose` -> `Machine`
 """
 
 import ctypes
@@ -79,7 +79,7 @@ def choose(seen: Hardware) -> Machine:
     return Machine(device, torch.bfloat16 if seen.bfloat16 else torch.float32, seen.threads)
 
 
-def look() -> Hardware:
+def detect_hardware() -> Hardware:
     """Return the hardware of this machine, running nvidia-smi only when CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
@@ -112,7 +112,7 @@ def prepare(deterministic: bool = False) -> Machine:
 
     Raises Refused for an existing but unusable GPU.
     """
-    machine = choose(look())
+    machine = choose(detect_hardware())
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products with 10-bit mantissas, 8 times as fast

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from store.manifest import kind_of
-from trainer.records.fields import what_counts
+from trainer.records.fields import fingerprint_fields
 from trainer.records.phase_registry import PHASES
 
 VERSIONS = {
@@ -225,7 +225,7 @@ def choices(
         if name in given:
             found[name] = Choice(given[name], {}, (kind, given[name]) in held)
             continue
-        spec, version = digest(what_counts(node.spec)), f"v{version_of(node.words[-1])}"
+        spec, version = digest(fingerprint_fields(node.spec)), f"v{version_of(node.words[-1])}"
         code, inputs = checkout.of(node.code), _inputs(node, found)
         follows = any(found[source].is_remade for source in node.inputs.values())
         usual = f"{spec}-{version}-{inputs}"

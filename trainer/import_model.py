@@ -60,7 +60,7 @@ def run(spec: ImportSpec, making: StepContext) -> dict[str, Any]:
 
     Raises Refused, ConfigError, DataError, StoreError.
     """
-    convert = packs.load(model_formats.known(spec.format).convert) if spec.format else None
+    convert = packs.load(model_formats.find_format(spec.format).convert) if spec.format else None
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
@@ -74,7 +74,7 @@ def run(spec: ImportSpec, making: StepContext) -> dict[str, Any]:
             )
         own = own_words(source, Path(scratch) / "own") if spec.has_tokenizer else source
         if spec.own_chat:
-            keep_words(own, words)
+            copy_tokenizer(own, words)
             new = []
         elif spec.has_tokenizer:
             new = with_chat_tokens(own / "tokenizer.json", words)
@@ -127,7 +127,7 @@ def stored_dtype(folder: Path, config: ModelConfig) -> torch.dtype:
     stored symbols are float32, the only dtype preserving their scale.
     """
     raw = model_files.load(folder)  # already validated as a config
-    if any(one.is_made_of_symbols(raw) for one in config.features):
+    if any(one.has_coded_weights(raw) for one in config.features):
         return torch.float32
     said = raw.get("dtype") or raw.get("torch_dtype")
     if said is None:
@@ -155,7 +155,7 @@ def own_words(source: Path, folder: Path) -> Path:
     return folder
 
 
-def keep_words(source: Path, folder: Path) -> None:
+def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer and the chat template of `source` to the new `folder`, keeping all ids.
 
     For a SentencePiece tokenizer, replace `tokenizer_class` by the generic class: with the original class, transformers

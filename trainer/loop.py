@@ -34,7 +34,7 @@ from trainer.objectives.passes import evenly, passes, seen_len
 from trainer.objectives.source import Source, SynchronousBatches
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, FsdpSharding
-from trainer.parallel.process_group import Ranks, passing
+from trainer.parallel.process_group import Ranks, convert_peer_errors
 from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import is_due
@@ -95,12 +95,12 @@ class Training:
         try:
             self._resume(newest)
             asked_to_save = save_request.of(os.environ) if self.ranks.is_first else save_request.never
-            with stop_noted() as asked_to_stop, self._batches() as batches:
+            with defer_stop_signals() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:
                     stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
-                        self.ranks.hurry(*([self.cut.group] if self.cut.group else []))
+                        self.ranks.shorten_timeout(*([self.cut.group] if self.cut.group else []))
                     if self.step == steps or self.step % every == 0 or stop or save:
                         self._save()
                     self._collect(wait=stop or self.step == steps)
@@ -174,10 +174,10 @@ class Training:
         else:
             model = {name: self.cut.part(one) for name, one in model.items()}
         for kind, mine, how in (("model", model, of_model), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
-            how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
+            how.scatter_weights(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
         set_random_state(rng)
-        if told := self.ranks.tell_tensors(newest.tensors("source") if newest else {}):
+        if told := self.ranks.broadcast_named_tensors(newest.tensors("source") if newest else {}):
             self.source.load(told)
         if newest is not None:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
@@ -210,10 +210,10 @@ class Training:
         rows = self.config.micro_rows
         if is_packed:  # the number of packed rows varies by step
             rows = evenly(len(batch["ids"]), rows)
-        with passing() if self.ranks.size > 1 else nullcontext():
+        with convert_peer_errors() if self.ranks.size > 1 else nullcontext():
             sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
         asked = [torch.full((), float(one()), device=sums["loss"].device) for one in (asked_to_stop, asked_to_save)]
-        said = self.ranks.add_up(torch.stack([*asked, *sums.values()]))
+        said = self.ranks.all_reduce(torch.stack([*asked, *sums.values()]))
         norm_of_all = self.optimizer.clip()
         # The only synchronization with the GPU in a step; all other work is queued.
         norm, stop, save, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
@@ -252,7 +252,7 @@ class Training:
             require_finite(self.step, model)
         except NonFinite as error:
             problem = str(error)
-        for said in filter(None, self.ranks.tell_all(problem)):
+        for said in filter(None, self.ranks.all_gather(problem)):
             raise NonFinite(said)
         tensors = {"model": model, "optimizer": self.optimizer.tensors()}
         if self.ranks.is_first:
@@ -375,7 +375,7 @@ def alarm(words: str) -> None:
 
 
 @contextmanager
-def stop_noted() -> Iterator[Callable[[], bool]]:
+def defer_stop_signals() -> Iterator[Callable[[], bool]]:
     """Defer SIGTERM and SIGINT inside the block; yield a function returning whether a signal has arrived."""
     came: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)

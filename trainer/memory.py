@@ -198,7 +198,7 @@ def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, ModelL
     return found if config.parallel == "auto" else {config.parallel: found.get(config.parallel, {})}
 
 
-def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
+def fastest_layout(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
     """Return the fastest layout fitting into `memory_bytes` per GPU, or the smallest layout when none fits."""
     found = ways(config, per_node, nodes)
     fitting = [way for way, spread in found.items() if estimate(config, **spread).total <= USABLE * memory_bytes]

@@ -25,25 +25,25 @@ from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
-from trainer.checkpoints.first_day import first_day
+from trainer.checkpoints.first_day import run_start_date
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
-from trainer.model.decoder import Decoder, initialise, unfilled
+from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
-from trainer.parallel.fsdp import WHOLE, FsdpSharding, cut, parts_of
-from trainer.parallel.placement import fitted, how, is_held, memory_told
+from trainer.parallel.fsdp import WHOLE, FsdpSharding, parts_of, shard_model
+from trainer.parallel.placement import choose_layout, explain_out_of_memory, is_held, with_fitting_micro_batch
 from trainer.parallel.process_group import Ranks
-from trainer.parallel.zero import shared
+from trainer.parallel.zero import shard_optimizer_state
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, model_roles, starts_from
 from trainer.reporting import learnt
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
-from trainer.speed import equipped, kernels_in, kernels_of_node
+from trainer.speed import compile_cache, kernels_of_node, training_setup
 
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # run files published beside the checkpoint
 
@@ -79,7 +79,7 @@ class PhaseRun:
         """
         config = self.config
         first = (
-            (lambda model: self.fill_from(model, self.before))
+            (lambda model: self.load_weights(model, self.before))
             if self.before
             else (lambda model: initialise(model, config.seed))
         )
@@ -94,7 +94,7 @@ class PhaseRun:
         model was trained with a different vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
-        model, _ = self._model(shape, lambda model: self.fill_from(model, role), is_frozen=True)
+        model, _ = self._model(shape, lambda model: self.load_weights(model, role), is_frozen=True)
         self.frozen_models.append(model)
         return model
 
@@ -109,7 +109,7 @@ class PhaseRun:
         dtype, device = self.machine.dtype(self.config), self.machine.device
         is_whole = self.parallel == "ddp"
         first_home = torch.device("cpu") if self.ranks.is_first else device
-        model = unfilled(shape, dtype, first_home if is_whole and not is_frozen else "meta")
+        model = uninitialized_decoder(shape, dtype, first_home if is_whole and not is_frozen else "meta")
         if is_frozen:  # cast before allocating memory
             model.to(dtype).eval().requires_grad_(False)
         if is_whole:
@@ -120,20 +120,20 @@ class PhaseRun:
                 model.to(device)
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
-            return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
+            return model, shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # Shard before the slow `fill`: creating process groups has a shorter timeout.
         held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
-        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
+        part = shard_model(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = unfilled(shape, dtype, "cpu")
+            whole = uninitialized_decoder(shape, dtype, "cpu")
             fill(whole)
             first = whole.state_dict()
-        part.deal(parts_of(model.state_dict()), first, self.ranks)
+        part.scatter_weights(parts_of(model.state_dict()), first, self.ranks)
         return model, part
 
-    def fill_from(self, model: Decoder, role: str) -> None:
+    def load_weights(self, model: Decoder, role: str) -> None:
         """Load the weights of the input `role` into a model. Raises Refused when the vocabularies differ."""
         folder = self.input(role)
         if (folder / "config.json").is_file():  # an imported Hugging Face folder
@@ -187,13 +187,13 @@ class PhaseRun:
             peak,
             sample,
         )
-        with self._kernels(), equipped(model, self.config, self.machine, self.frozen_models):
+        with self._kernels(), training_setup(model, self.config, self.machine, self.frozen_models):
             final = one.run()
         if final is None:
             return None
         learnt.check(self.metrics / "metrics.jsonl", self.config.phase)
         if not self.cut.is_whole:  # the other shards were in processes that have exited
-            model = unfilled(self.config.model, self.machine.dtype(self.config), self.machine.device)
+            model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
 
@@ -201,7 +201,7 @@ class PhaseRun:
         """Return the context of the compile cache: shared per node on GPUs, per process on a CPU."""
         if self.machine.device.type == "cuda":
             return kernels_of_node(work_folder() / "kernels")
-        return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
+        return compile_cache(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
     def untrained(self, model: Decoder) -> Checkpoint:
         """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""
@@ -294,16 +294,16 @@ def phase_run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptio
     config = config.with_vocabulary(known)
     acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists only on a pod
     checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
-    config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
-    parallel = how(config, ranks, machine)
+    config = with_fitting_micro_batch(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
+    parallel = choose_layout(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # another phase may be removing the same folder
         if tokenizer.chat is not None and tokenizer.chat.is_dated:
-            tokenizer.chat.fix_date(first_day(checkpoints.folder, ranks))
-        with memory_told(config, machine, parallel, ranks):
+            tokenizer.chat.fix_date(run_start_date(checkpoints.folder, ranks))
+        with explain_out_of_memory(config, machine, parallel, ranks):
             yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
@@ -329,7 +329,7 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
     return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
 
 
-def once(
+def make_if_missing(
     making: StepContext, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = ""
 ) -> dict[str, Any]:
     """Return the facts about the artifact, calling `make` only when the store has no whole copy.

@@ -1,7 +1,7 @@
 """Speed and memory options of a training phase: compilation, float8, activation recomputation and attention kernels.
 
-`equipped` configures a decoder for the duration of training. Results change by rounding only, except with float8, which
-a phase must request.
+`training_setup` configures a decoder for the duration of training. Results change by rounding only, except with float8,
+which a phase must request.
 """
 
 import importlib.util
@@ -30,7 +30,9 @@ LEAST_THREADS = 2  # on a single thread, compilation takes twice as long and cos
 
 
 @contextmanager
-def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequence[Decoder] = ()) -> Iterator[None]:
+def training_setup(
+    model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequence[Decoder] = ()
+) -> Iterator[None]:
     """Configure the model and the frozen models for training inside the block, and restore them afterwards.
 
     Raises Refused when this machine lacks float8 support or a working compiler.
@@ -103,7 +105,7 @@ def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = 
 
 
 @contextmanager
-def kernels_in(folder: Path) -> Iterator[None]:
+def compile_cache(folder: Path) -> Iterator[None]:
     """Set the compile cache of this process to `folder` inside the block; empty the folder after a killed user.
 
     The compiler trusts every cached file. A file half linked at a kill would fail every later start.

@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     environ = os.environ
     gpus = torch.cuda.device_count()
     try:
-        training, answering, words = divided(words, gpus)
+        training, answering, words = divide_gpus(words, gpus)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def divided(words: list[str], gpus: int) -> tuple[list[int], list[int], list[str]]:
+def divide_gpus(words: list[str], gpus: int) -> tuple[list[int], list[int], list[str]]:
     """Parse `--spare` or `--train ... --answer ...`; return (training GPUs, rollout GPUs, remaining words).
 
     Raises ValueError for a GPU number beyond `gpus`, or when no GPU remains for training.

@@ -77,7 +77,7 @@ class ConversationFiles:
 NOWHERE = ConversationFiles()
 
 
-def hold(partner: Partner, prompt: str | None = None, place: ConversationFiles = NOWHERE) -> None:
+def run_chat(partner: Partner, prompt: str | None = None, place: ConversationFiles = NOWHERE) -> None:
     """Ask a single `prompt`, or read questions and commands until the end of the input.
 
     With `prompt`, errors of `partner.say` propagate.
@@ -89,7 +89,7 @@ def hold(partner: Partner, prompt: str | None = None, place: ConversationFiles =
     lines = TypedLines(place.history)
     if is_typed:
         lines.recall()
-        tell(f"{partner.about()}; /help lists the commands; Ctrl-D ends the conversation")
+        print_status(f"{partner.about()}; /help lists the commands; Ctrl-D ends the conversation")
     while (words := lines.read() if is_typed else sys.stdin.readline()) not in ("", None):
         assert words is not None
         words = words.strip()
@@ -98,12 +98,12 @@ def hold(partner: Partner, prompt: str | None = None, place: ConversationFiles =
         if command == "/exit":
             return
         if found and command:
-            obey(partner, command, words[found.end() :].strip(), place)
+            run_command(partner, command, words[found.end() :].strip(), place)
         elif words:
             try:
                 answer(partner, words.removeprefix("/") if words.startswith("//") else words, tells=is_typed)
             except partner.goes_on as error:
-                tell(str(error))
+                print_status(str(error))
             except KeyboardInterrupt:
                 print(" ...", flush=True)
 
@@ -113,7 +113,7 @@ def answer(partner: Partner, words: str, tells: bool) -> None:
     asked = time.monotonic()
     first: float | None = None
     with contextlib.ExitStack() as reading, contextlib.closing(partner.say(words)) as pieces:  # type: ignore[type-var]
-        reading.enter_context(terminal.waiting(f"{partner.name} reads"))
+        reading.enter_context(terminal.show_while(f"{partner.name} reads"))
         for piece in pieces:
             if piece and first is None:
                 first = time.monotonic()
@@ -122,7 +122,7 @@ def answer(partner: Partner, words: str, tells: bool) -> None:
     print(flush=True)
     if tells:
         now = time.monotonic()
-        tell(f"[{partner.name}: {pace(partner.tokens, now - asked, None if first is None else first - asked)}]")
+        print_status(f"[{partner.name}: {pace(partner.tokens, now - asked, None if first is None else first - asked)}]")
 
 
 def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
@@ -137,27 +137,27 @@ def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
     return ", ".join([*said, *([] if first_s is None else [f"the first after {first_s:.2f} s"])])
 
 
-def obey(partner: Partner, command: str, rest: str, place: ConversationFiles) -> None:
+def run_command(partner: Partner, command: str, rest: str, place: ConversationFiles) -> None:
     """Run a slash command and report the outcome on stderr."""
     if command == "/help":
-        tell(HELP)
+        print_status(HELP)
     elif command == "/reset":
         partner.forget()
-        tell("the conversation starts over")
+        print_status("the conversation starts over")
     elif command == "/model":
         try:
-            tell(partner.choose(rest) if rest else partner.about())
+            print_status(partner.choose(rest) if rest else partner.about())
         except partner.goes_on as error:
-            tell(str(error))
+            print_status(str(error))
     elif command == "/system":
         if rest:
             partner.system = "" if rest == NO_SYSTEM else rest
         system = partner.system or "none"
-        tell(f"system prompt: {system}")
+        print_status(f"system prompt: {system}")
     elif command == "/save":
-        tell(save(partner, rest, place.folder))
+        print_status(save(partner, rest, place.folder))
     else:
-        tell(f"{command} is not a command; the line was not sent to the model. Commands:\n{HELP}")
+        print_status(f"{command} is not a command; the line was not sent to the model. Commands:\n{HELP}")
 
 
 def save(partner: Partner, name: str, folder: str) -> str:
@@ -244,10 +244,10 @@ class TypedLines:
         try:
             act()
         except OSError as error:
-            tell(f"the history of typed lines is not saved: {self.history}: {error.strerror}")
+            print_status(f"the history of typed lines is not saved: {self.history}: {error.strerror}")
             self.history = ""
 
 
-def tell(said: str) -> None:
+def print_status(said: str) -> None:
     terminal.clear()
-    print(terminal.fitted(said, sys.stderr), file=sys.stderr, flush=True)
+    print(terminal.wrap_text(said, sys.stderr), file=sys.stderr, flush=True)

@@ -1,3 +1,3 @@
-from trainer.parallel.allocator import let_segments_grow
+from trainer.parallel.allocator import enable_expandable_segments
 
-let_segments_grow()  # As in the trainer: before a module of this package imports PyTorch.
+enable_expandable_segments()  # As in the trainer: before a module of this package imports PyTorch.

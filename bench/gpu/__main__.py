@@ -22,7 +22,7 @@ import torch
 from bench.gpu.parts import PARTS
 from bench.gpu.setup import Bench
 from trainer.device import prepare
-from trainer.parallel.process_group import joined
+from trainer.parallel.process_group import join_process_group
 from trainer.speed import kernels_of_node
 
 
@@ -70,7 +70,11 @@ def main() -> int:
         words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={flags.num_gpus}", "-m", "bench.gpu"]
         return subprocess.run([sys.executable, *words, *sys.argv[1:]], check=False).returncode
     machine = prepare()
-    with joined() as ranks, tempfile.TemporaryDirectory(prefix="slipway-") as folder, kernels_of_node(Path(folder)):
+    with (
+        join_process_group() as ranks,
+        tempfile.TemporaryDirectory(prefix="slipway-") as folder,
+        kernels_of_node(Path(folder)),
+    ):
         began = time.perf_counter()
         name = torch.cuda.get_device_name() if machine.device.type == "cuda" else "CPU"
         if ranks.is_first:

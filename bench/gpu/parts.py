@@ -30,7 +30,7 @@ from trainer.objectives.source import StepSource
 from trainer.optim import orthogonalised
 from trainer.recipes import PROFILES
 from trainer.reporting.peak_flops import of_machine
-from trainer.speed import equipped, fast_attention
+from trainer.speed import fast_attention, training_setup
 
 SAVED_LAYERS = 4
 
@@ -115,7 +115,7 @@ def saving(bench: Bench) -> Seen:
             saved = Checkpoints(folder, CheckpointOptions(save_every=10**6, reserve_bytes=0, samples=0))
             run = Training(model, config, StepSource(source), saved, {}, folder / "metrics", bench.ranks, part)
             began = time.perf_counter()
-            with equipped(model, config, bench.machine), suppress(Preempted):
+            with training_setup(model, config, bench.machine), suppress(Preempted):
                 run.run()
             took_s = time.perf_counter() - began
         if bench.ranks.is_first:

@@ -17,16 +17,16 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
-from trainer.model.decoder import IGNORED, Decoder, unfilled
+from trainer.model.decoder import IGNORED, Decoder, uninitialized_decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
 from trainer.objectives.source import StepSource
 from trainer.parallel import placement
-from trainer.parallel.fsdp import WHOLE, cut
+from trainer.parallel.fsdp import WHOLE, shard_model
 from trainer.parallel.process_group import Ranks
-from trainer.parallel.zero import shared
+from trainer.parallel.zero import shard_optimizer_state
 from trainer.recipes import PROFILES
 from trainer.reporting.peak_flops import of_machine
-from trainer.speed import equipped
+from trainer.speed import training_setup
 
 SKIPPED = 2  # warm-up steps: compilation and allocation
 TALK_TOKENS, TALK_SPREAD = 350, 0.8  # lengths as in SmolTalk: median, sigma of the logarithm
@@ -53,21 +53,21 @@ class Bench:
         config = replace(config, **({**small, **changes} if self.is_toy else {"compile": "always", **changes}))
         if config.rl is not None:
             return config
-        return placement.fitted(config, self.ranks, self.machine, {})
+        return placement.with_fitting_micro_batch(config, self.ranks, self.machine, {})
 
     def model(self, config: PhaseConfig) -> tuple[Decoder, Any]:
         """Return a model with random parameters, placed on the ranks as in a run, and the shards of this rank."""
-        way = placement.how(config, self.ranks, self.machine)
-        model = unfilled(config.model, self.machine.dtype(config))
+        way = placement.choose_layout(config, self.ranks, self.machine)
+        model = uninitialized_decoder(config.model, self.machine.dtype(config))
         held = placement.is_held(config, way, self.ranks, self.machine)
-        part = cut(model, way, self.ranks, is_held=held) if way != "ddp" else WHOLE
+        part = shard_model(model, way, self.ranks, is_held=held) if way != "ddp" else WHOLE
         model.to_empty(device=self.machine.device)
         torch.manual_seed(1)
         for one in model.parameters():
             filled = part.part(one)
             filled.normal_(std=0.02) if one.dim() > 1 else filled.fill_(1.0)
         if way == "ddp" and self.ranks.size > 1:
-            part = shared(model, self.ranks)
+            part = shard_optimizer_state(model, self.ranks)
         return model, part
 
     def trained(
@@ -97,7 +97,7 @@ class Bench:
                 objective or CrossEntropy(),
                 of_machine(self.machine),
             )
-            with equipped(model, config, self.machine):
+            with training_setup(model, config, self.machine):
                 _go(one)
             if not self.ranks.is_first:
                 return {}
@@ -111,7 +111,7 @@ class Bench:
             found["mfu"] = flops / spent_s / peak.flops_per_s / self.ranks.size
         if self.machine.device.type == "cuda":
             found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-            way = placement.how(config, self.ranks, self.machine)
+            way = placement.choose_layout(config, self.ranks, self.machine)
             nodes = self.ranks.size // self.ranks.per_node
             spread = memory.ways(replace(config, parallel="auto"), self.ranks.per_node, nodes)[way]
             told = memory.estimate(config, **spread, is_held=part.is_held)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.foreign_rows import AFTER, talk_in
-from data.chat.learnt_rows import RefusedConversation, Rendered, Row, fitted
+from data.chat.foreign_rows import AFTER, read_dialogue
+from data.chat.learnt_rows import RefusedConversation, Rendered, Row, truncate_rows
 from data.chat.talk_counts import TalkCounts
 from data.errors import InputError
 from data.tokens.chat_template import REASONING, Dialogue, is_learnt
@@ -135,7 +135,7 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) ->
     return [*render(messages, tokenizer, align=align)[0], tokenizer.special("<|assistant_start|>")]
 
 
-def recent(
+def fit_history(
     messages: Sequence[Message], tokenizer: Tokenizer, room: int, align: int = 1
 ) -> tuple[list[Message], list[int]]:
     """Return the latest messages of a conversation with a prompt of at most `room` ids, and the prompt.
@@ -185,7 +185,7 @@ def _each(path: Path, tokenizer: Tokenizer, align: int) -> Iterator[Rendered | R
     """Yield the rows of each conversation of a file, or the reason for rejecting the conversation."""
     for number, row in enumerate(read_rows(path), 1):
         try:
-            yield rendered(talk_in(row), tokenizer, align)
+            yield rendered(read_dialogue(row), tokenizer, align)
         except InputError as error:
             yield RefusedConversation(f"row {row.get('row', number)}", str(error))
 
@@ -232,7 +232,7 @@ class Conversations:
         self.rows: list[list[Row]] = []
         for kind in self.kinds:
             every = (one for path in files[kind] for one in _each(Path(path), tokenizer, align))
-            rows, counts = fitted(kind, every, tokenizer.stops, max_len + (align == 1))
+            rows, counts = truncate_rows(kind, every, tokenizer.stops, max_len + (align == 1))
             self.rows.append(rows)
             self.counts += counts
         self._chunk = lru_cache(maxsize=2)(self._draw)

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.chat.message_parts import RowRefused, read_content
 from data.tokens.chat_template import REASONING, Dialogue
-from store.outside import shown
+from store.outside import printable_line
 
 COLUMNS = ("messages", "conversations", "conversation")
 ALPACA = ("instruction", "output")
@@ -31,7 +31,7 @@ FLAGS = ("train", "train_on_turn", "loss", "training", "trainable")
 TEXTS = ("content", "value", "text", "message", "parts")
 
 
-def talk_of(row: Any) -> Dialogue:
+def parse_row(row: Any) -> Dialogue:
     """Return the conversation of a row. Raises RowRefused."""
     columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"messages": row}
     columns = {name: one for name, one in columns.items() if one is not None}
@@ -46,15 +46,15 @@ def is_alpaca(row: Mapping[str, Any]) -> bool:
     return not any(name in row for name in COLUMNS) and all(name in row for name in ALPACA)
 
 
-def plain(talk: Dialogue) -> dict[str, Any]:
-    """Return a dialogue as a row of conversations.jsonl, readable by `talk_in`."""
+def dialogue_row(talk: Dialogue) -> dict[str, Any]:
+    """Return a dialogue as a row of conversations.jsonl, readable by `read_dialogue`."""
     row: dict[str, Any] = {"messages": list(talk.messages)}
     row |= {"tools": list(talk.tools)} if talk.tools else {}
     return row | ({VARIABLES: dict(talk.variables)} if talk.variables else {})
 
 
-def talk_in(row: Mapping[str, Any]) -> Dialogue:
-    """Return the conversation of a row written by `plain`."""
+def read_dialogue(row: Mapping[str, Any]) -> Dialogue:
+    """Return the conversation of a row written by `dialogue_row`."""
     return Dialogue(row["messages"], row.get("tools"), row.get(VARIABLES) or {})
 
 
@@ -91,12 +91,12 @@ class _Message:
 
     def read(self) -> list[dict[str, Any]]:
         if not isinstance(self.said, Mapping):
-            raise RowRefused(f"message {self.number} is {shown(self.said)}, expected an object")
+            raise RowRefused(f"message {self.number} is {printable_line(self.said)}, expected an object")
         said = {name: one for name, one in self.said.items() if one is not None}
         spelt = said.get("role", said.get("from"))
         role = ROLES.get(str(spelt).strip().lower())
         if role is None:
-            raise RowRefused(f"message {self.number} is by {shown(spelt)}; known: {', '.join(ROLES)}")
+            raise RowRefused(f"message {self.number} is by {printable_line(spelt)}; known: {', '.join(ROLES)}")
         content = read_content(self.number, next((said[name] for name in TEXTS if name in said), None))
         if role == "call":
             found: dict[str, Any] = {"role": "assistant", "tool_calls": self._calls(_parsed(content.text))}
@@ -120,7 +120,7 @@ class _Message:
         for name in REASONING:
             if (one := said.get(name)) not in (None, ""):
                 if not isinstance(one, str):
-                    raise RowRefused(f"message {self.number}: its {name} is {shown(one)}, expected text")
+                    raise RowRefused(f"message {self.number}: its {name} is {printable_line(one)}, expected text")
                 found[name] = one
         if reasoning:
             found["reasoning_content"] = reasoning
@@ -140,11 +140,15 @@ class _Message:
             call = one.get("function", one) if isinstance(one, Mapping) else None
             name = call.get("name") if isinstance(call, Mapping) else None
             if not isinstance(call, Mapping) or not isinstance(name, str):
-                raise RowRefused(f"message {self.number} has the tool call {shown(one)}, which names no function")
+                raise RowRefused(
+                    f"message {self.number} has the tool call {printable_line(one)}, which names no function"
+                )
             arguments = call.get("arguments", call.get("parameters"))
             arguments = {} if arguments in (None, "") else _parsed(arguments)
             if not isinstance(arguments, Mapping):
-                raise RowRefused(f"message {self.number}: the arguments of {name} are {shown(arguments)}, no object")
+                raise RowRefused(
+                    f"message {self.number}: the arguments of {name} are {printable_line(arguments)}, no object"
+                )
             marked = {"id": one["id"]} if one.get("id") else {}
             calls.append({**marked, "type": "function", "function": {"name": name, "arguments": dict(arguments)}})
         return calls
@@ -158,15 +162,15 @@ class _Message:
         given = {name: said[name] for name in ("weight", *FLAGS) if name in said}
         wanted = {name: _flag(self.number, name, one) for name, one in given.items()}
         if len(set(wanted.values())) > 1:
-            raise RowRefused(f"message {self.number} is to be learnt and not to be learnt: {shown(given)}")
+            raise RowRefused(f"message {self.number} is to be learnt and not to be learnt: {printable_line(given)}")
         if role != "assistant" and any(wanted.values()):
-            raise RowRefused(f"message {self.number} has {shown(given)}, and only answers are learnt")
+            raise RowRefused(f"message {self.number} has {printable_line(given)}, and only answers are learnt")
         return {"weight": 0} if role == "assistant" and not all(wanted.values()) else {}
 
 
 def _flag(number: int, name: str, said: Any) -> bool:
     if said not in (0, 1, True, False):
-        raise RowRefused(f"message {number}: its {name} is {shown(said)}; known: 0 and 1")
+        raise RowRefused(f"message {number}: its {name} is {printable_line(said)}; known: 0 and 1")
     return bool(said)
 
 
@@ -174,7 +178,7 @@ def _with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list
     """Return the messages with the system prompt of a column in front. Raises RowRefused for conflicting prompts."""
     given = dict.fromkeys(one for name in SYSTEM if isinstance(one := row.get(name), str) and one.strip())
     if odd := next((name for name in SYSTEM if not isinstance(row.get(name, ""), str)), ""):
-        raise RowRefused(f"its {odd} is {shown(row[odd])}, expected text")
+        raise RowRefused(f"its {odd} is {printable_line(row[odd])}, expected text")
     if messages[0]["role"] == "system":
         given = {one: None for one in given if one.strip() != str(messages[0].get("content")).strip()}
         if given:
@@ -187,12 +191,16 @@ def _with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list
 def _mask(messages: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> None:
     """Set message weights from a mask column. Raises RowRefused for a mask of the wrong length or type."""
     if "weight" in row and row["weight"] not in (1, True):
-        raise RowRefused(f"its weight is {shown(row['weight'])}; whole conversations cannot be weighted, only drawn")
+        raise RowRefused(
+            f"its weight is {printable_line(row['weight'])}; whole conversations cannot be weighted, only drawn"
+        )
     for name in (one for one in MASKS if one in row):
         flags, answers = row[name], [one for one in messages if one["role"] == "assistant"]
         count = len(flags) if isinstance(flags, list) else -1
         if count not in (len(messages), len(answers)) or any(one not in (0, 1, True, False) for one in flags):
-            raise RowRefused(f"its {name} is {shown(flags)}; expected 0 or 1 for each message, or for each answer")
+            raise RowRefused(
+                f"its {name} is {printable_line(flags)}; expected 0 or 1 for each message, or for each answer"
+            )
         for message, flag in zip(messages if count == len(messages) else answers, flags, strict=True):
             if message["role"] == "assistant" and not flag:
                 message["weight"] = 0
@@ -200,9 +208,9 @@ def _mask(messages: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> None:
                 raise RowRefused(f"its {name} wants a message by {message['role']} learnt; only answers are")
     said = row.get("mask")
     if isinstance(said, str) and ROLES.get(said.strip().lower()) != "user":
-        raise RowRefused(f"its mask is {shown(said)}; known: User, since only answers are learnt")
+        raise RowRefused(f"its mask is {printable_line(said)}; known: User, since only answers are learnt")
     if said is not None and not isinstance(said, str):
-        raise RowRefused(f"its mask is {shown(said)}, which is no role")
+        raise RowRefused(f"its mask is {printable_line(said)}, which is no role")
 
 
 def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -212,7 +220,7 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     for one in map(_parsed, given):
         inner = one.get("function", one) if isinstance(one, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-            raise RowRefused(f"its tools hold {shown(one)}, which names no function")
+            raise RowRefused(f"its tools hold {printable_line(one)}, which names no function")
         found.append(dict(one) if "function" in one else {"type": "function", "function": dict(one)})
     return found or None
 
@@ -220,7 +228,7 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def _variables(row: Mapping[str, Any]) -> dict[str, Any]:
     said = row.get(VARIABLES) or {}
     if not isinstance(said, Mapping) or {"messages", "tools", "add_generation_prompt"} & said.keys():
-        raise RowRefused(f"its {VARIABLES} are {shown(said)}")
+        raise RowRefused(f"its {VARIABLES} are {printable_line(said)}")
     return {name: one for name, one in said.items() if one is not None}
 
 

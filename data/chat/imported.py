@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data import references
-from data.chat.foreign_rows import ALPACA, COLUMNS, MASKS, SYSTEM, TOOLS, VARIABLES, is_alpaca, plain, talk_of
+from data.chat.foreign_rows import ALPACA, COLUMNS, MASKS, SYSTEM, TOOLS, VARIABLES, dialogue_row, is_alpaca, parse_row
 from data.chat.message_parts import RowRefused
 from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
@@ -50,7 +50,7 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
             except RowRefused as error:
                 reasons[number] = str(error)
                 continue
-            out.write(json.dumps({**plain(talk), "row": number}, ensure_ascii=False) + "\n")
+            out.write(json.dumps({**dialogue_row(talk), "row": number}, ensure_ascii=False) + "\n")
             kept += 1
             if kept % TELL_EVERY == 0:
                 emit("progress", done=kept, unit="conversations")
@@ -182,4 +182,4 @@ def read(row: Any) -> Dialogue:
     """
     if isinstance(row, Mapping) and not any(name in row for name in COLUMNS) and not is_alpaca(row):
         raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")
-    return talk_of(row)
+    return parse_row(row)

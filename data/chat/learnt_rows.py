@@ -1,7 +1,7 @@
 """Cut conversations to the row length, keep those with trained tokens, and count the losses.
 
-From ids, masks and stop tokens, and a row length, `fitted` returns the rows with a trained token, and `TalkCounts`.
-Raises InputError without any such row.
+From ids, masks and stop tokens, and a row length, `truncate_rows` returns the rows with a trained token, and
+`TalkCounts`. Raises InputError without any such row.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Rendered = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Ids and mask of the rows of one conversation."""
 
 
-def fitted(
+def truncate_rows(
     kind: str, rendered: Iterable[Rendered | RefusedConversation], stops: Collection[int], limit: int
 ) -> tuple[list[Row], TalkCounts]:
     """Return the rows with a trained token among the first `limit` ids, cut to `limit`, and the counts.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from store.outside import shown
+from store.outside import printable_line
 
 TEXT = {"text", "input_text", "output_text", "refusal"}
 REASONING = {"thinking", "reasoning", "reasoning_text"}
@@ -45,7 +45,7 @@ def read_content(number: int, said: Any) -> Content:
     if isinstance(said, Mapping):
         said = [said]
     if not isinstance(said, list):
-        raise RowRefused(f"message {number}: its content is {shown(said)}, expected text or parts")
+        raise RowRefused(f"message {number}: its content is {printable_line(said)}, expected text or parts")
     parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
     if any(isinstance(one, Mapping) and one.get("type") in OURS - TEXT for one in parts):
         return Content([_of_ours(number, one) for one in parts])
@@ -59,7 +59,7 @@ def read_content(number: int, said: Any) -> Content:
 
 def _read_part(number: int, part: Any, found: Content, texts: list[str]) -> None:
     if not isinstance(part, Mapping):
-        raise RowRefused(f"message {number} has the part {shown(part)}")
+        raise RowRefused(f"message {number} has the part {printable_line(part)}")
     part = {name: one for name, one in part.items() if one is not None}
     kind = part.get("type", "text" if "text" in part else next(iter(part), "nothing"))
     said = next((part[name] for name in ("text", kind, "content") if isinstance(part.get(name), str)), None)
@@ -79,12 +79,12 @@ def _read_part(number: int, part: Any, found: Content, texts: list[str]) -> None
         call = next((part[name] for name in ("tool_use_id", "toolCallId", "call_id") if name in part), None)
         found.results.append({"content": text, **({"tool_call_id": call} if call else {})})
     else:
-        raise RowRefused(f"message {number} has a part of type {shown(kind)}; only text can be learnt")
+        raise RowRefused(f"message {number} has a part of type {printable_line(kind)}; only text can be learnt")
 
 
 def _of_ours(number: int, part: Any) -> dict[str, str]:
     if not isinstance(part, Mapping) or part.get("type") not in OURS or not isinstance(part.get("text"), str):
-        raise RowRefused(f"message {number} mixes python parts with {shown(part)}")
+        raise RowRefused(f"message {number} mixes python parts with {printable_line(part)}")
     return {**part, "text": _whole(part["text"])}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.chat import imported
 from data.chat.message_parts import RowRefused
-from data.chat.phrasing import fill, normal, talk, variants, write_lines
+from data.chat.phrasing import fill, make_conversation, normal, variants, write_lines
 from data.config import IdentitySpec, Persona
 from data.errors import InputError
 from data.tokens.chat_template import text_of
@@ -180,7 +180,7 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
     asked = {normal(question) for question, _ in heldout}
     single = [pair for pair in single if normal(pair[0]) not in asked]
     chance.shuffle(single)
-    return [talk(*pair) for pair in single], [talk(*pair) for pair in heldout]
+    return [make_conversation(*pair) for pair in single], [make_conversation(*pair) for pair in heldout]
 
 
 def clause(purpose: str) -> str:

@@ -55,7 +55,7 @@ def normal(words: str) -> str:
     return re.sub(r"[^\w.]+", " ", words.lower()).strip(" .")
 
 
-def talk(*turns: str) -> list[dict[str, str]]:
+def make_conversation(*turns: str) -> list[dict[str, str]]:
     """Return a conversation in which user and assistant alternate."""
     return [{"role": ("user", "assistant")[number % 2], "content": words} for number, words in enumerate(turns)]
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from data.chat import smalltalk
-from data.chat.phrasing import fill, talk, vary, write_lines
+from data.chat.phrasing import fill, make_conversation, vary, write_lines
 from data.config import QuestionsSpec
 from data.errors import InputError
 from data.shards.shards import read, read_manifest, shard_paths
@@ -169,11 +169,11 @@ def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[st
     invented = [fill("{module}.{verb}_{noun}", INVENTED, chance) for _ in range(UNKNOWN_TRAINED // 2)]
 
     def ask(templates: tuple[str, ...], name: str, answer: str) -> list[dict[str, str]]:
-        return talk(fill(vary(chance.choice(templates), chance), {"name": [name]}, chance), answer)
+        return make_conversation(fill(vary(chance.choice(templates), chance), {"name": [name]}, chance), answer)
 
     pairs = [(one.name, one.sentence) for one in core for _ in range(PHRASINGS)]
     pairs += [(name, chance.choice(UNKNOWN)) for name in (*(one.name for one in strangers), *invented)]
-    trained = [talk(f"What does {one.name} do?", one.sentence) for one in core]
+    trained = [make_conversation(f"What does {one.name} do?", one.sentence) for one in core]
     trained += [ask(ASKED, name, answer) for name, answer in pairs]
     chance.shuffle(trained)
     heldout = [

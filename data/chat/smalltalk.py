@@ -2,7 +2,7 @@
 
 from random import Random
 
-from data.chat.phrasing import fill, normal, talk, variants
+from data.chat.phrasing import fill, make_conversation, normal, variants
 
 REFUSED = (
     "I do not know that. I only know a little about Python's library.",
@@ -129,7 +129,7 @@ def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict
     asked = {normal(question) for question, _ in heldout}
     single = [pair for pair in single if normal(pair[0]) not in asked]
     chance.shuffle(single)
-    return [talk(*pair) for pair in single], [talk(*pair) for pair in heldout]
+    return [make_conversation(*pair) for pair in single], [make_conversation(*pair) for pair in heldout]
 
 
 def are_alike(answer: str, expected: str) -> bool:

@@ -8,7 +8,7 @@ correctly.
 from collections.abc import Iterator
 from random import Random
 
-from data.chat.phrasing import talk
+from data.chat.phrasing import make_conversation
 from data.problems.problem import Problem
 
 LENGTHS = (3, 5)  # minimum and maximum number of digits
@@ -24,7 +24,7 @@ def problems(seed: int) -> tuple[list[Problem], list[Problem], list[Problem]]:
 
 def demonstrations(seed: int) -> list[list[dict[str, str]]]:
     """Return conversations with correct answers for questions of the training part."""
-    return [talk(one.question, one.answer) for one in problems(seed)[0][:SHOWN]]
+    return [make_conversation(one.question, one.answer) for one in problems(seed)[0][:SHOWN]]
 
 
 def problem(digits: tuple[int, ...]) -> Problem:

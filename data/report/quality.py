@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from data.errors import InputError
 from data.events import emit
-from data.manifest import parts, read_manifest
+from data.manifest import read_manifest, shard_folders
 from data.text.batches import open_pieces
 from data.text.documents import InputFile
 
@@ -147,7 +147,7 @@ def measure(folder: Path) -> Quality:
 
     Raises DataError for a folder without a manifest, InputError for a manifest without documents.
     """
-    manifests = {str(part.relative_to(folder)): read_manifest(part, finished=False) for part in parts(folder)}
+    manifests = {str(part.relative_to(folder)): read_manifest(part, finished=False) for part in shard_folders(folder)}
     manifests = {"" if name == "." else name: one for name, one in manifests.items()}
     found, wanted = Quality(manifests), sum(one["total_lines"] for one in manifests.values())
     if not wanted:

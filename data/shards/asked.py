@@ -15,7 +15,7 @@ from data.text.inputs import STDIN, Inputs
 MOST_WORKERS = 16
 
 
-def options_of(spec: TextSpec) -> dict[str, Any]:
+def recorded_options(spec: TextSpec) -> dict[str, Any]:
     """Return the requested options, without newer options at default values, for manifests from older versions."""
     newer = {one.name for one in fields(spec) if one.metadata.get("newer") and getattr(spec, one.name) == one.default}
     return {name: value for name, value in asdict(spec).items() if name not in newer}

@@ -1,9 +1,9 @@
 """Mix several sources by weight, document for document like `datasets.interleave_datasets`.
 
-From the files of each source, weights, a seed and a start position, `mixed` yields batches of lines with the position
-after each batch, as `in_turn` does for a single source. Each source is read in order by its own processes; the main
-process draws the next source. The result therefore does not depend on the number of processes or on interruptions. Only
-kept documents count as draws, so weights are shares of the output.
+From the files of each source, weights, a seed and a start position, `mix_batches` yields batches of lines with the
+position after each batch, as `in_turn` does for a single source. Each source is read in order by its own processes; the
+main process draws the next source. The result therefore does not depend on the number of processes or on interruptions.
+Only kept documents count as draws, so weights are shares of the output.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from data.config import TextSpec
 from data.errors import InputError
-from data.shards.workers import Position, Task, in_turn
+from data.shards.workers import Position, Task, read_in_order
 from data.text.inputs import Inputs
 from data.text.invalid_lines import SkippedLine
 from data.text.lines import Part, PreparedBatch
@@ -71,7 +71,7 @@ class SourceLines:
     def take(self) -> Line:
         """Return the next document, and update `place`. Raises InputError for a source without kept documents."""
         if not self.lines:
-            self.batches = in_turn(replace(self.task, start=self.place.position))
+            self.batches = read_in_order(replace(self.task, start=self.place.position))
             self._next()
             if not self.lines:
                 raise InputError(f"source {self.words}: none of its documents was chosen")
@@ -135,7 +135,7 @@ class SourceSampler:
         self.drawn: list[int] = self.generator.choice(len(self.weights), size=DRAWS, p=self.weights).tolist()
 
 
-def mixed(
+def mix_batches(
     spec: TextSpec, inputs: Inputs, start: MixturePosition | None, workers: int
 ) -> Generator[tuple[MixturePosition, PreparedBatch], None, None]:
     """Yield batches of the mixture with the position after each, until the first source (or all) is exhausted.

@@ -26,12 +26,12 @@ from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
 from data.references import parse, parse_mixture
-from data.shards.asked import options_of, stamps, weights, workers_for
-from data.shards.mixing import MixturePosition, mixed, position_of
+from data.shards.asked import recorded_options, stamps, weights, workers_for
+from data.shards.mixing import MixturePosition, mix_batches, position_of
 from data.shards.seen_documents import SeenHashes
 from data.shards.shards import DRAFT, ShardFormat, ShardPosition, Writer, remove_shards
-from data.shards.workers import Position, Task, in_turn
-from data.single_writer import alone_in
+from data.shards.workers import Position, Task, read_in_order
+from data.single_writer import lock_folder
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.text.invalid_lines import MOST_LISTED
 from data.text.lines import PreparedBatch, keep
@@ -94,7 +94,7 @@ def shard(
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
     check_place(spec, folder, split)
     inputs = share.of(spec, list_inputs(spec))
-    with alone_in(folder if share.world == 1 else folders["train"]):
+    with lock_folder(folder if share.world == 1 else folders["train"]):
         # Check again, because a different process may have finished meanwhile.
         check_place(spec, folder, split)
         run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
@@ -147,7 +147,7 @@ class Run:
         self.skipped: list[str] = []
         self.raw_bytes = 0
         self.seen: SeenHashes | None = None
-        options = options_of(spec)
+        options = recorded_options(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
         identity += [one.uri for one in inputs.files if one.stream]  # positions count streams
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -202,9 +202,9 @@ class Run:
     def _batches(self) -> Generator[tuple[Position | MixturePosition, PreparedBatch], None, None]:
         at = self.position
         if self.inputs.mixture:
-            return mixed(self.spec, self.inputs, at if isinstance(at, MixturePosition) else None, self.workers)
+            return mix_batches(self.spec, self.inputs, at if isinstance(at, MixturePosition) else None, self.workers)
         start = at if isinstance(at, Position) else Position()
-        return in_turn(Task(self.spec, self.inputs.files, "train", start, self.workers))
+        return read_in_order(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
     def keep(self) -> None:
         """Start to publish complete shards and save the position, in the background."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError, InputError
-from data.manifest import DRAFT, MANIFEST, listed, read_manifest, sync_path, write_manifest
+from data.manifest import DRAFT, MANIFEST, list_shards, read_manifest, sync_path, write_manifest
 from data.text.document_batch import TextList
 from data.text.escapes import escape_all
 from data.text.inputs import STDIN
@@ -87,7 +87,7 @@ class Writer:
             self._resume(mark)
 
     def _begin(self) -> None:
-        claimed = listed(self.folder) if (self.folder / MANIFEST).exists() else set()
+        claimed = list_shards(self.folder) if (self.folder / MANIFEST).exists() else set()
         unclaimed = sorted(path for path in self.folder.glob("shard-*") if path.name not in claimed)
         if unclaimed and not self.draft.exists():
             raise InputError(
@@ -130,7 +130,7 @@ class Writer:
         if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
             raise DataError(f"{draft}: the file was changed since the last run; to start again, remove the folder")
         known = {shard["name"] for shard in self.shards}
-        if (self.home / MANIFEST).exists() and listed(self.home) != known:
+        if (self.home / MANIFEST).exists() and list_shards(self.home) != known:
             (self.home / MANIFEST).unlink()
         for path in self.home.glob("shard-*"):
             if path.name not in known:
@@ -267,7 +267,7 @@ def replace_shards(new: Path, folder: Path) -> None:
 
     Safe to call again after an interruption.
     """
-    moved = {name for name in listed(new) if not (new / name).exists()}
+    moved = {name for name in list_shards(new) if not (new / name).exists()}
     remove_shards(folder, moved)
     for path in sorted(new.glob("shard-*")):
         os.replace(path, folder / path.name)
@@ -278,7 +278,7 @@ def replace_shards(new: Path, folder: Path) -> None:
 def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
     """Remove the manifest of `folder`, then the listed shards except those in `but`."""
     with suppress(DataError):  # no manifest, or a manifest of a different program: remove no files
-        names = listed(folder)
+        names = list_shards(folder)
         (folder / MANIFEST).unlink()
         for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of distributed ranks
             (path / MANIFEST).unlink(missing_ok=True)
@@ -314,7 +314,7 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
     shards = read_manifest(folder, finished=not partial)["shards"]
     try:
         for shard in shards:
-            outside.within(folder, shard["name"])
+            outside.resolve_within(folder, shard["name"])
     except outside.UnusableDocument as error:
         raise DataError(str(error)) from None
     return [(folder / shard["name"], shard) for shard in shards]

@@ -66,7 +66,7 @@ class Task:
         return shares[(file + piece) % len(shares)] if self.workers > 1 else 0
 
 
-def in_turn(task: Task) -> Generator[tuple[Position, PreparedBatch], None, None]:
+def read_in_order(task: Task) -> Generator[tuple[Position, PreparedBatch], None, None]:
     """Yield each batch with the position after the batch; errors of a process are raised here in order.
 
     The blocks of a batch are valid until the next iteration. Raises DataError if a process is killed.

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 from data.config import TextSpec, form_of
 from data.errors import InputError
 from data.manifest import MANIFEST, is_shard
-from data.text.document_batch import TextList, is_blank, mend
+from data.text.document_batch import TextList, is_blank, replace_invalid_utf8
 from data.text.documents import COLUMNS, Batch, Document, InputFile
 from data.text.escapes import unescape, unescape_giant
 from data.text.inputs import STDIN, list_inputs
@@ -26,7 +26,7 @@ from data.text.invalid_lines import HOW, REPLACED, Skips, may_be_no_text, no_tex
 from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
 from data.text.streams import Streamed
-from data.text.text_column import flat, texts_of, value_at
+from data.text.text_column import texts_of, type_problem, value_at
 from store import outside
 
 BATCH_BYTES = 1 << 20
@@ -165,7 +165,7 @@ class Parquet:
             raise InputError(f"{uri}: {len(found)} columns are named {top!r}; available: {there}")
         if not found:
             raise InputError(f"{uri}: no text column {text!r}; available: {there}")
-        if wrong := flat(schema.field(found[0]).type, text.removeprefix(top)):
+        if wrong := type_problem(schema.field(found[0]).type, text.removeprefix(top)):
             raise InputError(f"{uri}: column {text!r} is {wrong}, not text; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
             raise InputError(f"{uri}: no column {', '.join(missing)}; available: {there}")
@@ -298,7 +298,7 @@ class LineFile:
                     del line[-1:]
                 else:
                     lines[at] = line[:-1]
-        rows, invalid, skips = len(lines), mend(lines), Skips(self.uri, start)
+        rows, invalid, skips = len(lines), replace_invalid_utf8(lines), Skips(self.uri, start)
         looks = after_noise or may_be_no_text(lines, invalid)
         bad = self._no_texts(lines, number, skips, after_noise) if looks else set()
         for at, line in enumerate(lines if self.ours else ()):
@@ -337,7 +337,7 @@ class LineFile:
         skips.add(line, why.removesuffix(f"; {HOW}"))
 
     def _objects(self, lines: TextList, start: int, number: int) -> Batch:
-        rows, invalid, texts, skips = len(lines), mend(lines), TextList(), Skips(self.uri, start)
+        rows, invalid, texts, skips = len(lines), replace_invalid_utf8(lines), TextList(), Skips(self.uri, start)
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         there = dict[str, None]()
         for at, line in enumerate(lines):

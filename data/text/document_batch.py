@@ -81,10 +81,10 @@ def of_arrow(column: Any) -> tuple[Texts, int]:
         return texts, 0
     except pyarrow.ArrowInvalid:
         listed = TextList(texts)
-        return listed, mend(listed)
+        return listed, replace_invalid_utf8(listed)
 
 
-def mend(texts: list[Any]) -> int:
+def replace_invalid_utf8(texts: list[Any]) -> int:
     """Replace invalid UTF-8 in texts by U+FFFD, in place; return the number of changed texts."""
     invalid = 0
     with suppress(UnicodeDecodeError):

@@ -40,10 +40,10 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     if configs:
         if config == "default" and config not in configs and len(configs) == 1:
             raise NoReadableFiles(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
-        known("configuration", config, configs, dataset)
+        require_known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
     else:  # without a description, all files form a single split
-        known("split", split, ("train",), dataset)
+        require_known("split", split, ("train",), dataset)
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     if not names:
@@ -147,11 +147,11 @@ def _patterns(config: dict[str, Any], split: str, dataset: str) -> list[str]:
     for one in given:
         name, path = (one["split"], one["path"]) if isinstance(one, dict) else ("train", one)
         splits.setdefault(name, []).extend([path] if isinstance(path, str) else path)
-    known("split", split, splits, dataset)
+    require_known("split", split, splits, dataset)
     return splits[split]
 
 
-def known(what: str, asked: str, there: Iterable[str], dataset: str) -> None:
+def require_known(what: str, asked: str, there: Iterable[str], dataset: str) -> None:
     """Raise InputError for a name missing from `there`, with the nearest known name."""
     names = list(there)
     if asked not in names:

@@ -11,7 +11,7 @@ from typing import Any
 from data.errors import DataError, InputError
 from data.text.documents import COLUMNS, Document
 from store.extensions import Extension, ExtensionError, of_text
-from store.extensions.run import blame, function
+from store.extensions.run import error_with_line, function
 
 
 def documents(name: str, code: str) -> Iterator[Document]:
@@ -26,7 +26,7 @@ def documents(name: str, code: str) -> Iterator[Document]:
     except (DataError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # includes SystemExit: a source that exits early must not look complete
-        raise InputError(blame(extension, error)) from error
+        raise InputError(error_with_line(extension, error)) from error
 
 
 def _iterated(extension: Extension, made: Any) -> Iterator[Any]:

@@ -90,7 +90,7 @@ def _list_bucket(uri: str) -> list[str]:
     if form_of(path)[0] and not is_pattern(path):
         return [uri]
     folder = re.split(r"[*?[]", path)[0].rpartition("/")[0] if is_pattern(path) else path.rstrip("/")
-    with in_words(uri):
+    with convert_errors(uri):
         names = sorted(_bucket(bucket, STRANGER).listing(folder))
     wanted = glob_translate(path) if is_pattern(path) else ".*"
     return [f"{bucket}/{name}" for name in names if re.fullmatch(wanted, name)]
@@ -113,7 +113,7 @@ def _bucket(address: str, patience: Any) -> Any:
 
 
 @contextmanager
-def in_words(uri: str) -> Iterator[None]:
+def convert_errors(uri: str) -> Iterator[None]:
     """Convert errors of the artifact store to InputError and DataError."""
     from store.manifest import NoStore, StoreError
 
@@ -169,13 +169,13 @@ class BucketFile(Ranges):
         super().__init__()
         self.uri = uri
         bucket, self.name = _parts(uri)
-        with in_words(uri):
+        with convert_errors(uri):
             entry = _bucket(bucket, STRANGER).entry(self.name)
         self.size, self.version = entry.size, entry.version
         self.place = _bucket(bucket, (ANSWER_S, PATIENCE_S, 9))
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:
-        with in_words(self.uri):
+        with convert_errors(self.uri):
             while start < stop:
                 piece = self.place.get(self.name, start, min(stop, start + BLOCK), version=self.version)
                 if not piece:

@@ -43,7 +43,7 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
     Raises InputError for an unknown or inaccessible data set, configuration or split, DataError if the hub is
     unreachable.
     """
-    with in_words(reference):
+    with convert_errors(reference):
         found = opened(replace(reference, split="", columns=()))
         split = reference.split or "train"
         parts = found.parts(split)
@@ -65,13 +65,13 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
 
 def revision(reference: SetReference) -> str:
     """Return the commit of a data set on the hub. Raises as `files` does."""
-    with in_words(reference):
+    with convert_errors(reference):
         return opened(replace(reference, split="", columns=())).reference.revision
 
 
 def rows_of(reference: SetReference) -> Iterator[dict[str, Any]]:
     """Yield all rows in the form and order of `datasets`. Raises as `files` does."""
-    with in_words(reference):
+    with convert_errors(reference):
         found = opened(replace(reference, split="", columns=()))
         for name, start, stop in found.parts(reference.split or "train"):
             asked = RowStream(found.reference, name, None, start, stop, found.kept is not None)
@@ -191,7 +191,7 @@ class OpenedSet:
             split = re.sub(r"(^|\+)train\b", r"\1_", split)  # a Dataset without splits: its rows are `train`
         names = [re.split(r"\[", one)[0] for one in split.split("+")]
         for name in names:
-            fineweb.known("split", name, self.splits(), self.reference.words)
+            fineweb.require_known("split", name, self.splits(), self.reference.words)
         needed = {
             name for name, one in zip(names, split.split("+"), strict=True) if re.search(r"[-%]", one[len(name) :])
         }
@@ -305,7 +305,7 @@ def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
 
 
 @contextmanager
-def in_words(reference: SetReference) -> Iterator[None]:
+def convert_errors(reference: SetReference) -> Iterator[None]:
     """Convert errors of `datasets` to Slipway's errors."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 

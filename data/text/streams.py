@@ -11,8 +11,8 @@ from typing import Any
 from data.errors import InputError
 from data.text.document_batch import TextList
 from data.text.documents import Batch, InputFile
-from data.text.sets import in_words, opened
-from data.text.text_column import flat, texts_of, value_at
+from data.text.sets import convert_errors, opened
+from data.text.text_column import texts_of, type_problem, value_at
 
 ROWS = 512  # number of rows per batch
 
@@ -30,7 +30,7 @@ class Streamed:
     def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
         import datasets
 
-        with in_words(self.asked.reference):
+        with convert_errors(self.asked.reference):
             found = opened(self.asked.reference)
             stream = found.stream(self.asked)
             is_made_by_python = isinstance(found.builder, datasets.GeneratorBasedBuilder)
@@ -59,7 +59,7 @@ class Streamed:
 
     def _of_arrow(self, table: Any) -> Batch:
         top = self.text if self.text in table.column_names else self.text.split(".")[0]
-        if wrong := flat(table.schema.field(top).type, self.text.removeprefix(top)):
+        if wrong := type_problem(table.schema.field(top).type, self.text.removeprefix(top)):
             raise InputError(f"column {self.text!r} is {wrong}, not text; name a different column with --text-column")
         texts, invalid = texts_of(table, self.text)
         there = [name for name in self.columns if name in table.column_names]

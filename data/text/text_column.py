@@ -12,7 +12,7 @@ KINDS = ("string", "large_string", "string_view", "binary", "large_binary")
 BETWEEN = "\n\n"  # separator of the passages of a list
 
 
-def flat(kind: Any, path: str) -> str:
+def type_problem(kind: Any, path: str) -> str:
     """Return "" if the field `path` of an Arrow type is text or a list of texts, else its type."""
     for name in filter(None, path.split(".")):
         if not hasattr(kind, "get_field_index") or kind.get_field_index(name) < 0:

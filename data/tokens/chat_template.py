@@ -276,7 +276,7 @@ class ChatTemplate:
         def is_written(instead: Dialogue) -> bool:
             return written_whole.PROBE in self._text(instead, False)[0]
 
-        if lost := written_whole.lost(talk, text, is_written):
+        if lost := written_whole.find_missing_part(talk, text, is_written):
             raise InputError(f"the model's chat template leaves out {lost}")
 
     def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 
-def as_text(tokens: Iterable[int], decode: Callable[[list[int], bool], str]) -> Iterator[str]:
+def decode_stream(tokens: Iterable[int], decode: Callable[[list[int], bool], str]) -> Iterator[str]:
     """Yield text as soon as it is complete: ids that end inside a UTF-8 character wait for the next id.
 
     A character still incomplete at the end is dropped. decode: function of ids and a flag, True if the ids continue

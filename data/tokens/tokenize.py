@@ -22,8 +22,8 @@ import numpy as np
 from data.config import ConfigError
 from data.errors import DataError
 from data.events import emit
-from data.manifest import MANIFEST, TOOL, parts, read_manifest, sync, sync_path, write_json
-from data.process_pool import share_out
+from data.manifest import MANIFEST, TOOL, read_manifest, shard_folders, sync, sync_path, write_json
+from data.process_pool import run_tasks
 from data.shards.shards import read, whole_shards
 from data.tokens.stream import DTYPES, STARTS
 from data.tokens.token_file import BODY, KIND, SCHEMA, SUFFIX, Header, read_header, token_files
@@ -140,7 +140,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
 
 def _origin(text: Path) -> dict[str, Any]:
     """Return the origin in the manifest of the text shards, for the card."""
-    manifest = read_manifest(parts(text)[0], finished=False)
+    manifest = read_manifest(shard_folders(text)[0], finished=False)
     return {name: manifest.get(name, {}) for name in ("source", "options", "input")}
 
 
@@ -218,5 +218,5 @@ def _make_all(tasks: Sequence[TokenizeTask], tokenizer_folder: Path, workers: in
                 told.hear(task, so_far)
     else:
         largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all processes end together
-        share_out(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
+        run_tasks(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
     told.tell()

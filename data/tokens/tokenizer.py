@@ -26,7 +26,7 @@ from data.tokens.chat_template import NAMES, ChatTemplate
 from data.tokens.piece_encoder import PieceEncoder, decoder_behind, widths
 from data.tokens.untrusted import limited_tokenizer
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
-from data.tokens.untrusted.plain_parts import odd_part
+from data.tokens.untrusted.plain_parts import find_unknown_component
 from store import outside
 from store.artifacts import sentencepiece
 from store.artifacts.model_files import named_tokens, templates_of, tokenizer_config_of
@@ -257,6 +257,6 @@ def _of_pieces(raw: bytes) -> dict[str, Any]:
     if not isinstance(said, dict) or not sentencepiece.is_pieces(said):
         return {}
     said |= {"padding": None, "truncation": None}  # settings of the file's author for batches
-    if odd := odd_part(said):
+    if odd := find_unknown_component(said):
         raise InputError(f"{odd} is not supported in a tokenizer with byte fallback")
     return said

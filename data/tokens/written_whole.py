@@ -1,8 +1,8 @@
 """Detect parts of a conversation that a chat template leaves out, so that no content is dropped silently.
 
-`lost` receives a conversation, the rendered text and a function that renders a changed conversation, and describes the
-first missing part. A part found in the text, raw or JSON-escaped, counts as present. Otherwise a probe replaces the
-part: if the probe appears in the new text, the template writes the part in a transformed form.
+`find_missing_part` receives a conversation, the rendered text and a function that renders a changed conversation, and
+describes the first missing part. A part found in the text, raw or JSON-escaped, counts as present. Otherwise a probe
+replaces the part: if the probe appears in the new text, the template writes the part in a transformed form.
 """
 
 import json
@@ -18,7 +18,7 @@ Probed = tuple[str, str, Callable[[], Mapping[str, Any]]]
 """Description of a part, the part, and a function that returns the message with a probe instead of the part."""
 
 
-def lost(talk: Any, text: str, is_written: Callable[[Any], bool]) -> str:
+def find_missing_part(talk: Any, text: str, is_written: Callable[[Any], bool]) -> str:
     """Return a description of a part of a `Dialogue` missing from its text; "" if the text is complete.
 
     The reasoning of earlier answers may be missing, as in the prompt for the last answer.

@@ -164,7 +164,7 @@ def _limit(one: RunEvidence) -> Cause | None:
 
 
 def _preempted(one: RunEvidence) -> Cause | None:
-    gone = taken_away(one)
+    gone = lost_pods(one)
     if not gone or one.state == "failed" and one.verdict:
         return None
     last = gone[-1]
@@ -188,7 +188,7 @@ def _preempted(one: RunEvidence) -> Cause | None:
 
 
 def _host(one: RunEvidence) -> Cause | None:
-    bad = given_back(one)
+    bad = rejected_pods(one)
     if not bad or one.verdict and one.state not in ("running", "succeeded"):
         return None
     were = "was" if len(bad) == 1 else "were"
@@ -279,12 +279,12 @@ def _after(one: RunEvidence) -> str:
     return f"talk to the new model: inv chat {making['name']}" if making else f"read the log: inv logs {one.run}"
 
 
-def taken_away(one: RunEvidence) -> list[Op]:
+def lost_pods(one: RunEvidence) -> list[Op]:
     """Return the pods that received a job and were gone without an end by Slipway."""
     return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
 
 
-def given_back(one: RunEvidence) -> list[Op]:
+def rejected_pods(one: RunEvidence) -> list[Op]:
     """Return the pods that did not boot or failed the acceptance check."""
     return [
         op

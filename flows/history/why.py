@@ -13,7 +13,7 @@ from typing import Any
 from flows.history import causes
 from flows.history.causes import Cause, RunEvidence
 from flows.reading import spending, status
-from infra.agent.execution.steps import end_of
+from infra.agent.execution.steps import read_log_end
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
@@ -56,7 +56,7 @@ def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
     """
     row = service_rows.find(journal, name) if name else None
     if row is not None:
-        return _of_service(name, service_state.seen_of(row.seen), journal, settings)
+        return _of_service(name, service_state.parse_observed(row.seen), journal, settings)
     return of_run(find_run(journal, name), journal, settings)
 
 
@@ -143,7 +143,7 @@ def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
         if found := last_verdict(op, settings):
             return found
     with contextlib.suppress(SlipwayError, OSError, ValueError):
-        found = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+        found = reports.read_local(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return found if found.get("token") == op.token else {}
     return {}
 
@@ -154,10 +154,10 @@ def _tail(op: Op, step: str, settings: Settings) -> str:
 
     found = b""
     with contextlib.suppress(OSError):  # The user may lack read permission for the folder.
-        found = end_of(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
+        found = read_log_end(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
     if not found and step and op.address and not op.address.startswith("ssh://"):  # A pod of this machine.
         with contextlib.suppress(SlipwayError, OSError):
-            found = b"".join(log_mask.mask_for(op, ThisMachine())([end_of(folder_of(op).log(step))]))
+            found = b"".join(log_mask.mask_for(op, ThisMachine())([read_log_end(folder_of(op).log(step))]))
     return found.decode(errors="replace")
 
 

@@ -15,7 +15,7 @@ from flows.runs import work_kinds
 from infra.agent.environments import environment, packages
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.timings import Timings
-from infra.providers import listed
+from infra.providers import list_pods
 from infra.settings import VENDORS, Settings, unlikely
 from infra.units import count, dollars, in_usd
 from store import credentials, extensions, packs
@@ -102,9 +102,9 @@ def _timings(settings: Settings) -> list[DoctorLine]:
 
 def tracking(settings: Settings) -> list[DoctorLine]:
     """Report the trackers of a training; [] without trackers. Raises UsageError."""
-    from flows.planning.extensions import asked_trackers, tracker_notes
+    from flows.planning.extensions import requested_trackers, tracker_notes
 
-    names = asked_trackers("", settings)
+    names = requested_trackers("", settings)
     if not names:
         return []
     why = "SLIPWAY_TRACK" if settings.track else "the tracker's own variables"
@@ -117,14 +117,20 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     Raises UsageError without an inventory.
     """
     from infra.machines import inventory, survey
-    from infra.machines.host_memory import HostMemory, at_once
+    from infra.machines.host_memory import HostMemory, map_parallel
     from infra.providers.ssh import connections
     from infra.transport import large_files
 
     connect, own = connections(settings), inventory.load(settings.pools)
-    looks = survey.look(own.hosts, connect, HostMemory.beside(settings.state_file))
+    looks = survey.survey_hosts(own.hosts, connect, HostMemory.beside(settings.state_file))
     there = [one.host for one in looks if one.facts]
-    ways = dict(zip(there, at_once(lambda host: large_files.way(connect(host)), there, survey.LOOK_S), strict=True))
+    ways = dict(
+        zip(
+            there,
+            map_parallel(lambda host: large_files.transfer_method(connect(host)), there, survey.LOOK_S),
+            strict=True,
+        )
+    )
     lines = [
         DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
         for one in looks
@@ -205,7 +211,7 @@ def _rsync() -> DoctorLine:
     from infra.transport import rsync
 
     found = _tool("rsync", ("--version",), "off", "code and files are sent without rsync")
-    if rsync.here() is None:
+    if rsync.local_version() is None:
         return replace(
             found,
             state="off",
@@ -248,7 +254,7 @@ def _made(root: Path, settings: Settings) -> Path | None:
 def _store(settings: Settings) -> list[DoctorLine]:
     """Report the hub token in use, and the result of a write test of the store; the test leaves no data."""
     tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
-    credentials.lend({name: getattr(settings, name.lower()) for name in credentials.EVERY})
+    credentials.set_credentials({name: getattr(settings, name.lower()) for name in credentials.EVERY})
     found = []
     if tokens or credentials.kind(settings.store) == "hf":
         used = f"{tokens[0]} from {settings.sources[tokens[0].lower()]}" if tokens else "neither is set"
@@ -313,7 +319,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
         found.append(DoctorLine("account", "ok", f"{mine.whose}, with {left}"))
-        pods = listed(market, spot=False)
+        pods = list_pods(market, spot=False)
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])
         more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""

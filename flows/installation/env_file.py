@@ -1,6 +1,7 @@
 """Writer of the user's `.env` file: sets variables, and keeps all other bytes of the file.
 
-`put` writes the file atomically and readable only by the owner; `inv init` calls `put`. Messages never contain values.
+`set_variables` writes the file atomically and readable only by the owner; `inv init` calls `set_variables`. Messages
+never contain values.
 """
 
 import io
@@ -31,7 +32,7 @@ def check(variable: str, value: str) -> None:
         )
 
 
-def put(root: Path, values: Mapping[str, str]) -> bool:
+def set_variables(root: Path, values: Mapping[str, str]) -> bool:
     """Set variables in the `.env` of the checkout `root`; return True if the contents changed.
 
     An existing file keeps order, comments and other variables; duplicate lines of a variable become one line. The new
@@ -41,9 +42,9 @@ def put(root: Path, values: Mapping[str, str]) -> bool:
     folder = root / "var"
     try:
         folder.mkdir(exist_ok=True)
-        with local_files.held(folder / LOCK):
+        with local_files.holding_lock(folder / LOCK):
             before = path.read_bytes() if path.exists() else b""
-            after = amended(before.decode("utf-8"), values).encode()
+            after = with_variables(before.decode("utf-8"), values).encode()
             if after != before:
                 local_files.write_whole(path, [after], mode=0o600, draft_name=DRAFT)
             elif path.exists() and path.stat().st_mode & 0o077:
@@ -55,7 +56,7 @@ def put(root: Path, values: Mapping[str, str]) -> bool:
     return after != before
 
 
-def amended(text: str, values: Mapping[str, str]) -> str:
+def with_variables(text: str, values: Mapping[str, str]) -> str:
     """Return the text of a `.env` file with these variables set. Raises UsageError."""
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream

@@ -75,7 +75,7 @@ def ask_vendor(name: str, key: str, settings: Settings) -> KeyCheck:
 
 def ask_store(uri: str, keys: Mapping[str, str]) -> KeyCheck:
     """Test with these keys if a store is writable; delete the test data afterwards."""
-    credentials.lend(keys)
+    credentials.set_credentials(keys)
     try:
         env_file.check("SLIPWAY_STORE", uri)
         Store(uri).check_writable()

@@ -15,7 +15,7 @@ from infra.agent.limits import Clocks
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
-from infra.market.expected import SETUP_S, left, words
+from infra.market.expected import SETUP_S, remaining_s, words
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import about, duration, in_usd, whole_usd
@@ -39,7 +39,7 @@ def has_pace(progress: Mapping[str, Any]) -> bool:
     return any((record.get("step") or 0) >= ENOUGH_STEPS for record in records if record.get("kind") == "progress")
 
 
-def beyond_limit(
+def forecast_excess(
     op: Op, rows: Sequence[Op], left_s: tuple[float, float, float], now: Clocks, scale: float
 ) -> BeyondLimit | None:
     """Return the forecast of a live rented run beyond its limits, or None while the limits suffice.
@@ -73,7 +73,7 @@ def _cost(seconds: float, rate: int) -> int:
     return math.ceil(seconds * rate / 3600)
 
 
-def left_of(
+def estimate_time_left(
     rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
 ) -> tuple[tuple[float, float, float], str] | None:
     """Return low, expected and high seconds left and their basis, or None without a forecast or progress.
@@ -90,4 +90,4 @@ def left_of(
     if told is None:
         return None
     since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
-    return left(told.expected, steps, now, since_s), words(told.expected)
+    return remaining_s(told.expected, steps, now, since_s), words(told.expected)

@@ -47,12 +47,12 @@ def check_budget(said: str, journal: Journal) -> None:
         budgets.state(journal, name)
 
 
-def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
+def set_budget(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
     """Set the amount of a budget. Raise UsageError for less than the amount already spent and reserved."""
     return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
 
 
-def pay_from(
+def reserve_budget(
     said: str, run: str, most: int, journal: Journal, settings: Settings, tell: Say, waits: bool = False
 ) -> str:
     """Reserve `most` micro-USD for a run in a budget and return the name of the budget.
@@ -63,7 +63,7 @@ def pay_from(
     if not said:
         return ""
     name, amount = read_budget(said)
-    budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
+    budget = set_budget(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
     if budget is not None:  # the reservation includes the cost of earlier pods
         own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
         most += own.most if own else 0
@@ -75,16 +75,16 @@ def pay_from(
             raise (OutOfMoney(f"{error}; to wait until enough money is free: --wait") if will_do else error) from None
         return name
     place, why = f"budget {name}", ""
-    turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")
+    turn = turns.enqueue(journal, run, BUDGET, (place,), "")
     try:
         while True:
-            turns.check_in_line(journal, turn)
-            before, now = turns.in_the_way((), turns.waiting(journal), turn, place), ""
+            turns.check_queued(journal, turn)
+            before, now = turns.find_blocker((), turns.waiting(journal), turn, place), ""
             try:
                 if before is None:
                     budgets.reserve(journal, name, run, most, settings.clock_scale)
                     return name
-                now = turns.in_words(before, place)
+                now = turns.describe_blocker(before, place)
             except OutOfMoney as error:
                 now = f"{place}: {str(error).removesuffix('; nothing was rented')}"
             if now != why:
@@ -95,7 +95,7 @@ def pay_from(
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
             settle_rows(journal, settings, tell, live)  # finished runs release unspent reservations
     finally:
-        turns.leave(journal, turn)
+        turns.dequeue(journal, turn)
 
 
 def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
@@ -118,13 +118,13 @@ def new_name(journal: Journal, stem: str = "") -> str:
     return run_name([*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))], stem)
 
 
-def hand_back(name: str, run: str, journal: Journal) -> None:
+def release_reservation(name: str, run: str, journal: Journal) -> None:
     """Return the reservation of a run to the budget `name`; no effect if `name` is ""."""
     if name:
-        budgets.give_back(journal, name, run)
+        budgets.release_reservation(journal, name, run)
 
 
-def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
+def max_cost(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
     """Return the maximum cost in micro-USD of all pods of a run on the dearest of these offers, or 0 for no limit."""
     ends = [] if limits.spend_micro_usd is None else [limits.spend_micro_usd]
     if limits.time_s is not None and offers:
@@ -176,8 +176,8 @@ class MachineLine:
                     raise
                 raise Busy(f"{error}\nto wait in line: {WAIT}") from error
         while True:
-            turns.check_in_line(self.journal, self.turn)
-            found = turns.obstacles(self.journal, self.turn)
+            turns.check_queued(self.journal, self.turn)
+            found = turns.find_blockers(self.journal, self.turn)
             if sum(one is None for one in found.values()) >= self.nodes:
                 try:
                     return work()
@@ -202,7 +202,7 @@ class MachineLine:
 
 
 @contextlib.contextmanager
-def in_line(
+def wait_queue(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
 ) -> Iterator[MachineLine]:
     """Join the wait queue for a machine of the user if `waits`; leave the queue on exit."""
@@ -210,12 +210,12 @@ def in_line(
     line.may_wait = not (vendor.is_rented or vendor.recovers)
     if waits and line.may_wait:
         places = vendor.places(request)
-        line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)
+        line.turn = turns.enqueue(journal, request.run, vendor.name, places, request.devices)
     try:
         yield line
     finally:
         if line.turn is not None:
-            turns.leave(journal, line.turn)
+            turns.dequeue(journal, line.turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ class LaunchOffers(ChosenMachine):
     turn: QueueTicket | None = None
 
 
-def offered(
+def find_launch_offers(
     candidates: Sequence[Provider],
     requests: Sequence[Request],
     is_ordered: bool,
@@ -235,7 +235,7 @@ def offered(
     tell: Say,
     narrow: choose.Narrow = choose.as_found,
 ) -> LaunchOffers:
-    """Return the chosen request and offers, as `choose.among` does with `narrow`.
+    """Return the chosen request and offers, as `choose.choose_request` does with `narrow`.
 
     `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or EndedInQueue.
     """
@@ -250,7 +250,7 @@ def offered(
     try:
         while True:
             try:
-                found = choose.among(candidates, requests, is_ordered, settings, tell_new, narrow)
+                found = choose.choose_request(candidates, requests, is_ordered, settings, tell_new, narrow)
             except NoOffer as error:
                 if name is None:
                     raise NoOffer(f"{error}\nto wait until an offer matches: {WAIT}") from None
@@ -262,19 +262,19 @@ def offered(
             pause_s = LOOK_S / clock_scale(candidates[0])
             if turn is None:
                 run = name()
-                turn = turns.stand_in_line(journal, run, requests[0].provider, (f"an offer for {run}",), "", why)
+                turn = turns.enqueue(journal, run, requests[0].provider, (f"an offer for {run}",), "", why)
             elif why != turn.why:
                 turns.note(journal, turn, why)
                 turn = replace(turn, why=why)
             tell_new(f"{turn.run} waits for {why}; looking again every {duration(pause_s)}; Ctrl-C stops waiting")
             deadline = time.monotonic() + pause_s
             while (left_s := deadline - time.monotonic()) > 0:
-                turns.check_in_line(journal, turn)
+                turns.check_queued(journal, turn)
                 time.sleep(min(WAIT_S["local"], left_s))
-            turns.check_in_line(journal, turn)
+            turns.check_queued(journal, turn)
     except BaseException:  # including Ctrl-C
         if turn is not None:
-            turns.leave(journal, turn)
+            turns.dequeue(journal, turn)
         raise
 
 

@@ -18,7 +18,7 @@ from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
-from store.artifacts.model_files import TEMPLATE_FOLDER, templates_in, templates_of, usual_template
+from store.artifacts.model_files import TEMPLATE_FOLDER, default_template, templates_in, templates_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.records import model_formats
@@ -28,18 +28,18 @@ TIMEOUT_S = 20.0
 MOST_BYTES = 64 << 20  # maximum size of a hub response, such as a file list
 
 
-def look(init: str, settings: Settings) -> ImportSpec:
+def resolve_import(init: str, settings: Settings) -> ImportSpec:
     """Return the import for `--init`. Raise UsageError if the model is missing or unsupported by our decoder."""
     try:
         if init.startswith("hf://"):
-            return on_hub(init, settings)
+            return import_from_hub(init, settings)
         is_stored = init.startswith(IMPORTED) and not Path(init).exists()
-        return in_store(init, settings) if is_stored else in_folder(init)
+        return import_from_store(init, settings) if is_stored else import_from_folder(init)
     except ConfigError as error:
         raise UsageError(f"--init {init}: {error}") from None
 
 
-def in_store(init: str, settings: Settings) -> ImportSpec:
+def import_from_store(init: str, settings: Settings) -> ImportSpec:
     """Return the recorded import of an artifact in the store. Raise UsageError, ConfigError or StoreError."""
     found = Store(settings.store).check(init)
     if found.problem:
@@ -52,16 +52,16 @@ def in_store(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: {settings.store} has no record of the import; import the model again")
     spec = load(ImportSpec, told, "import")
     if spec.format:
-        model_formats.known(spec.format)
+        model_formats.find_format(spec.format)
     return spec
 
 
-def in_folder(init: str) -> ImportSpec:
+def import_from_folder(init: str) -> ImportSpec:
     """Return the import of a folder: shape, tokenizer kind and a digest of the files. Raise UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # one of our artifacts
     if not (folder / "config.json").is_file():
-        return in_format(init, folder)
+        return import_from_format(init, folder)
     names = {one.name: one for one in folder.iterdir()}
     files = [one for name, one in sorted(names.items()) if one.suffix in (".json", ".safetensors")]
     if not any(one.suffix == ".safetensors" for one in files):
@@ -86,7 +86,7 @@ def in_folder(init: str) -> ImportSpec:
         templates = templates_of(folder) if file else {}
     except outside.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
-    own_chat = is_foreign(usual_template(templates))
+    own_chat = is_foreign(default_template(templates))
     if file:
         try:
             raw = outside.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
@@ -107,14 +107,14 @@ def in_folder(init: str) -> ImportSpec:
     )
 
 
-def in_format(init: str, folder: Path) -> ImportSpec:
+def import_from_format(init: str, folder: Path) -> ImportSpec:
     """Return the import of a folder in a format supported by a pack. Raise UsageError or ConfigError."""
     name, file = model_formats.detect(folder)
     if not name:
         known = "".join(f"{one.about}, " for one in model_formats.installed().values())
         words = f"no config.json in the folder; give a Hugging Face folder, {known}or hf://user/repo"
         raise UsageError(f"--init {init}: {'; '.join([words, *model_formats.absent()])}")
-    found = model_formats.known(name)
+    found = model_formats.find_format(name)
     return ImportSpec(
         source=str(folder),
         model=found.shape(folder, file),
@@ -157,7 +157,7 @@ def is_foreign(template: str) -> bool:
     return bool(template) and ENDS_ANSWER not in template
 
 
-def on_hub(init: str, settings: Settings) -> ImportSpec:
+def import_from_hub(init: str, settings: Settings) -> ImportSpec:
     """Return the import of a hub repository, with a branch or tag pinned to the current commit."""
     repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
     if repo.count("/") != 1:
@@ -178,7 +178,7 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
     if file and not own_chat and "tokenizer_config.json" in names:
         said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
         templates = templates_in(said)
-        own_chat = is_foreign(usual_template(templates))
+        own_chat = is_foreign(default_template(templates))
         if own_chat:
             refuse_templates(init, templates)
     if file:

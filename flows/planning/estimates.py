@@ -54,7 +54,7 @@ def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | Non
     machine = machine_of(plan.request, settings, vendor, offer)
     is_found = is_environment_there(plan.job, settings, vendor)
     is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
-    rest = around(machine.name, settings, vendor, is_found, is_cached)
+    rest = overhead_work(machine.name, settings, vendor, is_found, is_cached)
     works = (*works_of(plan.job, plan.target, machine.name), rest)
     found = estimate(EstimateRequest(machine=machine, steps=works), past)
     imitated = _of_imitated(plan, settings, vendor, offer, past) if settings.rehearsal else None
@@ -70,7 +70,7 @@ def _of_imitated(
     assert plan.job is not None
     if not vendor.is_rented:
         return None
-    machine = elsewhere(plan.request, vendor, offer)
+    machine = remote_machine(plan.request, vendor, offer)
     return estimate(EstimateRequest(machine=machine, steps=works_of(plan.job, plan.target, machine.name)), past)
 
 
@@ -129,7 +129,7 @@ def _kind(program: str) -> str:
     return f"{program} v{VERSIONS.get(program, 1)}"
 
 
-def around(
+def overhead_work(
     machine: str, settings: Settings, vendor: Provider, is_found: bool | None, is_cached: bool = False
 ) -> StepWork:
     """Return the work of a run besides its steps.
@@ -163,10 +163,10 @@ def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Of
     if vendor.is_here or settings.rehearsal:
         found = this_machine(0 if settings.rehearsal else request.num_gpus)
         return found if request.nodes == 1 else replace(found, name=f"{request.nodes} nodes of {found.name}")
-    return elsewhere(request, vendor, offer)
+    return remote_machine(request, vendor, offer)
 
 
-def elsewhere(request: Request, vendor: Provider, offer: Offer | None = None) -> MachineKind:
+def remote_machine(request: Request, vendor: Provider, offer: Offer | None = None) -> MachineKind:
     """Return the kind of a remote machine, from the offer or else from the request."""
     if request.num_gpus or (offer and offer.num_gpus):
         gpu = offer.gpu if offer and offer.gpu else request.gpu

@@ -19,7 +19,7 @@ from infra.providers import by_name
 from infra.settings import NAMED_SOURCES, VENDORS, Settings, is_rented, sources_of
 from store import packs
 from store.extensions import ExtensionError, all_used, is_file, names, of_file, read, use, used
-from trainer.records.own_phase import adopt, taken
+from trainer.records.own_phase import register_phase, taken
 from trainer.records.phase_registry import PHASES
 
 STREAMS = ("stdin", "stdin.jsonl")
@@ -45,7 +45,7 @@ def use_phases(words: str, settings: Settings) -> None:
     ours = taken()
     for word in words.split("+"):
         if own := by_name.find_extension("phase", word, settings, ours):
-            adopt(own)
+            register_phase(own)
             continue
         near = difflib.get_close_matches(word, [*PHASES, *listed], 1) if word not in (*PHASES, *ours) else []
         if near and near[0] in listed:
@@ -109,7 +109,7 @@ def of_job(job: Mapping[str, Any], provider: str, settings: Settings, wanted: st
     return [asdict(one) for one in found]
 
 
-def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
+def changed_extensions(recorded: Sequence[Mapping[str, str]]) -> list[str]:
     """Return descriptions of recorded extensions with changed files; [] without changes."""
     found = []
     for one in recorded:
@@ -127,7 +127,7 @@ def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
     return found
 
 
-def asked_trackers(words: str, settings: Settings) -> tuple[str, ...]:
+def requested_trackers(words: str, settings: Settings) -> tuple[str, ...]:
     """Return the names and files of the requested trackers. Raise UsageError for an unknown tracker.
 
     Without a request, return the trackers enabled by their own settings.
@@ -144,7 +144,7 @@ def asked_trackers(words: str, settings: Settings) -> tuple[str, ...]:
         elif own := by_name.find_extension("tracker", one, settings, (*named, NO_TRACKER)):
             use(own)
         elif one not in named:
-            if why := packs.lacking("trackers", one):
+            if why := packs.missing_pack_message("trackers", one):
                 raise UsageError(f"--track {one}: {why}")
             near = difflib.get_close_matches(one, named, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flows.planning.estimates import around, around_kind, machine_of, works_of
+from flows.planning.estimates import around_kind, machine_of, overhead_work, works_of
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
@@ -26,7 +26,7 @@ from infra.market import gpus
 from infra.market.expected import AROUND, StepTime, elapsed_s
 from infra.records import Offer, Plan, StepWork
 from infra.runs import sight
-from infra.runs.lookup import find_run, way
+from infra.runs.lookup import find_run, transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.runs.sync.sync_step import FETCH
@@ -41,7 +41,7 @@ LOOKED_AT = 200  # number of newest rows to check
 # Before a run: the forecast.
 
 
-def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Offer | None = None) -> None:
+def save_forecast(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Offer | None = None) -> None:
     """Save the forecast of a starting run; `offer`: the offer of a rented machine."""
     money = forecast_of(plan, offer, settings).micro_usd if offer and plan.job and plan.forecast else None
     timings = Timings.beside(settings.state_file)
@@ -63,7 +63,7 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
 # After a run: the measured times.
 
 
-def gather(journal: Journal, settings: Settings) -> None:
+def save_measured_times(journal: Journal, settings: Settings) -> None:
     """Save the times of finished runs not processed yet."""
     timings = Timings.beside(settings.state_file)
     known, damaged = {one.token: one for one in timings.all()}, timings.known()
@@ -73,10 +73,10 @@ def gather(journal: Journal, settings: Settings) -> None:
         if (before and before.state) or (before is None and op.token in damaged):
             continue
         try:
-            progress, verdict = last_words(op, settings)
+            progress, verdict = last_report(op, settings)
             if progress:
                 is_alone = len([one for one in journal.ops(run=op.run) if not one.detached]) == 1
-                timings.save(came(op, progress, verdict, before, is_alone, settings))
+                timings.save(measured_times(op, progress, verdict, before, is_alone, settings))
         except (
             SlipwayError,
             OSError,
@@ -87,15 +87,15 @@ def gather(journal: Journal, settings: Settings) -> None:
             continue
 
 
-def last_words(op: Op, settings: Settings) -> sight.Seen:
+def last_report(op: Op, settings: Settings) -> sight.Seen:
     """Return progress and verdict of a finished pod, from its folder or from the local copy."""
     if registry.provider(settings, op.vendor).is_here:
-        return sight.words_of(op, way(settings, op)) if op.address else ({}, {})
-    said = sight.of(op, reports.at_home(op, RunHome.of(op.run, settings.homes)))
+        return sight.read_progress_and_verdict(op, transport_to(settings, op)) if op.address else ({}, {})
+    said = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))
     return said["progress"], said["verdict"]
 
 
-def came(
+def measured_times(
     op: Op,
     progress: Mapping[str, Any],
     verdict: Mapping[str, Any],
@@ -113,7 +113,7 @@ def came(
         machine = machine_of(op.read_request(), settings, vendor).name
         # The measured set-up time below shows whether the environment existed.
         is_found = True if vendor.is_here or settings.rehearsal else None
-        found = [*works_of(job, op.target, machine), around(machine, settings, vendor, is_found)]
+        found = [*works_of(job, op.target, machine), overhead_work(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
         works = {name: replace(one, machine=seen) for name, one in works.items()}
@@ -165,13 +165,13 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
     names = [one["name"] for one in (progress.get("machine") or {}).get("gpus") or () if one.get("name")]
     if not names:
         return ""
-    found, nodes = f"{job.num_gpus or len(names)} x {gpus.meant(names[0])}", len(job.group.addresses)
+    found, nodes = f"{job.num_gpus or len(names)} x {gpus.canonical_name(names[0])}", len(job.group.addresses)
     return found if nodes < 2 else f"{nodes} nodes of {found}"
 
 
 def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
     """Return the forecast errors of `run`, or of all runs, oldest first. Raise UsageError for an unknown run."""
-    gather(journal, settings)
+    save_measured_times(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
     told, found = journal.told("vendor"), []
     for one in Timings.beside(settings.state_file).all():

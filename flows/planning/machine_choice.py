@@ -26,7 +26,7 @@ from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import Settings
 from infra.units import count, dollars, per_hour, size
 from trainer.config import PhaseConfig, Profile
-from trainer.plan.estimates import least_bytes, smaller
+from trainer.plan.estimates import min_gpu_bytes, smallest_fitting_options
 from trainer.plan.phase_needs import needs_of
 
 NUMBERS = (1, 2, 4, 8)  # GPU counts per machine in clouds
@@ -112,11 +112,11 @@ class MachineChoice:
     @property
     def fewest(self) -> int:
         """Return the smallest number of GPUs on which every phase can run."""
-        return max(needs_of(one).fewest_gpus(one) for one in self.phases)
+        return max(needs_of(one).min_gpus(one) for one in self.phases)
 
     def need(self, num_gpus: int, nodes: int) -> int:
         """Return the required memory in bytes of each of `num_gpus` GPUs."""
-        return max(least_bytes(one, num_gpus, nodes) for one in self.phases)
+        return max(min_gpu_bytes(one, num_gpus, nodes) for one in self.phases)
 
     def _holding(self, request: Request, offers: Sequence[Offer]) -> list[Offer]:
         return [one for one in _candidates(request, offers) if self._holds(one, request.nodes)]
@@ -167,8 +167,8 @@ class MachineChoice:
         """Return the memory need of the largest phase and the memory of the closest machine, as text."""
         if number < self.fewest:
             return f"the plan needs {self.fewest} GPUs in one machine; the nearest offer has {number} x {gpu}"
-        most = max(self.phases, key=lambda one: least_bytes(one, number, request.nodes))
-        need, has = least_bytes(most, number, request.nodes), has or gpus.memory_bytes(gpu)
+        most = max(self.phases, key=lambda one: min_gpu_bytes(one, number, request.nodes))
+        need, has = min_gpu_bytes(most, number, request.nodes), has or gpus.memory_bytes(gpu)
         return f"{most.phase} needs {size(need)} of memory on each of {count(number, 'GPU')}, and {gpu} has {size(has)}"
 
     def _other_machine(self, request: Request) -> str:
@@ -185,8 +185,8 @@ class MachineChoice:
 
     def _smaller_plan(self, best: Offer, nodes: int) -> str:
         """Return the options with which every phase fits on this offer."""
-        short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
-        flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
+        short = [one for one in self.phases if min_gpu_bytes(one, best.num_gpus, nodes) > _memory(best)]
+        flags = [smallest_fitting_options(one, _memory(best), best.num_gpus, nodes) for one in short]
         if not short or not all(flags):
             return "a smaller recipe (--profile); to list the GPUs that fit a recipe: inv fit"
         return f"{' '.join(flags)} (on {_words(best)})"

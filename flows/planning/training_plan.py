@@ -17,7 +17,7 @@ from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.job_environment import asked_at, plain, secrets
+from infra.job_environment import plain, secrets, store_kinds
 from infra.ledger import turns
 from infra.names import check_name
 from infra.providers import Provider, is_examined
@@ -61,8 +61,8 @@ class PlannedWork:
             # Import lazily: the module reads models and tokenizers of other projects, which few trainings start from.
             from flows.models import init_model
 
-            init = init_model.look(named, settings)
-        return PlannedWork(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
+            init = init_model.resolve_import(named, settings)
+        return PlannedWork(spec=spec, init=init, made=made_policy(spec.remake, spec.keep_made))
 
     def draft(self, request: Request, settings: Settings) -> Request:
         """Return the request with the smallest possible number of GPUs for the work if the number is open.
@@ -74,7 +74,7 @@ class PlannedWork:
         wanted = self.wanted(settings)
         has_needs = any(PHASES[one].needs for one in wanted.phases)
         specs = [node.spec for node in planning.recipe(wanted).values()] if has_needs else []
-        fewest = [needs_of(one).fewest_gpus(one) for one in specs if isinstance(one, PhaseConfig)]
+        fewest = [needs_of(one).min_gpus(one) for one in specs if isinstance(one, PhaseConfig)]
         return replace(request, num_gpus=max(fewest, default=1))
 
     def plan(
@@ -182,14 +182,19 @@ def plan_for(
     if plan.job and is_examined(vendor) and (note := sandbox_note(estimates.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
     if plan.job and not vendor.is_here and not settings.rehearsal:
-        refuse_what_is_only_here(plan.job.steps)
+        refuse_local_inputs(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
     if plan.job and settings.rehearsal:  # a rehearsal has no real GPUs
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
-        tracked = extensions.asked_trackers(work.spec.track, settings)
-        environ = {**plan.job.environ, **places(settings), **extensions.tracker_variables(settings), **plain(settings)}
+        tracked = extensions.requested_trackers(work.spec.track, settings)
+        environ = {
+            **plan.job.environ,
+            **store_endpoints(settings),
+            **extensions.tracker_variables(settings),
+            **plain(settings),
+        }
         beside = extensions.tracker_steps(tracked, plan.job.steps)
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ, trackers=beside)
         lacking = extensions.tracker_notes(tracked, settings) if beside else ()
@@ -223,13 +228,13 @@ def sandbox_note(phases: Iterable[PhaseConfig]) -> str:
     )
 
 
-def places(settings: Settings) -> dict[str, str]:
+def store_endpoints(settings: Settings) -> dict[str, str]:
     """Return the environment variables with the endpoints of the stores that a job uses."""
-    names = [name for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())]
+    names = [name for kind in store_kinds(settings) for name in credentials.PLACES.get(kind, ())]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def made_by_words(remake: bool, keep_made: bool) -> str:
+def made_policy(remake: bool, keep_made: bool) -> str:
     """Return the choice of `--remake` and `--keep-made` for `Work.made`. Raise UsageError for both flags."""
     if remake and keep_made:
         raise UsageError("--remake and --keep-made contradict each other; give only one of the flags")
@@ -255,7 +260,7 @@ def identity_file(said: str) -> str:
     return str(path)
 
 
-def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
+def refuse_local_inputs(steps: tuple[Step, ...]) -> None:
     """Raise UsageError for steps that read local files but would run on a different machine."""
     for step in steps:
         source = step.config["spec"].get("source", "")
@@ -307,7 +312,7 @@ def inventory(uri: str) -> Inventory:
     """Return the verified inventory of the store, with the owners of leases."""
     named, kept = Store(uri).everything()
     odd: list[str] = []
-    held = references.readers(references.living(uri, time.time(), odd))
+    held = references.readers(references.live_leases(uri, time.time(), odd))
     readers: dict[str, tuple[str, ...]] = {}
     for (_, fingerprint), owners in held.items():
         readers[fingerprint] = (*readers.get(fingerprint, ()), *owners)

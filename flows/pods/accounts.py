@@ -9,9 +9,9 @@ from infra.ledger import reap as reaping
 from infra.ledger.audit import FOREIGN, ORPHANED, Finding
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Action, AdoptedRow, Delete, reconcile
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.notices import hooks
-from infra.notices.outbox import Notice, tell
+from infra.notices.outbox import Notice, send_now
 from infra.providers import Provider, by_name, market, offers
 from infra.runs import pods
 from infra.selection import registry
@@ -62,7 +62,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
     elif kill:
         done = [one for account in markets for one in clear(account, journal, found, problems, True)]
     else:
-        looks = at_once(lambda one: reaping.inspect(one, journal), markets, ASK_S)
+        looks = map_parallel(lambda one: reaping.inspect(one, journal), markets, ASK_S)
         for account, seen in zip(markets, looks, strict=True):
             if isinstance(seen, SlipwayError):
                 problems.append(f"{account.name}: {seen}")
@@ -71,7 +71,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
                 problems += seen[1].problems
     if not kill:
         _tell(found, settings)
-    return Accounts([known_elsewhere(one, journal) for one in found], done, problems, is_alone)
+    return Accounts([with_other_owner(one, journal) for one in found], done, problems, is_alone)
 
 
 def _tell(found: Sequence[Finding], settings: Settings) -> None:
@@ -86,7 +86,7 @@ def _tell(found: Sequence[Finding], settings: Settings) -> None:
                 key=f"{one.provider} {one.pod_id} {one.token} {one.kind}",
                 note=f"{note}run: inv audit",
             )
-            tell(notice, hooks.for_all(settings), settings, lambda _: None)
+            send_now(notice, hooks.for_all(settings), settings, lambda _: None)
 
 
 def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
@@ -112,7 +112,7 @@ def clear(
             return _clear_engine(account, journal, found, problems)
         reaped = reaping.reap(rented, journal, orphans_only=orphans_only)
     except Exception as error:  # An error of an account must not stop the others.
-        problems.append(f"{account.name}: {errors.in_words(error)}")
+        problems.append(f"{account.name}: {errors.describe(error)}")
         return []
     found += reaped.findings
     problems += reaped.problems
@@ -131,7 +131,7 @@ def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], prob
     return done
 
 
-def known_elsewhere(one: Finding, journal: Journal) -> Finding:
+def with_other_owner(one: Finding, journal: Journal) -> Finding:
     """Return the finding with a note about the owner, if a different installation of this user has the row."""
     claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
     if claim is None or one.kind != FOREIGN:

@@ -1,6 +1,6 @@
 """Application of a pod file: the changes with their prices, carried out in order.
 
-PodEntry records and journal -> changes -> `carry_out` for each change.
+PodEntry records and journal -> changes -> `apply_change` for each change.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import LOST, READY, Op
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.providers import Provider
 from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.lookup import scale_of
-from infra.runs.sight import AskedParties, Observation, look
+from infra.runs.sight import AskedParties, Observation, observe_pod
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.selection.machine_spec import LimitSpec, MachineSpec, request_for
@@ -78,7 +78,7 @@ class SetLimit:
 
     def open(self, journal: Journal, settings: Settings) -> None:
         """Set the budget of the set to the amount. Raises UsageError if more is already spent and reserved."""
-        shares.open_as(journal, self.budget, self.amount, settings)
+        shares.set_budget(journal, self.budget, self.amount, settings)
 
     def change(self, journal: Journal, settings: Settings) -> bool:
         """Change the budget of a set with existing pods; return True if the amount changed. Raises as `open`."""
@@ -90,7 +90,7 @@ class SetLimit:
 
 
 @contextlib.contextmanager
-def only_one(set_name: str, journal: Journal) -> Iterator[None]:
+def hold_set_lease(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the lease on the set inside the block. Raises UsageError if a different process holds the lease."""
     try:
         lease = journal.leases.take(pod_set.set_lease(set_name))
@@ -118,13 +118,15 @@ def changes(
     """
     rows = journal.ops()
     ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.is_head]
-    looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), AskedParties.PROVIDER), ours, LOOK_S)
+    looks = map_parallel(
+        lambda op: observe_pod(op, registry.provider(settings, op.vendor), AskedParties.PROVIDER), ours, LOOK_S
+    )
     sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Observation)}
     steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
     return [_change(step, specs, journal, settings, tell, limit) for step in steps]
 
 
-def carry_out(
+def apply_change(
     step: PodAction,
     set_name: str,
     specs: Mapping[str, PodEntry],
@@ -135,18 +137,18 @@ def carry_out(
 ) -> Op | None:
     """Create or end a pod; return the created pod. Raises OutOfMoney if the set's budget is exhausted."""
     if step.action == "end":
-        stop.end(journal.op(step.token), journal, settings, tell)
+        stop.end_pod(journal.op(step.token), journal, settings, tell)
         return None
     spec = specs[step.name]
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = LaunchOffers(request=request, offers=tuple(offers))
-    return held_pods.make(
+    return held_pods.rent(
         had, limits, journal, settings, tell, pod_set=set_name, spec_hash=spec.digest, budget=paid_from
     )
 
 
-def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
+def enable_recovery(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
     """Record which pods of the set have automatic replacement, and start the supervisor if needed.
 
     Return the names of kept pods with a changed record.
@@ -162,7 +164,7 @@ def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, s
     return changed
 
 
-def wanted(
+def pod_request(
     spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None = None
 ) -> tuple[list[Provider], Request, Limits]:
     """Return the candidate providers, the request and the limits of a pod. Raises UsageError."""
@@ -204,7 +206,7 @@ def find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) 
 
     Raises SlipwayError with the name of the pod.
     """
-    candidates, request, limits = wanted(spec, settings, tell, limit)
+    candidates, request, limits = pod_request(spec, settings, tell, limit)
     try:
         offers = choose.find(candidates, request, settings, tell)
         return request, limits, choose.payable(offers, 1, settings, tell)

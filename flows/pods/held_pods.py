@@ -12,7 +12,7 @@ from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger import turns
-from infra.ledger.held_pods import guests_of
+from infra.ledger.held_pods import runs_of_pod
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.records import Offer, Plan, Request
@@ -25,7 +25,7 @@ from infra.selection import registry
 from infra.settings import Settings, is_secret
 
 
-def make(
+def rent(
     had: LaunchOffers,
     limits: Limits,
     journal: Journal,
@@ -43,7 +43,7 @@ def make(
     offers, turn = had.offers, had.turn
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
-    paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
+    paid_from = shares.reserve_budget(budget, request.run, shares.max_cost(limits, 1, offers), journal, settings, tell)
     terms = replace(
         terms_for(settings, vendor, unchecked),
         owner_kind="pod_set" if pod_set else "held",
@@ -56,9 +56,9 @@ def make(
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
     finally:  # From now on the journal row reserves the money.
-        shares.hand_back(paid_from, request.run, journal)
+        shares.release_reservation(paid_from, request.run, journal)
         if turn is not None:
-            turns.leave(journal, turn)
+            turns.dequeue(journal, turn)
 
 
 def name_of(request: Request, journal: Journal) -> str:
@@ -83,7 +83,7 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         environ=job_environment.plain(settings),
     )
     plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
-    return runs_launch.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
+    return runs_launch.submit_to_held_pod(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
 
 
 def plan(op: Op, work: PlannedWork, settings: Settings) -> Plan:
@@ -94,15 +94,15 @@ def plan(op: Op, work: PlannedWork, settings: Settings) -> Plan:
     return plan_for(work, settings, request, vendor, op.read_job().limits, offer)
 
 
-def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
+def start_work(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
     """Start work on a pod. Raises UsageError for a busy pod, AlreadyLive if a different pod has the target."""
     vendor = registry.provider(settings, op.vendor)
-    if guests := guests_of(op, journal.ops(live=True)):
+    if guests := runs_of_pod(op, journal.ops(live=True)):
         raise UsageError(
             f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait until these runs end, or share "
             f"the pod: inv launch --no-deploy --host {op.run} --devices N"
         )
-    run_leases.hold_for(plan, op.run, journal.installation)
+    run_leases.acquire(plan, op.run, journal.installation)
     run_leases.move_names(plan)
     secrets = job_environment.secrets(settings)
 
@@ -110,7 +110,7 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
         snapshot.keep_code(given, ROOT, RunHome.of(given.run, settings.homes))
 
     terms = runs_launch.Terms(sync=sync, keep=None if vendor.is_here else keep)
-    return runs_launch.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
+    return runs_launch.submit_to_held_pod(op, plan, vendor, journal, ROOT, secrets, tell, terms)
 
 
 def request_of(op: Op) -> Request:

@@ -29,7 +29,7 @@ def is_gone(op: Op, settings: Settings) -> bool:
         return True
 
 
-def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
+def fetch(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
     """Copy the logs of the pod to this machine; return True if the pod is unreachable or gone.
 
     In this case only the logs on this machine and in the store are available.
@@ -52,7 +52,7 @@ def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
         return True
 
 
-def bring_from_store(op: Op, settings: Settings, tell: Say) -> None:
+def fetch_from_store(op: Op, settings: Settings, tell: Say) -> None:
     """Copy the logs uploaded to the store by the courier of the pod; the pod may be gone."""
     if not op.store:
         return

@@ -11,15 +11,15 @@ from store.artifacts.artifacts import Store
 FILE = "eval.json"
 
 
-def kept_as(name: str) -> str:
+def results_name(name: str) -> str:
     """Return the name in the store for the results of a model."""
     return f"evals/{name}"
 
 
-def kept(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
+def load_results(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
     """Return the results for exactly this model; {} without results. Raise UsageError for an unreadable file."""
     store = Store(settings.store)
-    found = store.check(kept_as(name))
+    found = store.check(results_name(name))
     if found.problem or found.fingerprint != fingerprint:
         return {}
     path = store.path(found.name, found.fingerprint) / FILE
@@ -35,7 +35,7 @@ def of_unit(measure: Mapping[str, Any], value: float) -> str:
     return f"{100 * value:.1f} %" if measure["unit"] == "share" else f"{value:.4f}"
 
 
-def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
+def format_interval(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
     """Return an interval as `[71.2 %, 80.1 %]`, or `?` without an interval."""
     if interval["low"] is None:
         return "?"

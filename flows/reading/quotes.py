@@ -77,7 +77,7 @@ def work_named(
     """
     flags = ["--phase", *packs.flags_added_to("cost")]
     spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
-    other = work_kinds.estimated(asked, spec, settings)
+    other = work_kinds.work_to_estimate(asked, spec, settings)
     if phase and other:
         raise UsageError(f"give only one of {', '.join(flags[:-1])} and {flags[-1]}")
     if not phase and not other:
@@ -114,7 +114,7 @@ def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
         said = "+".join(each.phase for each in phases)
         sized = "".join(f", or of {one.name}" for one in PHASES.values() if "tokens" in one.sizes)
         raise UsageError(f"--tokens is the length of a single phase that reads text{sized}; for {said}, give --steps")
-    return one.in_steps(math.ceil(tokens / (one.rows * one.sequence_len)))
+    return one.with_steps(math.ceil(tokens / (one.rows * one.sequence_len)))
 
 
 def quote(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.errors import SlipwayError
 from infra.ledger.op import TERMINATING, Op
-from infra.runs.lookup import way
+from infra.runs.lookup import transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of
 from infra.runs.sync import fetched, reports
@@ -23,7 +23,7 @@ Place = Callable[[str, str], bytes | None]
 GPUS = "gpus.log"
 
 
-def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
+def metric_readers(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     """Yield readers for all sources of metrics of a run, the most likely source first.
 
     An unreachable source is skipped and reported to `tell`.
@@ -31,7 +31,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     with _told(op, "its pod", tell):
         # A pod that is gone or ending is not queried; the local copies are used.
         is_gone = op.vendor in VENDORS and (not op.is_live or op.state == TERMINATING)
-        if op.address and not is_gone and reports.there(op, reach := way(settings, op)):
+        if op.address and not is_gone and reports.read_remote(op, reach := transport_to(settings, op)):
             root = folder_of(op).root
 
             def pod(phase: str, file: str) -> bytes | None:

@@ -11,7 +11,7 @@ from infra.ledger import spend as costs
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.spend import PodCost
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.providers import Market, offers
 from infra.records import PodView
 from infra.runs import run_rows
@@ -101,7 +101,7 @@ def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[
     told = journal.told("vendor")
     for market in markets:
         due = [row for row in rows if row.vendor == market.name and row.remote_id and is_open(row, told)]
-        bills = at_once(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
+        bills = map_parallel(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
         for row, bill in zip(due, bills, strict=True):
             if isinstance(bill, SlipwayError):
                 problems.append(f"{row.run}: {bill}")

@@ -1,7 +1,7 @@
 """The state of runs for a table or page. Read-only; `due` names the rows that a settling command must check.
 
-A run in the wait queue for a machine also has a row. `folded` merges the runs of a group into one row; `unfolded`
-returns a row per run, including runs that wait for a pod or for money.
+A run in the wait queue for a machine also has a row. `fold_groups` merges the runs of a group into one row;
+`expand_group` returns a row per run, including runs that wait for a pod or for money.
 """
 
 from collections import Counter
@@ -11,8 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flows.limits.beyond_limit import beyond_limit, has_pace, left_of
-from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, on_record
+from flows.limits.beyond_limit import estimate_time_left, forecast_excess, has_pace
+from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, recorded_groups
 from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
@@ -39,7 +39,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     for name in {op.vendor for op in journal.ops()}:
         with suppress(SlipwayError):  # such as a missing inventory: the rows report an unconfigured provider
             vendors[name] = registry.provider(settings, name)
-    in_line, groups = waiting(journal), on_record(settings)
+    in_line, groups = waiting(journal), recorded_groups(settings)
     known = {one.run for one in in_line} | groups.keys()
     name = find_run(journal, run).run if run and run not in known else run
     views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
@@ -65,7 +65,7 @@ def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[Pod
     ]
 
 
-def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
+def expand_group(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
     """Return a row for each run of a group: the live view, else the record of the group."""
     seen = {view.run: view for view in views}
     return [
@@ -82,7 +82,7 @@ def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
     ]
 
 
-def folded(
+def fold_groups(
     views: Sequence[PodView], groups: Mapping[str, RunGroup], left: Mapping[str, str] = MappingProxyType({})
 ) -> list[PodView]:
     """Return the rows with all runs of a group merged into one row at the position of the first run.
@@ -95,7 +95,7 @@ def folded(
             found[view.run] = view
         elif f"{view.group}/" not in found:
             group = groups[view.group]
-            one = _one_of(group, unfolded(group, views))
+            one = _one_of(group, expand_group(group, views))
             how = f"the process is gone; to continue: {left[view.group]}; " if view.group in left else ""
             found[f"{view.group}/"] = replace(one, note=f"{how}{one.note}")
     return list(found.values())
@@ -141,7 +141,7 @@ def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str
     if not run or run in [view.run for view in views]:
         return [view for view in views if run in ("", view.run)]
     if run in groups:
-        return unfolded(groups[run], views)
+        return expand_group(groups[run], views)
     name = find_run(journal, run).run
     return [view for view in views if view.run == name]
 
@@ -166,12 +166,12 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     """Return the row of a running run with the remaining time and a warning if limits will not suffice, where known."""
     rows = journal.ops(run=view.run) if view.state == "running" else []
-    found = left_of(rows, view.progress, settings) if rows else None
+    found = estimate_time_left(rows, view.progress, settings) if rows else None
     if found is None:
         return view
     view = replace(view, left_s=found[0], left_from=found[1])
     if not has_pace(view.progress):
         return view
     of_all = run_rows.rows_of(view.run, run_rows.size_of(rows[-1]), journal)
-    beyond = beyond_limit(rows[-1], of_all, found[0], read_clocks(), view.clock_scale)
+    beyond = forecast_excess(rows[-1], of_all, found[0], read_clocks(), view.clock_scale)
     return replace(view, beyond_limit=beyond.words) if beyond else view

@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.models.find_model import find_model
 from flows.reading import measures, spending, status, timeline
-from flows.reading.run_figures import gpu_memory, places, read
+from flows.reading.run_figures import gpu_memory, metric_readers, read
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -93,7 +93,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
     """Return the story of a run: the phases in the job, with all available metrics."""
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = op.read_job()
-    spoken = list(places(op, settings, tell))
+    spoken = list(metric_readers(op, settings, tell))
 
     def lines(phase: str, file: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
         return next((lines_of(found, kinds) for place in spoken if (found := place(phase, file))), [])
@@ -119,12 +119,12 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
     """Return the results of `inv eval` for exactly this model."""
-    found = measures.kept(settings, name, fingerprint).get("measures", {})
+    found = measures.load_results(settings, name, fingerprint).get("measures", {})
     return [
         (
             key,
             f"{measures.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-            measures.between(one, one),
+            measures.format_interval(one, one),
         )
         for key, one in found.items()
     ]

@@ -35,13 +35,13 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
         raise UsageError(launch.refusal(found.to_ask))
     known, asked_at = {op.token for op in journal.ops()}, time.time()
     if found.at_work:
-        op = resume.go_on(found.at_work, journal, settings, tell)
+        op = resume.continue_run(found.at_work, journal, settings, tell)
     else:
         op = _begin(found, journal, settings, tell)
     if op.token not in known:
         with contextlib.suppress(OSError):  # On a full disk the run continues without a receipt.
             receipt.write(op, settings, found.offers[0] if found.offers else None)
-        learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
+        learned.save_forecast(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
     return op
 
 
@@ -53,7 +53,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     if not asked.name and name in journal.runs():
         tell(f"resuming {name}")
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
-    run_leases.hold_for(plan, name, journal.installation)
+    run_leases.acquire(plan, name, journal.installation)
     run_leases.move_names(plan)
     assert plan.job is not None
     if plan.job.no_setup:
@@ -90,16 +90,16 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
 
     try:
-        most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
-        paid_from = shares.pay_from(
+        most = shares.max_cost(plan.job.limits, plan.request.nodes, offers)
+        paid_from = shares.reserve_budget(
             found.resolved.spec.budget, name, most, journal, settings, tell, waits=found.resolved.spec.wait
         )
-        with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
+        with shares.wait_queue(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
             return line.begin(rent)
     except AlreadyLive as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
-            shares.hand_back(paid_from, name, journal)
+            shares.release_reservation(paid_from, name, journal)
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
         asked.check(taken_by.op)
@@ -107,8 +107,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     except SlipwayError:
         if not any(op.run == name for op in journal.ops(live=True)):
             run_leases.release(plan.store, name, journal.installation, tell)
-            shares.hand_back(paid_from, name, journal)
+            shares.release_reservation(paid_from, name, journal)
         raise
     finally:
         if found.turn is not None:
-            turns.leave(journal, found.turn)
+            turns.dequeue(journal, found.turn)

@@ -7,7 +7,7 @@ from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import sight
-from infra.runs.keepers.keeper import asked_at
+from infra.runs.keepers.keeper import requested_at
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.runs.settle import end_others, settle
@@ -22,7 +22,9 @@ DETACHED = 130  # Exit code of a command after detaching from the run.
 
 
 @contextlib.contextmanager
-def keeping(op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True) -> Iterator[Iterator[Seen]]:
+def keep_run(
+    op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True
+) -> Iterator[Iterator[Seen]]:
     """Yield an iterator of (progress, verdict) pairs up to the verdict, and keep the run inside the block.
 
     A run of an engine is only watched, because the engine keeps the run. `is_asked` marks a user request to continue
@@ -34,13 +36,13 @@ def keeping(op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: b
         return
     keeper = RunKeeper.of(op, journal, settings, tell)
     if not is_asked:
-        keeper.since = asked_at(op.run, journal)
+        keeper.since = requested_at(op.run, journal)
     run_leases.renew(op, journal.installation, tell)
     with keeper.keeping(op.run):
         yield keeper.keep(op)
 
 
-def conclude(
+def settle_run(
     op: Op, state: str, journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None
 ) -> None:
     """Settle ended pods after the verdict, end the other nodes, and free the data of a successful run.

@@ -117,7 +117,7 @@ class Launch:
         return bool(self.plan.doubtful) and not self.resolved.work.made and not self.resolved.spec.dry_run
 
 
-def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
+def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     """Return the resolved launch of phases. Raises UsageError for invalid requests."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
@@ -139,7 +139,7 @@ def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     request = request_on(candidates, wished, name or "new", nodes, spec.pool, spec.host)
     request = shares.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
-    asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
+    asked = same_request.typed_launch(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     return ResolvedLaunch(spec=spec, work=work, request=request, limits=limits, asked=asked, named=named)
 
@@ -173,7 +173,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     shares.check_budget(resolved.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     likely = vendor.likely(resolved.request)
     first = resolved.work.draft(resolved.request, settings) if vendor.is_rented else resolved.request
     plan = resolved.work.plan(settings, first, vendor, resolved.limits, likely)
@@ -187,22 +187,24 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     if vendor.is_rented and plan.job and not found.at_work:
         fit = machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs)
         if taker := engine_of(vendor):
-            found = chosen(found, fit.of_kinds(resolved.request, taker), settings)
-            return _kept(limited(found, taker.quote(found.plan, tell), journal, settings))
+            found = with_chosen_machine(found, fit.of_kinds(resolved.request, taker), settings)
+            return _kept(with_run_limits(found, taker.quote(found.plan, tell), journal, settings))
         name = partial(run_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
-        had = shares.offered(candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow)
-        found = chosen(found, had, settings)
-        found = replace(limited(found, had.offers, journal, settings), turn=had.turn)
+        had = shares.find_launch_offers(
+            candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow
+        )
+        found = with_chosen_machine(found, had, settings)
+        found = replace(with_run_limits(found, had.offers, journal, settings), turn=had.turn)
         if had.turn and (resolved.spec.dry_run or not found.plan.job):  # This launch rents no machine.
-            turns.leave(journal, had.turn)
+            turns.dequeue(journal, had.turn)
     if found.plan.job and resolved.spec.self_end:
-        refuse_code_of_others(found.plan.job)
+        refuse_foreign_code(found.plan.job)
     return _kept(found)
 
 
-def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
+def with_chosen_machine(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
     """Return the launch planned for the chosen machine, with the reason of the choice as a note."""
     resolved, vendor = found.resolved, registry.candidates(settings)[0]
     plan = resolved.work.plan(settings, choice.request, vendor, resolved.limits, next(iter(choice.offers), None))
@@ -211,7 +213,7 @@ def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
     return replace(found, plan=plan, resolved=replace(resolved, request=choice.request, asked=asked))
 
 
-def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
+def with_picked_offers(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
     """Return the launch with the offers in the order chosen by the user.
 
     If the offers differ in the number of GPUs, keep the offers with as many GPUs as the first and plan for this number.
@@ -222,7 +224,7 @@ def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch
     alike = tuple(one for one in offers if one.num_gpus == number)
     if number != found.plan.request.num_gpus:
         request = replace(found.resolved.request, num_gpus=number)
-        found = _kept(chosen(found, ChosenMachine(request=request, offers=alike), settings))
+        found = _kept(with_chosen_machine(found, ChosenMachine(request=request, offers=alike), settings))
     return replace(found, offers=alike)
 
 
@@ -241,13 +243,13 @@ def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
     return machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs).narrow
 
 
-def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:
+def with_run_limits(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:
     """Return the launch with these offers, and with the limits of the run. Raises LimitHit."""
     plan, resolved = found.plan, found.resolved
     found = replace(found, offers=tuple(offers))
     if plan.job is None:
         return found
-    own = run_limits(plan, offers, continued(plan, resolved, journal, settings), journal, settings)
+    own = run_limits(plan, offers, interrupted_pod(plan, resolved, journal, settings), journal, settings)
     notes = (*plan.notes, *filter(None, [own.words]))
     plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
     asked = resolved.asked.with_spend_limit(own.spend_micro_usd)
@@ -297,7 +299,7 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     return found
 
 
-def refuse_code_of_others(job: Job) -> None:
+def refuse_foreign_code(job: Job) -> None:
     """Raise UsageError for a job with unreviewed code, because the code could use the guard's key."""
     for step in (*job.steps, *job.trackers):
         if what := _code_of_others(step):
@@ -368,13 +370,13 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
 
 def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the requested name, the name of an interrupted run, or a new name."""
-    before = continued(plan, resolved, journal, settings)
+    before = interrupted_pod(plan, resolved, journal, settings)
     if before and not resolved.asked.name:
         return before.run
     return resolved.asked.name or shares.new_name(journal, resolved.work.stem)
 
 
-def continued(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
+def interrupted_pod(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
     """Return the newest pod of the interrupted run to continue; None for a new run."""
     before = last_on(plan, journal)
     if before is None or resolved.asked.name not in ("", before.run):

@@ -135,7 +135,7 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
     torch = one.job.get("torch") or "cpu"
     if environment.read_spec("train", ROOT, torch).key != one.environment:
         found.append("environment: the pins or the Python version differ from the launch")
-    found += extensions.changed(one.extensions)
+    found += extensions.changed_extensions(one.extensions)
     for name, fingerprint in inputs_of(one.steps).items():
         if problem := Store(one.store).find(name, fingerprint).problem:
             found.append(f"input: {name} in {one.store} is {problem}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flows.limits.run_limits import check_used, spent_by
-from flows.planning.extensions import changed
+from flows.planning.extensions import changed_extensions
 from flows.runs import receipt
 from flows.runs.same_request import with_limits
 from infra import job_environment
@@ -18,7 +18,7 @@ from infra.records import Offer, Plan
 from infra.runs import hand_over, run_rows, sight
 from infra.runs import launch as runs_launch
 from infra.runs.keepers.run_keeper import RunKeeper
-from infra.runs.lookup import find_run, last_verdict, way
+from infra.runs.lookup import find_run, last_verdict, transport_to
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import LimitSpec
@@ -57,7 +57,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
         raise UsageError(f"{op.run} has succeeded; no work is left to resume")
     if is_idle(op, settings):
         raise UsageError(f"{op.run} is idle; give the pod work: inv pod.run {op.run}")
-    limits = more_for(op, journal, settings, spend_limit, ttl)
+    limits = new_limits(op, journal, settings, spend_limit, ttl)
     asked = with_limits(op.asked, ttl, spend_limit, limits) if limits else ""
     found = Resumption(op=op, limits=limits, asked=asked)
     vendor = registry.provider(settings, op.vendor)
@@ -65,7 +65,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
         return found
     check_used(op, limits or Limits(), journal, settings)
     keeper = RunKeeper.of(op, journal, settings, tell)
-    job, budget = keeper.rest_of(op, limits or Limits())
+    job, budget = keeper.remaining_job(op, limits or Limits())
     request = op.read_request()
     plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
     spent, of_all = spent_by(op, journal, settings), "" if budget is None else f" of {in_usd(budget)}"
@@ -83,14 +83,14 @@ def resume(found: Resumption, journal: Journal, settings: Settings, tell: Say) -
     tell_extensions(found.op, settings, tell)
     op = with_environment(found.op, journal, settings)
     if found.plan is not None:
-        return again(op, journal, settings, tell, found)
-    return go_on(op, journal, settings, tell)
+        return restart(op, journal, settings, tell, found)
+    return continue_run(op, journal, settings, tell)
 
 
 def tell_extensions(op: Op, settings: Settings, tell: Say) -> None:
     """Report changed or missing extensions of a run; the run continues with the original code."""
     with contextlib.suppress(UsageError):  # A run without a receipt.
-        for said in changed(receipt.read(op, settings).extensions):
+        for said in changed_extensions(receipt.read(op, settings).extensions):
             tell(f"{said}; {op.run} continues with the code of the launch")
 
 
@@ -98,7 +98,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     """Add the variables of `--env` to the jobs of the run. Raises UsageError while the run is active."""
     if not job_environment.of_job(settings):
         return op
-    if op.is_live and sight.is_alive(op, way(settings, op)):
+    if op.is_live and sight.is_alive(op, transport_to(settings, op)):
         raise UsageError(
             f"--env: {op.run} is running with the environment of the launch; end the run first: inv down {op.run}"
         )
@@ -116,15 +116,15 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 def is_idle(op: Op, settings: Settings) -> bool:
     """Return True for a live pod that stays and has no work."""
-    return op.is_live and op.stays and runs_launch.is_idle(op, way(settings, op))
+    return op.is_live and op.stays and runs_launch.is_idle(op, transport_to(settings, op))
 
 
-def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+def continue_run(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return a stopped or lost run as an active run; leave a run with a lost node to the keeper."""
     if run_rows.is_in_pieces(op, journal):
         return op
     try:
-        return (attach if op.is_live else again)(op, journal, settings, tell)
+        return (attach if op.is_live else restart)(op, journal, settings, tell)
     except AlreadyLive as taken_by:
         return attach(taken_by.op, journal, settings, tell)
 
@@ -135,13 +135,13 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
         op = journal.op(op.token)
-    if sight.is_alive(op, way(settings, op)):
+    if sight.is_alive(op, transport_to(settings, op)):
         tell(f"{op.run} is already running; following it")
         return op
-    return again(op, journal, settings, tell)
+    return restart(op, journal, settings, tell)
 
 
-def again(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None) -> Op:
+def restart(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None) -> Op:
     """Restart a stopped run on the old pod, or on a new pod if the old pod is gone. Raises UsageError on an engine.
 
     `found` holds the limits and offers accepted by the user, for a rented pod.
@@ -163,7 +163,7 @@ def again(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resump
     return runs_launch.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
 
 
-def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
+def new_limits(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
     """Return new limits of a run in the form for `Keeper.elsewhere`; None without new limits.
 
     Raises UsageError.

@@ -79,7 +79,7 @@ def kinds() -> list[RunGroups]:
     return [packs.load(where)() for where in packs.entries("run_groups").values()]
 
 
-def on_record(settings: Settings) -> dict[str, RunGroup]:
+def recorded_groups(settings: Settings) -> dict[str, RunGroup]:
     """Return the recorded groups of all kinds, by name."""
     return {one.name: one for kind in kinds() for one in kind.on_record(settings)}
 
@@ -89,7 +89,7 @@ def commands(journal: Journal, settings: Settings, names: Sequence[str]) -> dict
     return {name: line for kind in kinds() for name, line in kind.commands(journal, settings, names).items()}
 
 
-def is_at_work(journal: Journal) -> bool:
+def is_any_active(journal: Journal) -> bool:
     """Return True if a live process manages a group of any kind."""
     return any(kind.is_at_work(journal) for kind in kinds())
 

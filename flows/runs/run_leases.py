@@ -22,25 +22,25 @@ def move_names(plan: Plan) -> None:
         Store(plan.store).point(one.name, one.fingerprint)
 
 
-def read_by(plan: Plan) -> set[references.What]:
+def plan_artifacts(plan: Plan) -> set[references.What]:
     """Return the kind and fingerprint of all artifacts read or made by the plan's job."""
     makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {what for making in makings for what in references.of_making(making)}
 
 
-def hold_for(plan: Plan, run: str, installation: str) -> None:
+def acquire(plan: Plan, run: str, installation: str) -> None:
     """Write the lease on the artifacts read and made by a run. Raises StoreError.
 
     Raises UsageError if an input was removed from the store during planning.
     """
     assert plan.job is not None
-    if not read_by(plan):
+    if not plan_artifacts(plan):
         return
-    references.hold(plan.store, reference_of(run, installation), f"run {run}", read_by(plan), time.time())
+    references.hold(plan.store, reference_of(run, installation), f"run {run}", plan_artifacts(plan), time.time())
     made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
     named, kept = Store(plan.store).everything()
     there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
-    lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
+    lost = sorted(kind for kind, fingerprint in plan_artifacts(plan) - there if fingerprint not in made)
     if lost:
         raise UsageError(f"{', '.join(lost)} were removed from {plan.store} during the planning; launch again")
 
@@ -74,13 +74,13 @@ def reference_of(run: str, installation: str) -> str:
 
 
 @contextlib.contextmanager
-def foreground(plan: Plan, tell: Say) -> Iterator[None]:
+def hold_inputs(plan: Plan, tell: Say) -> Iterator[None]:
     """Hold the inputs of steps in this terminal inside the block. Raises StoreError, UsageError."""
     name, here = f"{os.getpid()}-{secrets.token_hex(4)}", "foreground"
     if plan.job is None:
         yield
         return
-    hold_for(plan, name, here)
+    acquire(plan, name, here)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Comparison of a launch with the active run of the same artifacts, to detect conflicting flags.
 
 The run was found by the target, so the flags for artifacts agree. The other flags (machine, limits, saving) are
-compared only where typed. `asking` returns the journal record of a launch; `check` names the differences.
+compared only where typed. `typed_launch` returns the journal record of a launch; `check` names the differences.
 """
 
 import json
@@ -96,7 +96,7 @@ class TypedLaunch:
             )
 
 
-def asking(
+def typed_launch(
     spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
 ) -> TypedLaunch:
     """Return the typed and resolved flags of a launch. `limits` are for the whole run; `env` is from `--env`."""
@@ -117,7 +117,7 @@ def asking(
 
 def kinds_of(request: Request) -> list[list[Any]]:
     """Return the requested GPU kinds with their counts, sorted, in the journal's form."""
-    return sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
+    return sorted([gpus.canonical_name(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
 
 
 def of_checkout(names: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.flags import Typed, given
+from infra.flags import Typed, nondefault_flags
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
@@ -42,7 +42,7 @@ class AskedWork:
 
     def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
         """Return the resolved launch. Raises UsageError for an impossible launch."""
-        return launch.understand(spec, settings)
+        return launch.resolve(spec, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class WorkKind:
         return ()
 
 
-def asked(spec: LaunchSpec, file: str) -> AskedWork:
+def work_of_command(spec: LaunchSpec, file: str) -> AskedWork:
     """Return the work of a command line. Raises UsageError."""
     kind = of_file(Path(file)) if file else None
     works = [kind.asked(spec, file)] if kind else [one.asked(spec, "") for one in _of_flags(spec)]
@@ -110,7 +110,7 @@ def of_file(path: Path) -> WorkKind | None:
 
 def _of_flags(spec: Typed) -> list[WorkKind]:
     """Return the kinds of the packs with given flags. The record of a pack's flags is in the folder of the pack."""
-    names = {type(one).__module__.split(".")[1] for one in spec.added if given(one)}
+    names = {type(one).__module__.split(".")[1] for one in spec.added if nondefault_flags(one)}
     return [packs.load(entry.where)() for name in sorted(names) for entry in packs.installed()[name].works.values()]
 
 
@@ -119,14 +119,14 @@ def cost_variables(spec: Typed, profile: str) -> dict[str, str]:
     return {name: value for kind in _of_flags(spec) for name, value in kind.cost_variables(spec, profile).items()}
 
 
-def estimated(spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
+def work_to_estimate(spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
     """Return the work selected by flags of packs for `inv cost`; None without such flags. Raises UsageError."""
     return next((found for kind in _of_flags(spec) if (found := kind.estimated(spec, wanted, settings))), None)
 
 
 def findings(path: Path) -> list[FileFinding]:
     """Return the lines of a file of any kind that would fail later. Raises UsageError for other files; OSError."""
-    if missing := [why for word in packs.words("works") if (why := packs.lacking("works", word))]:
+    if missing := [why for word in packs.words("works") if (why := packs.missing_pack_message("works", word))]:
         raise UsageError(missing[0])
     kind = of_file(path)
     kinds = [kind] if kind else [packs.load(entry.where)() for entry in packs.works()]
@@ -144,7 +144,7 @@ def kind_of_file(path: Path) -> PackWork | None:
         return None
     keys = {key for one in documents if isinstance(one.said, dict) for key in one.said}
     for key in sorted(keys & {*packs.words("file_keys")}):
-        if why := packs.lacking("file_keys", key):
+        if why := packs.missing_pack_message("file_keys", key):
             raise UsageError(f"{path}: {why}")
     return next((entry for entry in packs.works() if keys & {*entry.file_keys}), None)
 

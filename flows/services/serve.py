@@ -46,9 +46,9 @@ class Revision:
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
     """Return the requested version without changing any state. Raises UsageError for an impossible request."""
-    name = check_name(spec.name) if spec.name else revision.the_name(spec.config)
+    name = check_name(spec.name) if spec.name else revision.service_name(spec.config)
     row = service_rows.find(journal, name)
-    old = service_state.wanted_of(row.wanted) if row else None
+    old = service_state.parse_desired(row.wanted) if row else None
     if old and old.is_ending:
         raise UsageError(f"{name} is being ended; after the end (inv serve.status), run the same command again")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
@@ -71,17 +71,17 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
-    said = revision.model_meant(service, spec.config, spec.model, spec.tag, before)
+    said = revision.requested_model(service, spec.config, spec.model, spec.tag, before)
     source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
-    version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
-    version = that_computes(version, bool(spec.engine), tell)
-    if spec.spend_limit and not revision.rents(version, settings):
+    version = revision.first_version(document, source, provider, spec.engine, settings.store, before, name)
+    version = with_capable_engine(version, bool(spec.engine), tell)
+    if spec.spend_limit and not revision.may_rent(version, settings):
         raise UsageError("--spend-limit applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
-    return Revision(name, revision.with_room(version, settings, tell), row, old)
+    return Revision(name, revision.with_memory_need(version, settings, tell), row, old)
 
 
-def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
+def with_capable_engine(version: Version, is_asked: bool, tell: Say) -> Version:
     """Return the version with an engine able to run the model; our engine replaces llama.cpp unless requested by name.
 
     Raises UsageError if llama.cpp was requested but cannot run the model, before any machine is rented.
@@ -131,7 +131,7 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
     return str(found.folder)
 
 
-def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
+def replica_offers(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     """Return the offers of machines for the replicas, in the order to try. Raises NoOffer, OutOfMoney."""
     service = found.version.service
     request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes)
@@ -139,7 +139,7 @@ def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
 
 
-def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
+def desired_state(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
     """Return the new desired state of the service. Raises UsageError for a change impossible during operation."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
@@ -147,23 +147,25 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
         port = free_port(())  # The old port may be in use by now.
-    return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
+    return revision.next_desired_state(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 
-def want(found: Revision, wanted: WantedService, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
+def set_desired_state(
+    found: Revision, wanted: WantedService, journal: Journal, settings: Settings, tell: Say
+) -> ServiceRecord:
     """Record the desired state, ensure a live controller, and return the controller's record.
 
     Remove a new service if no controller could start.
     """
     if wanted != found.old:
-        service_rows.want(journal, found.name, service_state.write(wanted), found.row)
+        service_rows.write_desired_state(journal, found.name, service_state.write(wanted), found.row)
     try:
         seen = controller_client.ensure(found.name, settings, journal, tell)
         supervisor_client.ensure(settings)
         return seen
     except BaseException:
         if found.old is None:  # No replica was started yet.
-            controller_client.forget(found.name, settings, journal)
+            controller_client.undo_start(found.name, settings, journal)
         raise
 
 
@@ -174,7 +176,7 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     """
     row = service_rows.find(journal, name)
     assert row is not None
-    old = service_state.wanted_of(row.wanted)
+    old = service_state.parse_desired(row.wanted)
     if old.is_ending:
         raise UsageError(f"{name} is being ended")
     policy = old.newest.service.policy
@@ -191,5 +193,5 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     service_file.parse(f"service {name}", document)
     newest = dataclasses.replace(old.newest, document=document)
     now = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
-    service_rows.want(journal, name, service_state.write(now), row)
+    service_rows.write_desired_state(journal, name, service_state.write(now), row)
     return now, True

@@ -61,7 +61,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     row = service_rows.find(journal, name)
     if row is None:
         return {}
-    wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
+    wanted, seen = service_state.parse_desired(row.wanted), service_state.parse_observed(row.seen)
     rows = {op.run: op for op in journal.ops() if op.service == name}
     is_kept = controller_process.is_kept(name, journal)
     target = seen.memory.target if seen.memory else wanted.newest.service.policy.min_replicas

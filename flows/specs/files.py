@@ -52,7 +52,7 @@ def read(where: str, body: Any, record: type, but: Collection[str] = ()) -> dict
             words += work.flatten_options(f"{where}: {key}", _nested(str(key), value))
         else:
             name = str(key).replace("_", "-")
-            if said := packs.lacking("sizes", name.replace("-", "_")):
+            if said := packs.missing_pack_message("sizes", name.replace("-", "_")):
                 raise UsageError(f"{where}: {said}")
             check_keys(where, {name if name in flags else key: None}, [*flags, PHASES])
             found[flags[name].name] = _value(f"{where}: {key}", flags[name], value)

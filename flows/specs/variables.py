@@ -50,7 +50,7 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
     for name, size in sizes().items():
         if name not in given:
             continue
-        if said := packs.lacking("sizes", size):
+        if said := packs.missing_pack_message("sizes", size):
             raise UsageError(f"-e {name}: {said}")
         if (phase := phases_sized()[size]) not in planning.parse_phases(spec.phase):
             raise UsageError(f"-e {name}: only for the phase {phase}; to add the phase: --phase {spec.phase}+{phase}")

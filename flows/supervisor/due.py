@@ -14,9 +14,9 @@ from infra.notices import outbox
 from infra.notices.outbox import names_of
 from infra.rehearsal import world_files
 from infra.runs import run_rows, sight
-from infra.runs.keepers.due_ends import to_end
+from infra.runs.keepers.due_ends import due_pods
 from infra.runs.keepers.recovery import recovers
-from infra.runs.lookup import way
+from infra.runs.lookup import transport_to
 from infra.settings import LOCAL, Settings, is_rented
 from store import packs
 
@@ -50,19 +50,21 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
 def is_dead(op: Op, settings: Settings) -> bool:
     """Return True if a local pod has lost both guard and agent, as after a reboot."""
-    return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
+    return op.state in (READY, LOST) and not sight.is_alive(op, transport_to(settings, op))
 
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Return True if the supervisor has work: services, runs, pods to end, run groups or notices."""
-    is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or pods_to_end(journal, settings))
-    is_left = is_left or bool(run_groups.due(journal, settings)) or run_groups.is_at_work(journal)
+    is_left = bool(
+        service_rows.list_services(journal) or runs_to_keep(journal, settings) or pods_to_end(journal, settings)
+    )
+    is_left = is_left or bool(run_groups.due(journal, settings)) or run_groups.is_any_active(journal)
     return is_left or is_watch_wanted(journal, settings)
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rented pods due to end; [] once the simulated market of a rehearsal has ended."""
-    return [] if world_files.has_ended(settings.rehearsal) else to_end(journal, settings)
+    return [] if world_files.has_ended(settings.rehearsal) else due_pods(journal, settings)
 
 
 def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:

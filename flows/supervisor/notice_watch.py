@@ -13,16 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.limits.beyond_limit import BeyondLimit, beyond_limit, has_pace, left_of
+from flows.limits.beyond_limit import BeyondLimit, estimate_time_left, forecast_excess, has_pace
 from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
-from infra.errors import in_words
+from infra.errors import describe
 from infra.ledger import service_rows, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.notices import hooks, outbox
-from infra.notices.outbox import Notice, names_of, tell
+from infra.notices.outbox import Notice, names_of, send_now
 from infra.runs import run_rows, sight
 from infra.runs.settle import settle
 from infra.runs.sight import Observation
@@ -57,20 +57,20 @@ class NoticeWatch:
             try:
                 self._look_at(op, settings)
             except Exception as error:  # An error in a run must not stop the looks at the others.
-                self.say(f"{op.run}: {in_words(error)}")
-        for service in service_rows.every(self.journal) if hooks.for_all(settings) else ():
+                self.say(f"{op.run}: {describe(error)}")
+        for service in service_rows.list_services(self.journal) if hooks.for_all(settings) else ():
             try:
-                for notice in of_service(service.name, service_state.seen_of(service.seen)):
-                    tell(notice, hooks.for_all(settings), settings, self.say, aside=True)
+                for notice in of_service(service.name, service_state.parse_observed(service.seen)):
+                    send_now(notice, hooks.for_all(settings), settings, self.say, aside=True)
             except Exception as error:
-                self.say(f"{service.name}: {in_words(error)}")
+                self.say(f"{service.name}: {describe(error)}")
         for problem in outbox.deliver(settings):
             self.say(problem)
         self.looked_at = time.monotonic()
 
     def _look_at(self, op: Op, settings: Settings) -> None:
         vendor = registry.provider(settings, op.vendor)
-        seen = sight.look(op, vendor)
+        seen = sight.observe_pod(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
             if not self.journal.leases.holder(
                 keeper_lease(op.run)
@@ -84,15 +84,15 @@ class NoticeWatch:
             self.idle_since.pop(op.token, None)
         idle_s = (now - self.idle_since.get(op.token, now)) * seen.clock_scale
         for notice in (*of_run(op, seen, read_clocks(), idle_s), *self._of_forecast(op, seen, settings)):
-            tell(notice, names_of(op, settings), settings, self.say, aside=True)
+            send_now(notice, names_of(op, settings), settings, self.say, aside=True)
 
     def _of_forecast(self, op: Op, seen: Observation, settings: Settings) -> Iterator[Notice]:
         """Yield a notice if the forecast of the run exceeds the limits."""
         if seen.verdict or not has_pace(seen.progress):
             return
-        if found := left_of(self.journal.ops(run=op.run), seen.progress, settings):
+        if found := estimate_time_left(self.journal.ops(run=op.run), seen.progress, settings):
             rows = run_rows.rows_of(op.run, run_rows.size_of(op), self.journal)
-            if beyond := beyond_limit(op, rows, found[0], read_clocks(), seen.clock_scale):
+            if beyond := forecast_excess(op, rows, found[0], read_clocks(), seen.clock_scale):
                 yield of_forecast(op, beyond)
 
 

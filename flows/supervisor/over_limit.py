@@ -12,15 +12,15 @@ import contextlib
 from dataclasses import dataclass
 
 from infra.agent.limits import Clocks, read_clocks
-from infra.errors import SlipwayError, in_words
+from infra.errors import SlipwayError, describe
 from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.spend import LimitOverrun
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.runs import sight
-from infra.runs.keepers.due_ends import LAST_LOOK_S, is_being_concluded, is_past_limit, last_look
+from infra.runs.keepers.due_ends import LAST_LOOK_S, final_observation, is_being_concluded, is_past_limit
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Observation
 from infra.runs.sync import reports
@@ -83,7 +83,7 @@ def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[Over
     if not rows:
         return []
     now = read_clocks()
-    looks = at_once(lambda op: last_look(op, settings), rows, 2 * LAST_LOOK_S)
+    looks = map_parallel(lambda op: final_observation(op, settings), rows, 2 * LAST_LOOK_S)
     sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in looks]
     return [_end(op, seen, journal, settings, tell, now) for op, seen in zip(rows, sights, strict=True)]
 
@@ -109,7 +109,7 @@ def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: 
     except Fenced:
         problem = "a second process is ending the pod"
     except Exception as error:  # An error of a pod must not stop the others.
-        problem = in_words(error)
+        problem = describe(error)
     return OverLimit(
         op=journal.op(op.token),
         excess=spend.excess(op, now, settings.clock_scale),
@@ -127,6 +127,6 @@ def age_of_report(op: Op, seen: Observation, settings: Settings, now: Clocks) ->
     guard = seen.guard
     if not guard:
         with contextlib.suppress(SlipwayError, OSError, ValueError):
-            guard = sight.of(op, reports.at_home(op, RunHome.of(op.run, settings.homes)))["guard"]
+            guard = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))["guard"]
     real_s = sight.report_age_s(guard, now)
     return None if real_s is None else real_s * settings.clock_scale

@@ -38,16 +38,16 @@ from infra import checkout, job_environment
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT, CodeWatch
-from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
+from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, describe
 from infra.interrupts import WorkTakenOver
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
-from infra.ledger.dismissal import dismiss
+from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SILENT_S, SUPERVISOR, LeaseHeld, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
-from infra.notices.outbox import Notice, names_of, tell
+from infra.notices.outbox import Notice, names_of, send_now
 from infra.runs import run_rows
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper
@@ -133,7 +133,7 @@ class Supervisor:
     def look(self) -> bool:
         """Look once, and start missing work; return True if any work remains."""
         runs = {keeper_lease(op.run): op for op in runs_to_keep(self.journal, self.settings)}
-        services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
+        services = {service_lease(one.name): one for one in service_rows.list_services(self.journal)}
         held = self.journal.leases.held()
         for lease, op in runs.items():
             self._begin(lease, (op.token, op.epoch), self._hold if recovers(op) else self._keep, op.run)
@@ -152,7 +152,7 @@ class Supervisor:
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         cares = [self.cares[lease] for lease in (*runs, *groups)]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        is_wanted = run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
+        is_wanted = run_groups.is_any_active(self.journal) or is_watch_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted or self._bills(runs.values())
 
     def finds_more(self) -> bool:
@@ -162,8 +162,8 @@ class Supervisor:
         keys |= {lease: (name, 0) for lease, (_, name) in run_groups.due(self.journal, self.settings).items()}
         settled = {lease: care.key for lease, care in self.cares.items() if care.is_done or care.given_up}
         is_left = any(settled.get(lease) != key for lease, key in keys.items()) or self._bills(runs)
-        is_left = is_left or bool(service_rows.every(self.journal) or pods_to_end(self.journal, self.settings))
-        return is_left or run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
+        is_left = is_left or bool(service_rows.list_services(self.journal) or pods_to_end(self.journal, self.settings))
+        return is_left or run_groups.is_any_active(self.journal) or is_watch_wanted(self.journal, self.settings)
 
     def _bills(self, runs: Iterable[Op]) -> bool:
         """Return True if a live pod of these runs is rented: even after a run was given up, its pod must end in time.
@@ -186,7 +186,7 @@ class Supervisor:
     def _fail(self, name: str, error: Exception) -> None:
         if isinstance(error, JournalFull) or is_full(error):
             self.is_disk_full.set()
-        self.tell(f"{name}: {in_words(error)}")
+        self.tell(f"{name}: {describe(error)}")
 
     def _end(self) -> None:
         """End the due pods, and repeat with backoff until all pods are proven gone."""
@@ -253,7 +253,7 @@ class Supervisor:
         except Exception as error:  # Restarted at the pace of the retries.
             self._fail(name, error)
             if work == self._keep and not self._goes_on(name):
-                self._tell_given_up(name, in_words(error))
+                self._tell_given_up(name, describe(error))
         if why:
             with Journal.open(self.settings.state_file) as journal:
                 row = next(iter(journal.ops(run=name)[-1:]), None)
@@ -271,7 +271,7 @@ class Supervisor:
             op = next(iter(journal.ops(run=name)[-1:]), None)
         if op is not None:
             notice = Notice(subject=name, event="given up", key=f"{op.token} {op.epoch}", note=why)
-            tell(notice, names_of(op, self.settings), self.settings, self.tell)
+            send_now(notice, names_of(op, self.settings), self.settings, self.tell)
 
     def _log_of(self, run: str, settings: Settings) -> Say:
         """Return a function for writing to the log of a kept run, and report the path of the log."""
@@ -300,7 +300,7 @@ class Supervisor:
         tell = self._log_of(run, settings)
         with Journal.open(settings.state_file) as journal:
             op, verdict = journal.ops(run=run)[-1], dict[str, object]()
-            with follow.keeping(op, journal, settings, tell, is_asked=False) as seen:
+            with follow.keep_run(op, journal, settings, tell, is_asked=False) as seen:
                 for _, verdict in seen:
                     if run_rows.is_over(journal.ops(run=run)[-1]) and not verdict:
                         self.tell(f"{run}: it was ended")
@@ -310,7 +310,7 @@ class Supervisor:
                 return op  # A different process ends the run.
             with self.concluding:
                 only = [one.token for one in run_rows.nodes_of(op, journal)]
-                follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
+                follow.settle_run(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
             return journal.ops(run=run)[-1]
 
@@ -334,7 +334,7 @@ class Supervisor:
             since=self.since,
             looked_at=round(time.time(), 1),
             runs=tuple(sorted(one.partition(":")[2] for one in runs if one.startswith("keep:"))),
-            services=tuple(sorted(one.name for one in service_rows.every(self.journal))),
+            services=tuple(sorted(one.name for one in service_rows.list_services(self.journal))),
             given_up={lease.partition(":")[2]: care.given_up for lease, care in self.cares.items() if care.given_up},
         )
         if self.written is not None:
@@ -350,7 +350,7 @@ class Supervisor:
 def load() -> Settings:
     """Return the current settings, and lend their credentials to the stores."""
     found = Settings.load(ROOT)
-    credentials.lend(job_environment.secrets(found))
+    credentials.set_credentials(job_environment.secrets(found))
     return found
 
 
@@ -364,7 +364,7 @@ def serve(tell: Say, renews: bool = False) -> None:
         if renews:
             living = [one for one in journal.leases.holders() if one.lease == SUPERVISOR]
             try:
-                dismiss(
+                terminate_holders(
                     [one for one in living if one.code != checkout.stamp()], "runs other code", tell, HUNG_S + SILENT_S
                 )
             except SlipwayError as error:  # A hanging process is silent by now, so the lease is free.

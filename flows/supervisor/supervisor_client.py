@@ -34,7 +34,7 @@ LEAVE_S = 30.0
 POLL_S = 0.1
 
 
-def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
+def resume_abandoned(settings: Settings, also: Iterable[str] = ()) -> list[str]:
     """Let the supervisor continue all local work; return the leases without a holder.
 
     Record runs as abandoned after an interruption by a reboot or by a move to this machine. `also` lists the leases
@@ -48,7 +48,7 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
         due = [keeper_lease(op.run) for op in runs_to_keep(journal, settings)]
         due += [
             one
-            for one in (service_lease(row.name) for row in service_rows.every(journal))
+            for one in (service_lease(row.name) for row in service_rows.list_services(journal))
             if not journal.leases.holder(one)
         ]
     ensure(settings)
@@ -108,7 +108,7 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
     raise SlipwayError(f"the supervisor did not start; log: {log_file(settings)}; run: inv supervisor")
 
 
-def hand_on(op: Op, settings: Settings) -> str:
+def hand_over(op: Op, settings: Settings) -> str:
     """Hand a run over, and return a display text about the process that keeps the run from now on.
 
     The supervisor keeps runs on other machines; a local run keeps itself, and an engine keeps its own runs.
@@ -131,7 +131,7 @@ def hand_on(op: Op, settings: Settings) -> str:
 
 
 @contextlib.contextmanager
-def handing_on(settings: Settings) -> Iterator[None]:
+def hand_over_on_error(settings: Settings) -> Iterator[None]:
     """Hand active and due work to the supervisor if an error or signal ends this block."""
     try:
         yield
@@ -141,7 +141,7 @@ def handing_on(settings: Settings) -> Iterator[None]:
         raise
 
 
-def leave_if_done(settings: Settings) -> None:
+def stop_if_idle(settings: Settings) -> None:
     """Stop a supervisor without work, and wait up to `LEAVE_S` seconds for the exit."""
     with Journal.open(settings.state_file) as journal:
         holder = journal.leases.holder(SUPERVISOR)

@@ -26,7 +26,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     # Only this user may write files that the agent executes or reads, under any umask of sshd or the container.
     os.umask(os.umask(0o022) | 0o022)
-    process.leave_no_core()
+    process.disable_core_dumps()
     try:
         return VERBS[words[0]](Path(words[1]).absolute())
     except AgentError as error:

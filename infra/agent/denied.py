@@ -11,7 +11,7 @@ REFUSED = (errno.EACCES, errno.EPERM)
 ELSEWHERE = "set a different folder; inv config lists the settings"
 
 
-def told(error: OSError, checkout: Path) -> str:
+def error_with_hint(error: OSError, checkout: Path) -> str:
     """Return the error as one line with a hint for the user.
 
     For a read-only file system the hint names the setting to change. For EACCES and EPERM the hint names the owner of

@@ -69,7 +69,7 @@ def is_save_due(elapsed_s: float, limit_s: Optional[float]) -> bool:
     return limit_s is not None and elapsed_s >= SAVE_AT * limit_s
 
 
-def carry_s(job: Job, said: Dict[str, Any]) -> float:
+def upload_allowance_s(job: Job, said: Dict[str, Any]) -> float:
     """Return the real seconds that the last uploads may take when the job ends without a stop request.
 
     The value is 90 % of the save lead before the limit, and never extends beyond the limit; the rest is for the

@@ -23,7 +23,7 @@ PORTS = range(20000, 32000)  # below the ephemeral ports of common systems
 CALL_S = 1.0
 
 
-def look(where: str) -> Dict[str, Any]:
+def find_addresses(where: str) -> Dict[str, Any]:
     """Return the IPv4 addresses with their interfaces, and two free ports."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
@@ -117,4 +117,8 @@ class ReachabilityTest:
 
 
 if __name__ == "__main__":
-    print(json.dumps(look(sys.argv[2]) if sys.argv[1] == "look" else ReachabilityTest(json.loads(sys.argv[2])).hold()))
+    print(
+        json.dumps(
+            find_addresses(sys.argv[2]) if sys.argv[1] == "look" else ReachabilityTest(json.loads(sys.argv[2])).hold()
+        )
+    )

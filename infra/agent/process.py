@@ -61,7 +61,7 @@ def identify(pid: int) -> Optional[Identity]:
     return Identity(boot_id(), pid, row.started) if row else None
 
 
-def myself() -> Identity:
+def current_identity() -> Identity:
     me = identify(os.getpid())
     assert me is not None
     return me
@@ -100,7 +100,7 @@ def find_each(tokens: Iterable[str]) -> Dict[str, List[Identity]]:
     return found
 
 
-def above(pid: int) -> Iterator[int]:
+def ancestors(pid: int) -> Iterator[int]:
     """Yield the pids of the ancestors, nearest first."""
     row = _row_of_proc(pid)
     while row and row.ppid:
@@ -140,18 +140,18 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
         time.sleep(POLL_S)
 
 
-def in_words(survivors: Iterable[Identity]) -> str:
+def describe_survivors(survivors: Iterable[Identity]) -> str:
     """Return a message about the processes that survived, or ""."""
     pids = ", ".join(str(one.pid) for one in survivors)
     return f"DIRTY: processes {pids} could not be ended" if pids else ""
 
 
-def below(pid: int) -> Set[int]:
+def descendants(pid: int) -> Set[int]:
     """Return the pid and the pids of all descendants."""
     return _with_young({pid}, _table())
 
 
-def leave_no_core() -> None:
+def disable_core_dumps() -> None:
     """Disable core dumps of this process and its children, because process memory holds secrets.
 
     The resource limit covers core files. The coredump filter empties core dumps that the system pipes to a handler

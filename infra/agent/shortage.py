@@ -51,7 +51,7 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def patient(call: Call) -> Call:
+def retry_shortages(call: Call) -> Call:
     """Decorate a function to retry after shortages for up to `PATIENCE_S` seconds, then raise."""
 
     @functools.wraps(call)
@@ -69,7 +69,7 @@ def patient(call: Call) -> Call:
 
 
 @contextlib.contextmanager
-def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
+def tolerate_shortage(say: Callable[[str], None], what: str) -> Iterator[None]:
     """Suppress and log a shortage in the body of the `with` statement; raise all other errors."""
     try:
         yield
@@ -79,7 +79,7 @@ def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
         say(f"{what} failed for now: {error!r}")
 
 
-def spare_me() -> None:
+def exempt_from_oom_killer() -> None:
     """Exempt this process from the OOM killer, where permitted (root on Linux).
 
     If no other process can be killed, the kernel fails calls until memory is available again.
@@ -88,6 +88,6 @@ def spare_me() -> None:
         SCORE.write_text("-1000")
 
 
-def offered_first(words: List[str]) -> List[str]:
+def prefer_for_oom_kill(words: List[str]) -> List[str]:
     """Return the command wrapped so that the OOM killer selects the process and the children first."""
     return ["/bin/sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]

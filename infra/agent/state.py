@@ -18,7 +18,7 @@ from typing import Any, Dict, Optional
 from infra.agent import outside
 from infra.agent.job import Job, PodFolder, private, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
-from infra.agent.shortage import is_full, patient
+from infra.agent.shortage import is_full, retry_shortages
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # verdict state: a node stays silent; the run can continue on other machines
@@ -36,12 +36,12 @@ class AgentError(Exception):
 def read_job(pod: PodFolder) -> Job:
     """Return the job of a pod. Raises AgentError for a missing, damaged or unsupported job.json."""
     try:
-        return Job.from_json(patient(pod.job.read_text)(encoding="utf-8"))
+        return Job.from_json(retry_shortages(pod.job.read_text)(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AgentError(f"{pod.job}: {error}") from error
 
 
-@patient
+@retry_shortages
 def read_json(path: Path) -> Dict[str, Any]:
     """Return the JSON object in a file, or {} for a missing file. Raises ValueError or TypeError for other content."""
     try:
@@ -51,7 +51,7 @@ def read_json(path: Path) -> Dict[str, Any]:
         return {}
 
 
-def said_in(path: Path) -> Dict[str, Any]:
+def try_read_json(path: Path) -> Dict[str, Any]:
     """Return the JSON object written to a file by a different program, or {} for a missing or unreadable file."""
     try:
         return read_json(path)
@@ -59,19 +59,19 @@ def said_in(path: Path) -> Dict[str, Any]:
         return {}
 
 
-@patient
+@retry_shortages
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file by this value as JSON; on a full disk, use the space reserved by `keep_room`."""
+    """Replace a file by this value as JSON; on a full disk, use the space reserved by `reserve_space`."""
     text = json.dumps(value, indent=1) + "\n"
     try:
         write_durably(path, text)
     except OSError as error:
-        if not is_full(error) or not give_room(path):
+        if not is_full(error) or not release_space(path):
             raise
         write_durably(path, text)
 
 
-def keep_room(pod: PodFolder) -> None:
+def reserve_space(pod: PodFolder) -> None:
     """Reserve the disk space for the stop request and the verdict.
 
     Without the reservation, a step that fills the disk would block both files, and the pod would run until its limit.
@@ -86,7 +86,7 @@ def keep_room(pod: PodFolder) -> None:
                 say(f"could not reserve disk space for {path.name}: {error!r}")
 
 
-def give_room(path: Path) -> bool:
+def release_space(path: Path) -> bool:
     """Free the space reserved for a file; return whether space was reserved."""
     try:
         _room(path).unlink()
@@ -99,7 +99,7 @@ def _room(path: Path) -> Path:
     return path.with_name(f".{path.name}.room")
 
 
-def tell(path: Path, value: Any) -> None:
+def try_write_json(path: Path, value: Any) -> None:
     """Write a frequently updated value; on a full disk, log the error instead of failing the work."""
     try:
         write_durably(path, json.dumps(value, indent=1) + "\n")
@@ -107,8 +107,8 @@ def tell(path: Path, value: Any) -> None:
         say(f"could not write {path.name}: {error!r}")
 
 
-@patient
-def hold(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
+@retry_shortages
+def acquire_lock(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
     """Lock a file until this process ends or closes the descriptor; return None if the lock is taken.
 
     Waits up to `wait_s` seconds, because `is_held` holds the lock for a moment; None waits without a limit.
@@ -127,7 +127,7 @@ def hold(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
             time.sleep(0.02)
 
 
-@patient
+@retry_shortages
 def is_held(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -165,18 +165,18 @@ def report(pod: PodFolder, role: str) -> Path:
     return pod.state / f"{role}.json"
 
 
-@patient
-def living(pod: PodFolder, role: str) -> Optional[Identity]:
+@retry_shortages
+def live_process(pod: PodFolder, role: str) -> Optional[Identity]:
     """Return the live process in a role, or None; also None before a new holder has written the report."""
-    said = said_in(report(pod, role)).get("identity")
+    said = try_read_json(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
 
-def leaving(pod: PodFolder) -> Optional[Identity]:
+def self_terminating_guard(pod: PodFolder) -> Optional[Identity]:
     """Return the guard if the guard is ending the whole pod after the work, else None."""
-    guard = living(pod, "guard")
-    return guard if guard and said_in(report(pod, "guard")).get("is_leaving") else None
+    guard = live_process(pod, "guard")
+    return guard if guard and try_read_json(report(pod, "guard")).get("is_leaving") else None
 
 
 def ask_to_stop(
@@ -184,8 +184,8 @@ def ask_to_stop(
 ) -> Dict[str, Any]:
     """Write a stop request unless a request exists, and return the valid request.
 
-    `state` is the state of the coming verdict: stopped, limit, failed or LEFT. `carry_s` limits the sidecar's time to
-    finish after the steps; the default is `grace_s()`.
+    `state` is the state of the coming verdict: stopped, limit, failed or LEFT. `upload_allowance_s` limits the
+    sidecar's time to finish after the steps; the default is `grace_s()`.
     """
     if not stop_file(pod).exists():
         asked = {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()}
@@ -193,7 +193,7 @@ def ask_to_stop(
     return read_json(stop_file(pod))
 
 
-def end_of_machine() -> str:
+def machine_end_state() -> str:
     """Return the end state when the machine is taken away (SIGTERM): LEFT under an engine, else "stopped"."""
     return LEFT if os.environ.get(ENGINE) else "stopped"
 
@@ -203,7 +203,7 @@ def grace_s() -> float:
     return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
 
 
-def carry_s(job: Job, asked: Dict[str, Any]) -> float:
+def upload_allowance_s(job: Job, asked: Dict[str, Any]) -> float:
     """Return the seconds that the last uploads may take after a stop request; 0 for a job or node without a sidecar."""
     if job.beside is None or job.group.rank:
         return 0.0
@@ -231,20 +231,20 @@ def verdict(
     }
 
 
-def put_away(pod: PodFolder) -> None:
+def archive_verdict(pod: PodFolder) -> None:
     """Rename the verdict to `verdict-<n>.json`, with the next free number."""
     if pod.verdict.exists():
         number = 1 + len(list(pod.state.glob("verdict-*.json")))
         pod.verdict.rename(pod.state / f"verdict-{number}.json")
 
 
-def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
+def write_missing_verdict(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
     """Write the verdict in place of a dead agent, update the progress, and return the valid verdict.
 
     An existing verdict stays.
     """
     if not pod.verdict.exists():
-        give_room(pod.verdict)  # the progress is written first
+        release_space(pod.verdict)  # the progress is written first
         progress = read_json(pod.progress)
         if progress:
             for step in progress["steps"]:
@@ -256,7 +256,7 @@ def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
     return read_json(pod.verdict)
 
 
-@patient
+@retry_shortages
 def spawn(pod: PodFolder, job: Job, role: str, key: str = "") -> "subprocess.Popen[bytes]":
     """Start the `guard` or the agent (`run`) in a new session, with output appended to a log.
 

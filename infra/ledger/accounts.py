@@ -46,7 +46,7 @@ def _hash(provider: Provider, word: str) -> str:
     return hashlib.sha256(f"{provider.name}\0{word}".encode()).hexdigest()[:16] if word else ""
 
 
-def in_words(op: Op) -> str:
+def account_advice(op: Op) -> str:
     """Return advice for the user about a pod rented by a different account."""
     cost = f"; the machine may still cost {per_hour(op.rate)}" if op.rate else ""
     return (

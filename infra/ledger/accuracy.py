@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.ledger.timings import RunTimes
-from infra.market.expected import AROUND, CROWDED, SAME, StepTime, left, total, words
+from infra.market.expected import AROUND, CROWDED, SAME, StepTime, remaining_s, total, words
 
 EARLY = 0.1  # fraction of a run after which the rest is forecast again
 REPEATED, ANEW = 0.25, 0.15  # target medians: runs with repeated steps; all runs at EARLY
@@ -69,7 +69,7 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
         return None
     low, seconds, high = total(one.expected)
     early_s = EARLY * one.wall_s
-    said_s = early_s + left(one.expected, replayed(one, early_s), one.asked_at + early_s, early_s)[1]
+    said_s = early_s + remaining_s(one.expected, replayed(one, early_s), one.asked_at + early_s, early_s)[1]
     steps = [each for each in one.expected if each.step != AROUND]
     # A fraction of the step time, not of the total: a long AROUND would leave no step.
     long_s = 0.05 * sum(each.seconds for each in steps)

@@ -109,7 +109,7 @@ def _without(rows: Sequence[Op], seen: AccountSnapshot, provider: str) -> Iterat
     """Yield findings for live rows without a listed machine; an incomplete listing yields none."""
     for row in rows if seen.listing.is_complete else ():
         if row.token in seen.elsewhere:
-            kind, note = UNCLEAR, accounts.in_words(row)
+            kind, note = UNCLEAR, accounts.account_advice(row)
         elif row.is_spot and seen.listing.spot_silence:
             kind, note = UNCLEAR, "not known whether the machine exists: the API for spot machines does not answer"
         elif row.remote_id and row.remote_id not in seen.listing.denied:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from infra.agent.limits import Clocks, read_clocks
-from infra.agent.process import Identity, is_alive, myself
+from infra.agent.process import Identity, current_identity, is_alive
 from infra.agent.state import NODE_LOST
 from infra.errors import OutOfMoney, UsageError
 from infra.journal_file import Fenced
@@ -151,7 +151,7 @@ def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1
 
     A second call replaces the reservation. Raise OutOfMoney, without changes, when the amount is not free.
     """
-    me = myself()
+    me = current_identity()
     with journal.writing():
         budget = _found(journal, name)
         found = _state(journal, budget, journal.ops(), read_clocks(), scale)
@@ -163,7 +163,7 @@ def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1
         journal.execute("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?)", *values)
 
 
-def give_back(journal: Journal, name: str, run: str) -> None:
+def release_reservation(journal: Journal, name: str, run: str) -> None:
     """Delete the reservation of a finished run; possible costs of the pods count until the pods are proven gone."""
     with journal.writing():
         journal.execute("DELETE FROM reservations WHERE budget = ? AND run = ?", name, run)
@@ -178,7 +178,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> 
     if not new.budget_name or not new.rate:
         return
     budget, now = _found(journal, new.budget_name), read_clocks()
-    most = spend.worst(new, now, scale)
+    most = spend.max_cost(new, now, scale)
     if most is None:
         raise OutOfMoney(f"{new.run}: a pod without a limit cannot be paid from {new.budget_name}; give --spend-limit")
     found = _state(journal, budget, rows, now, scale)
@@ -207,7 +207,7 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
     for run in (*own, *(run for run in reserved if run not in own)):
         costs = {op.token: max(spend.spent(op, now, scale), told.get(op.token, (0, 0))[1]) for op in own.get(run, [])}
         # Every pod was admitted with a limit; `worst` returns None only for a limit removed since.
-        most = sum(max(costs[op.token], spend.worst(op, now, scale) or 0) for op in own.get(run, []))
+        most = sum(max(costs[op.token], spend.max_cost(op, now, scale) or 0) for op in own.get(run, []))
         found[run] = BudgetRun(run, sum(costs.values()), most, reserved.get(run, 0))
     return BudgetState(budget, found)
 

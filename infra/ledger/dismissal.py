@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from infra.agent.process import is_alive, myself, send
+from infra.agent.process import current_identity, is_alive, send
 from infra.errors import SlipwayError
 from infra.ledger.leases import Holder
 from infra.units import duration
@@ -17,12 +17,14 @@ LEAVE_S = 60.0  # seconds; a controller first lets running requests finish
 POLL_S = 0.1
 
 
-def dismiss(holders: Iterable[Holder], why: str, tell: Callable[[str], None], patience_s: float = LEAVE_S) -> list[str]:
+def terminate_holders(
+    holders: Iterable[Holder], why: str, tell: Callable[[str], None], patience_s: float = LEAVE_S
+) -> list[str]:
     """Send SIGTERM to every holder except this process, and return the freed leases after all have exited.
 
     Raise SlipwayError when a process still runs after `patience_s` seconds. A repeated call resumes the dismissal.
     """
-    leaving = [one for one in holders if one.process != myself()]
+    leaving = [one for one in holders if one.process != current_identity()]
     for process in dict.fromkeys(one.process for one in leaving):
         held = ", ".join(one.lease for one in leaving if one.process == process)
         tell(f"process {process.pid} ({held}) {why}; asking the process to exit")

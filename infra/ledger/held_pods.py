@@ -34,6 +34,6 @@ def asked_of(op: Op) -> dict[str, Any]:
         return {}
 
 
-def guests_of(op: Op, rows: Sequence[Op]) -> list[Op]:
+def runs_of_pod(op: Op, rows: Sequence[Op]) -> list[Op]:
     """Return the live rows of runs on this held pod."""
     return [one for one in rows if one.is_live and one.vendor == HELD and one.place == place_of(op)]

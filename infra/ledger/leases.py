@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.agent.limits import awake_s
-from infra.agent.process import Identity, is_alive, myself
+from infra.agent.process import Identity, current_identity, is_alive
 from infra.errors import SlipwayError, UsageError
 from infra.interrupts import WorkTakenOver
 from infra.journal_file import Fenced
@@ -154,7 +154,7 @@ class Leases:
             epoch, holder = self._lease(name)
             if holder:
                 raise LeaseHeld(f"{name} is held by process {holder.pid}")
-            me = myself()
+            me = current_identity()
             values = (name, epoch + 1, me.boot_id, me.pid, me.started, awake_s())
             self._db.execute(_PUT, values)
             lease = Lease(name, epoch + 1, code)
@@ -209,14 +209,14 @@ class Leases:
 
     def beat(self) -> None:
         """Record a heartbeat of this process."""
-        me = myself()
+        me = current_identity()
         with self._writing():
             sql = "UPDATE leases SET heard_s = ? WHERE boot_id = ? AND pid = ? AND pid_starttime = ?"
             self._db.execute(sql, (awake_s(), me.boot_id, me.pid, me.started))
 
     def renew(self, lease: Lease) -> Lease:
         """Return the lease with a new epoch, held by this process; the old epoch is void. Raise Fenced if lost."""
-        me = myself()
+        me = current_identity()
         held = self._hold(lease, me.boot_id, me.pid, me.started, awake_s())
         self._pulse.hold(held, self._file[0], self._open_again)
         return held
@@ -225,7 +225,7 @@ class Leases:
         """Release a lease. Raise Fenced after a takeover."""
         self._hold(lease, None, None, None)
 
-    def forsake(self, lease: Lease) -> None:
+    def release_for_takeover(self, lease: Lease) -> None:
         """Release a lease as abandoned, so that a new holder takes over the work. Raise Fenced after a takeover."""
         self._hold(lease, "", 0, "")
 

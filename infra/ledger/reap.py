@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.agent.limits import read_clocks
-from infra.errors import in_words
+from infra.errors import describe
 from infra.journal_file import Fenced
 from infra.ledger import audit, reconcile, spend
 from infra.ledger.journal import Journal
@@ -48,7 +48,7 @@ def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0)
 
 def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], AccountSnapshot]:
     """Return the findings and the look at an account: machines, or jobs on clusters. Change nothing."""
-    seen = reconcile.look(provider, journal)
+    seen = reconcile.take_snapshot(provider, journal)
     prefix, rented = reconcile.prefix(journal), market(provider)
     now = rented.now() if rented else time.time()
     return audit.findings(seen, provider=provider.name, prefix=prefix, now=now), seen
@@ -108,5 +108,5 @@ def _end_due(
         except Fenced:
             continue  # the row moved meanwhile: the next look shows the new state
         except Exception as error:  # an error with a row must not keep the other rows alive
-            problems.append(f"{row.run}: {in_words(error)}")
+            problems.append(f"{row.run}: {describe(error)}")
     return ended

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.agent.limits import Clocks, read_clocks
-from infra.errors import in_words
+from infra.errors import describe
 from infra.journal_file import Fenced
 from infra.ledger import accounts, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN, Op
-from infra.providers import LAG_S, PartialListing, Provider, SpotUnlisted, clock_scale, look_up, market
+from infra.providers import LAG_S, PartialListing, Provider, SpotUnlisted, clock_scale, find_pod, market
 from infra.records import Pod
 from infra.units import per_hour
 
@@ -194,7 +194,7 @@ class AccountSnapshot:
     elsewhere: frozenset[str] = frozenset()
 
 
-def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> AccountSnapshot:
+def take_snapshot(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> AccountSnapshot:
     """Look at an account without changing anything.
 
     If the vendor does not answer, the listing is incomplete and `problems` has the error.
@@ -203,12 +203,12 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Ac
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
     except SpotUnlisted as error:
-        listing = Listing(began=began, pods=error.pods, spot_silence=in_words(error))
+        listing = Listing(began=began, pods=error.pods, spot_silence=describe(error))
     except PartialListing as error:
-        problems.append(in_words(error))
+        problems.append(describe(error))
         listing = Listing(began=began, pods=error.pods, is_complete=False)
     except Exception as error:
-        problems.append(f"{provider.name}: {in_words(error)}")
+        problems.append(f"{provider.name}: {describe(error)}")
         listing = Listing(began=began, is_complete=False)
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
     listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
@@ -236,9 +236,9 @@ def _elsewhere(
             try:
                 if not accounts.is_another(provider, row, now):
                     continue
-                problems.append(f"{row.run}: {accounts.in_words(row)}")
+                problems.append(f"{row.run}: {accounts.account_advice(row)}")
             except Exception as error:  # unknown account: the listing proves no absence of the row
-                problems.append(f"{row.run}: {in_words(error)}")
+                problems.append(f"{row.run}: {describe(error)}")
             found.add(row.token)
     return frozenset(found)
 
@@ -268,7 +268,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
     """Reconcile a vendor once. Raise LeaseHeld while a second process reconciles the vendor; JournalError."""
     lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
-        seen = look(provider, journal, clock)
+        seen = take_snapshot(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
         settle_s, ours = provider.settle_s, prefix(journal)
         now = clock()
@@ -341,10 +341,10 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
         is_unheard = row.is_spot and listing.spot_silence
         if row.is_live and row.remote_id and row.remote_id not in shown and not is_unheard:
             try:
-                if look_up(provider, row.remote_id, row.is_spot) is None:
+                if find_pod(provider, row.remote_id, row.is_spot) is None:
                     denied.add(row.remote_id)
             except Exception as error:  # error with a pod: the state is unknown, and the other pods continue
-                problems.append(f"{row.run}: {in_words(error)}")
+                problems.append(f"{row.run}: {describe(error)}")
     return frozenset(denied)
 
 
@@ -394,5 +394,5 @@ def _carry_out(
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.rate() if isinstance(action, AdoptedRow) else 0
         cost = f"; the machine may still cost {per_hour(rate)}" if rate else ""
-        problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
+        problems.append(f"{rows[token].run if token in rows else token}: {describe(error)}{cost}")
     return False

@@ -27,7 +27,7 @@ def service_lease(name: str) -> str:
     return f"serve:{name}"
 
 
-def every(journal: Journal) -> list[ServiceRow]:
+def list_services(journal: Journal) -> list[ServiceRow]:
     """Return the rows of all services, sorted by name."""
     return [ServiceRow(*row) for row in journal.read("SELECT name, epoch, wanted, seen FROM services ORDER BY name")]
 
@@ -38,7 +38,7 @@ def find(journal: Journal, name: str) -> ServiceRow | None:
     return ServiceRow(*rows[0]) if rows else None
 
 
-def want(journal: Journal, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
+def write_desired_state(journal: Journal, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
     """Write the desired state, unless the row changed since `before`. Raise Fenced after a change."""
     with journal.writing():
         now = find(journal, name)
@@ -53,14 +53,14 @@ def want(journal: Journal, name: str, wanted: str, before: ServiceRow | None) ->
     return found
 
 
-def saw(journal: Journal, name: str, seen: str, lease: Lease) -> None:
+def write_observed_state(journal: Journal, name: str, seen: str, lease: Lease) -> None:
     """Write the observed state. Raise Fenced when a new controller took over `lease`."""
     with journal.writing():
         _check(journal, lease)
         journal.execute("UPDATE services SET seen = ? WHERE name = ?", seen, name)
 
 
-def forget(journal: Journal, name: str, lease: Lease) -> None:
+def delete_service(journal: Journal, name: str, lease: Lease) -> None:
     """Remove the row of a stopped service. Raise Fenced when a new controller took over `lease`."""
     with journal.writing():
         _check(journal, lease)

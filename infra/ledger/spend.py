@@ -103,7 +103,7 @@ def spent(op: Op, now: Now, scale: float = 1.0) -> int:
     return math.ceil(math.ceil(age_s(op, now, scale) / grain_s) * grain_s * op.rate / 3600)
 
 
-def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
+def max_cost(op: Op, now: Now, scale: float = 1.0) -> int | None:
     """Return the cost in micro-USD when the earliest limit ends the pod; None for a live pod without a limit.
 
     For an ended or free pod, return the cost so far.
@@ -121,7 +121,7 @@ def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
 
     Without a limit or a known id, return the cost so far.
     """
-    most = worst(op, now, scale) if op.remote_id else None
+    most = max_cost(op, now, scale) if op.remote_id else None
     return spent(op, now, scale) if most is None else most
 
 
@@ -175,7 +175,7 @@ def _left_s(op: Op, now: Now, scale: float) -> float | None:
     return min(left) if left else None
 
 
-def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
+def remaining_limits(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
     """Return the limits for a run's next pod: the limits of the run minus the use so far."""
     time_s, money = limits.time_s, limits.spend_micro_usd
     return replace(
@@ -205,7 +205,7 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
     """
     if of_all is None:
         return
-    costs = [worst(op, now, scale) for op in (*(row for row in rows if row.is_live), new)]
+    costs = [max_cost(op, now, scale) for op in (*(row for row in rows if row.is_live), new)]
     if None in costs:
         raise OutOfMoney("a pod without a limit cannot be held to a spend cap; give --ttl or --spend-limit")
     total = sum(cost for cost in costs if cost is not None)

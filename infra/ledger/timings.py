@@ -127,12 +127,12 @@ def _read(path: Path) -> RunTimes:
     said = outside.load(path, MOST_BYTES)
     if said.get("schema") != SCHEMA:
         raise ValueError(
-            f"the record has schema {outside.shown(said.get('schema'))}; this Slipway reads schema {SCHEMA}"
+            f"the record has schema {outside.printable_line(said.get('schema'))}; this Slipway reads schema {SCHEMA}"
         )
     try:
         found = strict_records.read(RunTimes, said)
     except strict_records.RecordMismatch as error:
         raise ValueError(f"{'.'.join(error.place)}: {error}".lstrip(": ")) from None
     if found.token != path.stem:
-        raise ValueError(f"the record belongs to {outside.shown(found.token)}")
+        raise ValueError(f"the record belongs to {outside.printable_line(found.token)}")
     return found

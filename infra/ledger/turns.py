@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infra.agent.host import may_share
-from infra.agent.process import Identity, is_alive, myself
+from infra.agent.process import Identity, current_identity, is_alive
 from infra.errors import Busy, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Leased, Op
@@ -68,11 +68,9 @@ def named(devices: str) -> str:
     return f"device{'s' if ',' in devices else ''} {devices}"
 
 
-def stand_in_line(
-    journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = ""
-) -> QueueTicket:
+def enqueue(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = "") -> QueueTicket:
     """Join the end of the queue, for the lifetime of this process. `why`: as for `note`."""
-    me, now = myself(), int(time.time())
+    me, now = current_identity(), int(time.time())
     with journal.writing():
         for number, *holder in journal.read("SELECT number, boot_id, pid, pid_starttime FROM turns"):
             if not is_alive(Identity(*holder)):
@@ -90,7 +88,7 @@ def note(journal: Journal, turn: QueueTicket, why: str) -> None:
         journal.execute("UPDATE turns SET why = ? WHERE number = ?", why, turn.number)
 
 
-def leave(journal: Journal, turn: QueueTicket) -> None:
+def dequeue(journal: Journal, turn: QueueTicket) -> None:
     """Leave the queue."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
@@ -102,7 +100,7 @@ def withdraw(journal: Journal, turn: QueueTicket) -> None:
         journal.execute("DELETE FROM turns WHERE run = ?", turn.run)
 
 
-def check_in_line(journal: Journal, turn: QueueTicket) -> None:
+def check_queued(journal: Journal, turn: QueueTicket) -> None:
     """Raise EndedInQueue when a command removed this turn from the queue."""
     if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
         raise EndedInQueue(f"{turn.run}: inv down ended the run during the wait; no work was started")
@@ -121,7 +119,7 @@ def waiting(journal: Journal) -> list[QueueTicket]:
     ]
 
 
-def in_the_way(
+def find_blocker(
     rows: Iterable[Op], turns: Iterable[QueueTicket], turn: QueueTicket, place: str
 ) -> "Op | QueueTicket | None":
     """Return the row or the earlier turn blocking a waiting turn at `place`, or None."""
@@ -133,13 +131,13 @@ def in_the_way(
     return next((one for one in turns if one.number < turn.number and _both_want(one, turn, place)), None)
 
 
-def obstacles(journal: Journal, turn: QueueTicket) -> dict[str, "Op | QueueTicket | None"]:
+def find_blockers(journal: Journal, turn: QueueTicket) -> dict[str, "Op | QueueTicket | None"]:
     """Return by place the row or the earlier turn blocking a waiting turn, or None."""
     rows, turns = journal.ops(live=True), waiting(journal)
-    return {place: in_the_way(rows, turns, turn, place) for place in turn.places}
+    return {place: find_blocker(rows, turns, turn, place) for place in turn.places}
 
 
-def in_words(found: "Op | QueueTicket", place: str) -> str:
+def describe_blocker(found: "Op | QueueTicket", place: str) -> str:
     """Return the blocker in words: `box1: jolly-elk-1 has devices 0,1 until it ends`."""
     where = place or THIS_MACHINE
     if isinstance(found, QueueTicket):
@@ -149,8 +147,8 @@ def in_words(found: "Op | QueueTicket", place: str) -> str:
 
 def why_waiting(journal: Journal, turn: QueueTicket) -> str:
     """Return the reason for waiting, in words."""
-    found = obstacles(journal, turn)
-    said = [in_words(one, place) for place, one in found.items() if one is not None]
+    found = find_blockers(journal, turn)
+    said = [describe_blocker(one, place) for place, one in found.items() if one is not None]
     if len(said) < len(found) and turn.why:  # a place is free by the journal
         said = [turn.why]
     if len(said) < len(found) and not turn.why:
@@ -167,18 +165,20 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, own: QueueTicket | None
     """
     rows = list(rows)
     if own is not None:
-        check_in_line(journal, own)
+        check_queued(journal, own)
     if not new.place and new.vendor != HERE:
         return
     claim = own or QueueTicket(1 << 62, new.run, new.vendor, (new.place,), new.devices, 0)
     is_shared = new.vendor == HERE and own is None and not new.devices
     rivals = [op for op in rows if op.devices] if is_shared else rows
-    if isinstance(found := in_the_way(rivals, (), claim, new.place), Op):
+    if isinstance(found := find_blocker(rivals, (), claim, new.place), Op):
         raise Leased(found)
     if new.rank == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
-        found = in_the_way((), waiting(journal), claim, new.place)
+        found = find_blocker((), waiting(journal), claim, new.place)
         if isinstance(found, QueueTicket):
-            raise QueuedBehind(f"{in_words(found, new.place)}, and is waiting; wait in line: --wait; see: inv status")
+            raise QueuedBehind(
+                f"{describe_blocker(found, new.place)}, and is waiting; wait in line: --wait; see: inv status"
+            )
 
 
 def _both_want(one: QueueTicket, other: QueueTicket, place: str) -> bool:

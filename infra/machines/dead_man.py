@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Sequence
 
 from infra.agent.job import Call
-from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, LIMIT, MARGIN_S, whole
+from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, LIMIT, MARGIN_S, format_limit
 
 START_SCRIPT = "/start.sh"  # in RunPod's images: starts sshd with PUBLIC_KEY
 LOOK_S = 15  # seconds between two checks of the deadline
@@ -109,7 +109,7 @@ def timer_script(ends_at: int, limit_s: float, calls: Sequence[Call]) -> str:
         limit=LIMIT,
         alive=ALIVE,
         deadline=ends_at,
-        limit_s=whole(limit_s),
+        limit_s=format_limit(limit_s),
         look_s=LOOK_S,
         again_s=AGAIN_S,
         ask=ASK,

@@ -83,7 +83,7 @@ class HostMemory:
             write_durably(self.path, json.dumps(known, indent=1, sort_keys=True) + "\n", 0o600)
 
 
-def known_as(offer: Offer) -> str:
+def failure_key(offer: Offer) -> str:
     """Return the name under which failures of a machine, or of a vendor's offer, are stored."""
     return f"{offer.provider}:{offer.place or offer.offer_id}"
 
@@ -115,7 +115,7 @@ def run_script(
         raise ConnectionLost(f"{python} sent an unexpected answer: {said}") from None
 
 
-def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
+def map_parallel(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
     """Run `function` on all items in parallel and return the results in order, with errors in place of results.
 
     Late items get a SlipwayError. An unexpected exception becomes a SlipwayError with the exception's name and the

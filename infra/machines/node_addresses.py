@@ -14,14 +14,14 @@ from typing import Any
 
 from infra.agent.job import NodeGroup
 from infra.errors import SlipwayError
-from infra.machines.host_memory import ASK_S, at_once, run_script
+from infra.machines.host_memory import ASK_S, map_parallel, run_script
 from infra.transport.protocol import ThisMachine, Transport
 
 SCRIPT = Path(__file__).parents[1] / "agent" / "meet.py"
 CALL_S = 8.0  # seconds during which the nodes try to reach each other
 
 
-def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[NodeGroup]:
+def exchange_addresses(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[NodeGroup]:
     """Return the group of every node, by rank; errors refer to nodes by `names`.
 
     Raises SlipwayError with the unreachable pairs of nodes.
@@ -79,7 +79,7 @@ def _all(
     def ask(rank: int) -> dict[str, Any]:
         return run_script(transports[rank], transports[rank].python, SCRIPT.read_bytes(), *words[rank])
 
-    found = at_once(ask, range(len(transports)), ASK_S)
+    found = map_parallel(ask, range(len(transports)), ASK_S)
     for name, one in zip(names, found, strict=True):
         if isinstance(one, SlipwayError):
             raise SlipwayError(f"{name}: {one}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import AuthError, SlipwayError
-from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
+from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, map_parallel
 from infra.machines.inventory import Host
 from infra.market import gpus
 from infra.records import Request
@@ -49,21 +49,23 @@ class HostHardware:
     memory_bytes: int | None = None
 
 
-def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[HostSurvey]:
+def survey_hosts(
+    hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S
+) -> list[HostSurvey]:
     """Look at all machines in parallel and store the facts of each in `memory`."""
     looks = []
-    for host, facts in zip(hosts, at_once(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
+    for host, facts in zip(hosts, map_parallel(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
         if isinstance(facts, SlipwayError):
             looks.append(HostSurvey(host, problem=str(facts)))
             continue
         memory.see(f"ssh:{host.place}", facts)
-        looks.append(HostSurvey(host, facts, shortfall(host, facts), facts["shell_says"]))
+        looks.append(HostSurvey(host, facts, inventory_mismatch(host, facts), facts["shell_says"]))
     return looks
 
 
 def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[HostSurvey]:
     """Check connections and key file permissions only."""
-    answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
+    answers = map_parallel(lambda host: contact(host, connect), hosts, deadline_s)
     return [
         HostSurvey(host, problem=str(answer))
         if isinstance(answer, SlipwayError)
@@ -87,7 +89,7 @@ def contact(host: Host, connect: Connect) -> Transport:
     return transport
 
 
-def has(host: Host, facts: Mapping[str, Any]) -> HostHardware:
+def hardware_of(host: Host, facts: Mapping[str, Any]) -> HostHardware:
     gpus = facts.get("gpus") or ()
     sizes = [gpu["memory_bytes"] for gpu in gpus]
     seen = min(sizes) if sizes and None not in sizes else None
@@ -100,14 +102,14 @@ def has(host: Host, facts: Mapping[str, Any]) -> HostHardware:
     )
 
 
-def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
+def inventory_mismatch(host: Host, facts: Mapping[str, Any]) -> str:
     """Return why a machine is unusable or below the inventory's promise; "" = no problem."""
     version = tuple(int(part) for part in re.findall(r"\d+", facts["python"])[:2])
     if version < OLDEST_PYTHON:
         return f"{facts['python_path']} is Python {facts['python']}; install 3.9 or newer, or set `python:`"
     if facts["gpu_problem"]:
         return f"the GPUs do not answer: {facts['gpu_problem']}"
-    promised, seen = has(host, {}), has(Host(pool="", name="", address=host.address), facts)
+    promised, seen = hardware_of(host, {}), hardware_of(Host(pool="", name="", address=host.address), facts)
     if (promised.num_gpus or 0) > (seen.num_gpus or 0):
         return f"the inventory promises {promised.num_gpus} GPUs, the machine has {seen.num_gpus}"
     if promised.gpu and promised.num_gpus and not same_gpu(promised.gpu, seen.gpu):
@@ -119,7 +121,7 @@ def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def misfit(request: Request, what: HostHardware) -> str:
+def request_mismatch(request: Request, what: HostHardware) -> str:
     """Return why a machine does not satisfy the request; "" = the machine satisfies the request."""
     if request.num_gpus > (what.num_gpus or 0):
         return f"the machine has {what.num_gpus or 'no'} GPUs"

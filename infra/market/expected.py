@@ -230,7 +230,7 @@ def _heavy(steps: Sequence[Expected]) -> Sequence[Expected]:
 # The remaining time of a running run.
 
 
-def left(
+def remaining_s(
     forecast: Sequence[Expected], steps: Sequence[Mapping[str, Any]], now: float, since_s: float
 ) -> tuple[float, float, float]:
     """Return the low, expected and high remaining seconds of a run.

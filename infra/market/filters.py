@@ -14,7 +14,7 @@ from infra.market import gpus
 from infra.records import Offer, Request
 from infra.units import dollars
 from store.extensions import ExtensionError, used
-from store.extensions.run import blame, function, in_time
+from store.extensions.run import call_with_timeout, error_with_line, function
 
 FABRICS = ("infiniband", "efa", "tcpx", "roce")
 BANDWIDTH = ("--min-upload-mbps", "--min-download-mbps")
@@ -117,7 +117,7 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
     # Rank offers with a failed price or bandwidth before offers with a different GPU kind.
     near = sorted(offers, key=lambda one: (_distance(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
-    lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
+    lines += [f"  {format_offer(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
     fewest = [one for one in near if _distance(failed[one]) == _distance(failed[near[0]])]
     ways = dict.fromkeys(_flags(failed[one]) for one in fewest)
     alike = ([one for one in fewest if _flags(failed[one]) == way] for way in list(ways)[:CLOSEST])
@@ -134,7 +134,7 @@ def _flags(wishes: Sequence[Filter]) -> str:
     return ", ".join(wish.flag for wish in wishes)
 
 
-def in_words(offer: Offer) -> str:
+def format_offer(offer: Offer) -> str:
     """Return an offer as a line of text."""
     what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
     names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
@@ -202,9 +202,9 @@ def is_taken_by_own(name: str, offer: Offer) -> bool:
     if extension is None:
         raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS lists no extension of this name")
     facts = json.loads(offer.raw) if offer.raw else {}
-    said, error = in_time(lambda: function(extension, "filter")(offer, facts), f"filter {name}", LONGEST_S)
+    said, error = call_with_timeout(lambda: function(extension, "filter")(offer, facts), f"filter {name}", LONGEST_S)
     if error:
-        why = str(error) if isinstance(error, ExtensionError) else blame(extension, error)
+        why = str(error) if isinstance(error, ExtensionError) else error_with_line(extension, error)
         raise UsageError(f"--machine-filter {name}: {why} (for {offer.provider} {offer.offer_id})") from error
     if not said:
         raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")

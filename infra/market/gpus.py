@@ -104,7 +104,7 @@ def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
     return next((one for one in alike if one.endswith(kinds)), alike[0])
 
 
-def meant(asked: str) -> str:
+def canonical_name(asked: str) -> str:
     """Return the canonical name for `asked`, or `asked` without the maker's prefix if not in the table."""
     return _plain(asked)
 
@@ -203,7 +203,7 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
-def lacks(devices: str, num_gpus: int) -> str:
+def missing_devices(devices: str, num_gpus: int) -> str:
     """Return which of the comma-separated GPU indices a machine lacks, as text; "" = none."""
     missing = [one for one in devices.split(",") if one and int(one) >= num_gpus]
     return f"the machine has no device {', '.join(missing)}: {num_gpus or 'no'} GPUs are installed" if missing else ""

@@ -111,7 +111,7 @@ def send(hook: Hook, said: Mapping[str, str]) -> str:
     return _post(hook, said)
 
 
-def in_words(said: Mapping[str, str]) -> str:
+def format_notice(said: Mapping[str, str]) -> str:
     """Return a notice as a readable line."""
     state = LINE.get(said["state"], said["state"])
     note = f": {said['note']}" if said["note"] else ""
@@ -122,7 +122,7 @@ def in_words(said: Mapping[str, str]) -> str:
 def _post(hook: Hook, said: Mapping[str, str]) -> str:
     import httpx
 
-    text = in_words(said)
+    text = format_notice(said)
     request: dict[str, Any]
     if hook.kind == "slack":
         request = {"json": {"text": text}}
@@ -185,7 +185,7 @@ def _last_words(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _desktop(said: Mapping[str, str]) -> str:
-    text = in_words(said)
+    text = format_notice(said)
     if sys.platform == "darwin":
         words = ["osascript", "-e", f"display notification {json.dumps(text)} with title {json.dumps(TITLE)}"]
     else:

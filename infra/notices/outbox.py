@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.agent.limits import read_clocks
-from infra.errors import SlipwayError, UsageError, in_words
+from infra.errors import SlipwayError, UsageError, describe
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -125,7 +125,7 @@ def _claim(settings: Settings, tried: set[Path]) -> list[tuple[Path, dict[str, A
     place, due = folder(settings), list[tuple[Path, dict[str, Any]]]()
     if not place.is_dir():
         return due
-    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), LOCK_WAIT_S):
+    with contextlib.suppress(_Busy), local_files.holding_lock(place / "lock", _Busy(), LOCK_WAIT_S):
         for path, one in records(settings):
             now = time.time()
             if one["sent_at"] is not None or one.get("given_up"):
@@ -176,7 +176,7 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*hooks.for_all(settings), *hooks.split(own))))
 
 
-def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
+def send_now(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
     """Write a notice for the named hooks and try to send the notice at once.
 
     With `aside`, return before the notice is sent. Otherwise wait for all sender threads, which would end with the
@@ -189,7 +189,7 @@ def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *
             if not aside:
                 _wait(notice, say)
     except Exception as error:  # for example a full disk
-        say(f"notice of {notice.subject}: {in_words(error)}")
+        say(f"notice of {notice.subject}: {describe(error)}")
 
 
 def _wait(notice: Notice, say: Say) -> None:
@@ -208,10 +208,10 @@ def _deliver(notice: Notice, settings: Settings, say: Say) -> None:
         for problem in deliver(settings):
             say(problem)
     except Exception as error:
-        say(f"notice of {notice.subject}: {in_words(error)}")
+        say(f"notice of {notice.subject}: {describe(error)}")
 
 
-def tell_end(
+def notify_end(
     op: Op,
     state: str,
     journal: Journal,
@@ -232,13 +232,13 @@ def tell_end(
     key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
     note = str(verdict.get("reason") or op.reason)
     notice = Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total)
-    tell(notice, names, settings, say, aside=aside)
+    send_now(notice, names, settings, say, aside=aside)
 
 
-def tell_back(op: Op, settings: Settings, say: Say) -> None:
+def notify_recovered(op: Op, settings: Settings, say: Say) -> None:
     """Send a notice about a recovered run without waiting."""
     note = f"on {op.vendor}, recovery {op.recoveries}"
-    tell(
+    send_now(
         Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note),
         names_of(op, settings),
         settings,

@@ -225,7 +225,7 @@ class Market(Provider, Protocol):
         """Return the cost of a pod in micro-USD as reported by the vendor; None = not reported."""
 
 
-def listed(provider: Provider, spot: bool) -> list[Pod]:
+def list_pods(provider: Provider, spot: bool) -> list[Pod]:
     """Return the pods of a complete listing; without `spot`, spot pods may be missing."""
     try:
         return provider.list()
@@ -235,7 +235,7 @@ def listed(provider: Provider, spot: bool) -> list[Pod]:
         return list(error.pods)
 
 
-def look_up(provider: Provider, pod: str, spot: bool) -> Pod | None:
+def find_pod(provider: Provider, pod: str, spot: bool) -> Pod | None:
     """Return the result of `find`. `spot`: the pod is a spot pod, which only the API for spot pods can deny.
 
     Without `spot`, use the partial listing if the API for spot pods does not answer.

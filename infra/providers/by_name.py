@@ -23,13 +23,13 @@ OF_AN_EXTENSION = "infra.providers.own:OwnProvider"
 EXTENSIONS = "SLIPWAY_EXTENSIONS"
 
 
-def known() -> tuple[str, ...]:
+def known_providers() -> tuple[str, ...]:
     """Return the names of all providers except those of the user's extensions."""
     return (*OWN_MACHINES, *packs.providers(), *VENDORS)
 
 
 def open_known(name: str, settings: Settings) -> Provider:
-    """Open one of the `known` providers. Raise MissingKey for a vendor without a key."""
+    """Open one of the providers in `known_providers`. Raise MissingKey for a vendor without a key."""
     if name in VENDORS:
         return open_market(name, settings)
     found: Provider = packs.load(PROVIDERS.get(name) or packs.providers()[name].where).of(settings)
@@ -50,7 +50,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 def open_own(name: str, settings: Settings) -> Market | None:
     """Open the provider of an extension; None without an extension of this name. Raise UsageError."""
-    extension = find_extension("provider", name, settings, (*known(), HELD, MARKET))
+    extension = find_extension("provider", name, settings, (*known_providers(), HELD, MARKET))
     if extension is None:
         return None
     if settings.rehearsal:

@@ -42,7 +42,7 @@ from infra.providers.promises import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.units import micro_usd, told_micro_usd
+from infra.units import micro_usd, reported_micro_usd
 
 URL = "https://lium.io/api"
 OWN_TEMPLATE = {
@@ -304,7 +304,7 @@ class Lium(ByHttp):
                 continue
             spec = msgspec.json.encode(row).decode()
             for count in _parts(host, counts):
-                if rate := told_micro_usd(host.price_per_gpu, Decimal(count)):
+                if rate := reported_micro_usd(host.price_per_gpu, Decimal(count)):
                     found.append(self._offer(host, count, rate, spec))
         if request.volume:
             self._check_volume(request.volume)
@@ -377,7 +377,7 @@ class Lium(ByHttp):
 
     def list(self) -> "list[Pod]":
         """Return all pods, oldest first; the vendor leaves out pods in deletion, and has no pages."""
-        return rows.whole(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
+        return rows.complete_listing(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
 
     def delete(self, pod_id: str) -> None:
         try:
@@ -393,7 +393,7 @@ class Lium(ByHttp):
             if refused.reply.status == 404:
                 return None
             raise
-        return told_micro_usd(record.total)
+        return reported_micro_usd(record.total)
 
     def _template(self, offer: Offer, token: str) -> str:
         """Return a template of the vendor's default image for the GPU and driver of the host.
@@ -483,7 +483,7 @@ class Lium(ByHttp):
             token=one.pod_name if is_token(one.pod_name) else "",
             run="",
             way=way,
-            rate=told_micro_usd(one.price),
+            rate=reported_micro_usd(one.price),
             state=STATES.get(one.status, one.status),
             note=one.phase or "",
             name=one.pod_name,

@@ -17,7 +17,7 @@ from pathlib import Path
 from infra.agent.job import Limits, PodFolder
 from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
-from infra.market.gpus import lacks
+from infra.market.gpus import missing_devices
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Account, Offer, Pod, Request
@@ -53,7 +53,7 @@ class Local(Provider):
         gpus = _gpus()
         if request.num_gpus > len(gpus):
             return []
-        if lacks(request.devices, len(gpus)):
+        if missing_devices(request.devices, len(gpus)):
             return []
         if request.gpu and not any(request.gpu.lower() in gpu.lower() for gpu in gpus):
             return []

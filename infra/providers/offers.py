@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageError
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
 from infra.providers import Market, by_name
@@ -80,7 +80,10 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
     if only not in ("", *listed):
         if own := open_own(only, settings):
             return [OfferSource(only, own.catalog)]
-        why = packs.lacking("providers", only) or f"known: {', '.join(listed)}{by_name.extensions_named(settings)}"
+        why = (
+            packs.missing_pack_message("providers", only)
+            or f"known: {', '.join(listed)}{by_name.extensions_named(settings)}"
+        )
         raise UsageError(f"provider {only!r} has no offers; {why}")
     for name in by_name.own_providers(settings)[0] if not only else ():
         found.append(OfferSource(name, partial(_catalog, name, settings)))
@@ -103,7 +106,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
 def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = ASK_S) -> Survey:
     """Ask all sources at the same time; a failed or late source does not delay the other sources."""
-    answers = at_once(lambda source: source.ask(request), asked, deadline_s)
+    answers = map_parallel(lambda source: source.ask(request), asked, deadline_s)
     silent, found = [], []
     for source, answer in zip(asked, answers, strict=True):
         if isinstance(answer, SlipwayError):

@@ -22,7 +22,7 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from store.extensions import Extension, ExtensionError
-from store.extensions.run import blame, function, in_time
+from store.extensions.run import call_with_timeout, error_with_line, function
 
 VERBS = ("account", "offers", "create", "find", "list", "delete")
 ASK_S = 60.0
@@ -55,14 +55,14 @@ class OwnProvider(Market):
 
     def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of `call`. Raise SlipwayErrors unchanged, _UserCodeError for other errors or a timeout."""
-        made, error = in_time(call, f"{self.name} {verb}", limit_s)
+        made, error = call_with_timeout(call, f"{self.name} {verb}", limit_s)
         if made:
             return made[0]
         if error is None:
             raise _UserCodeError(f"{self.name}: {verb} has not answered in {limit_s:g} s ({self.extension.where})")
         if isinstance(error, SlipwayError):
             raise error
-        raise _UserCodeError(f"{self.name}: {verb}: {blame(self.extension, error)}") from error
+        raise _UserCodeError(f"{self.name}: {verb}: {error_with_line(self.extension, error)}") from error
 
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -141,7 +141,7 @@ class OwnProvider(Market):
 
     def list(self) -> "list[Pod]":
         found = [replace(one, provider=self.name) for one in self._all("list", self._ask("list"), Pod)]
-        return rows.whole(self.name, found, ())
+        return rows.complete_listing(self.name, found, ())
 
     def delete(self, pod_id: str) -> None:
         self._ask("delete", pod_id)

@@ -51,7 +51,7 @@ def shown(value: Any) -> str:
     return printable(repr(value[:SHOWN]) if isinstance(value, str) else "null" if value is None else str(value), SHOWN)
 
 
-def whole(name: str, pods: Iterable[Pod], gone: Iterable[str]) -> list[Pod]:
+def complete_listing(name: str, pods: Iterable[Pod], gone: Iterable[str]) -> list[Pod]:
     """Return all pods not in a `gone` state, oldest first. Raise SlipwayError for an incomplete listing."""
     pods = list(pods)
     check_once(name, [pod.pod_id for pod in pods])

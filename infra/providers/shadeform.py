@@ -26,7 +26,7 @@ from infra.providers.promises import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.units import dollars, told_micro_usd
+from infra.units import dollars, reported_micro_usd
 
 URL = "https://api.shadeform.ai/v1"
 VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which path a cloud uses
@@ -188,7 +188,7 @@ class Shadeform(ByHttp):
         found = []
         for row in types:
             one = rows.offered(InstanceType, row)
-            rate = one and told_micro_usd(one.hourly_price, CENT)
+            rate = one and reported_micro_usd(one.hourly_price, CENT)
             if one and rate:
                 found += [_offer(one, there, rate, now) for there in one.availability if there.available]
         if not request.volume:
@@ -248,7 +248,7 @@ class Shadeform(ByHttp):
 
     def list(self) -> "list[Pod]":
         """Return all pods except deleted pods, oldest first. The vendor has no pages."""
-        return rows.whole(self.name, map(self._pod, self.api.read("/instances", Instances).instances), GONE)
+        return rows.complete_listing(self.name, map(self._pod, self.api.read("/instances", Instances).instances), GONE)
 
     def delete(self, pod_id: str) -> None:
         """Delete as `Provider` specifies.
@@ -317,15 +317,15 @@ class Shadeform(ByHttp):
             token=next((word for word in (tags.get("slipway-token", ""), one.name) if is_token(word)), ""),
             run=tags.get("slipway-run", ""),
             way=(one.ssh_user, one.ip, port) if has_address and one.ssh_user and one.ip else None,
-            rate=told_micro_usd(one.hourly_price, CENT),
+            rate=reported_micro_usd(one.hourly_price, CENT),
             state=STATES.get(one.status, one.status),
             note=one.status_details or "",
             name=one.name,
             created_at=int(epoch(one.created_at) or 0),
             billed_at=epoch(one.active_at),
             ends_at=epoch(ends.date_threshold),
-            spend_limit_micro_usd=told_micro_usd(ends.spend_threshold),
-            spent_micro_usd=told_micro_usd(one.cost_estimate),
+            spend_limit_micro_usd=reported_micro_usd(ends.spend_threshold),
+            spent_micro_usd=reported_micro_usd(one.cost_estimate),
         )
 
 

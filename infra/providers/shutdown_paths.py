@@ -119,7 +119,7 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
     ]
 
 
-def when_nobody_looks(name: str, can: Abilities, limits: Limits) -> str:
+def unattended_ends(name: str, can: Abilities, limits: Limits) -> str:
     """Return in words the ends of a held pod while no `inv` command runs.
 
     `limits`: limits of the pod, with the price.

@@ -18,10 +18,10 @@ from pathlib import Path
 from infra.agent.host import may_share
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
-from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
+from infra.machines.host_memory import AGENT, HostMemory, ask, map_parallel, run_script
 from infra.machines.inventory import Host, InvalidEntry, OwnMachines, load, tell_unusable
-from infra.machines.survey import LOOK_S, Connect, contact, has, misfit, shortfall
-from infra.market.gpus import lacks
+from infra.machines.survey import LOOK_S, Connect, contact, hardware_of, inventory_mismatch, request_mismatch
+from infra.market.gpus import missing_devices
 from infra.names import check_name
 from infra.providers import PartialListing, Provider
 from infra.records import Account, Address, Offer, Pod, Request
@@ -74,7 +74,7 @@ class SshPools(Provider):
         Raise NoOffer, or Busy, with the reason per unsuitable machine if fewer machines are free than nodes requested.
         """
         hosts = self._meant(request)
-        found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
+        found = map_parallel(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
@@ -122,7 +122,7 @@ class SshPools(Provider):
         return next((one for one in pods if pod in (one.pod_id, one.token)), None)
 
     def list(self) -> Pods:
-        found = at_once(self._on, self.hosts, LOOK_S)
+        found = map_parallel(self._on, self.hosts, LOOK_S)
         pods: Pods = []
         deaf = [f"{one.place}: {one.why}" for one in self.unusable]
         for host, one in zip(self.hosts, found, strict=True):
@@ -165,13 +165,17 @@ class SshPools(Provider):
         known = self.memory.of(f"{self.name}:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"the machine failed before: {known.failure}; run: inv hosts --forget {host.place}")
-        facts = known.facts if known.facts and not shortfall(host, known.facts) else {}
+        facts = known.facts if known.facts and not inventory_mismatch(host, known.facts) else {}
         said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
         if not facts:
             facts = said
             self.memory.see(f"{self.name}:{host.place}", facts)
-        what = has(host, facts)
-        problem = shortfall(host, facts) or misfit(request, what) or lacks(request.devices, what.num_gpus or 0)
+        what = hardware_of(host, facts)
+        problem = (
+            inventory_mismatch(host, facts)
+            or request_mismatch(request, what)
+            or missing_devices(request.devices, what.num_gpus or 0)
+        )
         if problem:
             raise NoOffer(problem)
         others = [pod for pod in said["pods"] if not host.token or pod.get("token") != host.token]

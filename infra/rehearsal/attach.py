@@ -93,7 +93,7 @@ class Running:
             raise NoWorld(f"the rehearsal does not answer ({error}); {AGAIN}") from None
 
 
-def beside(state_file: Path) -> Path:
+def worlds_folder(state_file: Path) -> Path:
     """Return the folder of the worlds of a journal."""
     return state_file.with_name(f"{state_file.stem}-rehearsal")
 
@@ -191,7 +191,7 @@ def _last_words(folder: Path) -> str:
 def _alone(base: Path) -> Iterator[None]:
     """Hold the lock, so that only one process starts or stops worlds at a time."""
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with local_files.held(base / "lock"):
+    with local_files.holding_lock(base / "lock"):
         yield
 
 

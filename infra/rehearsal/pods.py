@@ -169,7 +169,7 @@ class Pod:
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
 
-    def has_brought_away(self) -> bool:
+    def has_stored_checkpoint(self) -> bool:
         """Return whether the store has a checkpoint of this machine, so that a different machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
         # a file in the middle of a write or removal is read at the next check

@@ -49,7 +49,7 @@ class World:
     def __init__(self, folder: Path, offers: list[Offer], plan: Plan, *, speed: float = 60.0, seed: int = 0) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = local_files.hold(folder / "lock")  # held for the lifetime of the world
+        held = local_files.acquire_lock(folder / "lock")  # held for the lifetime of the world
         if held is None:
             raise UsageError(f"a rehearsal already runs in {folder}")
         self._lock = held
@@ -86,7 +86,7 @@ class World:
         """Return the addresses and keys for clients."""
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
-            "process": asdict(process.myself()),
+            "process": asdict(process.current_identity()),
             "state": str(self.folder),
             "speed": self.clock.speed,
             "offers": self._offers,
@@ -202,7 +202,7 @@ class World:
                 return
             running = [one for one in self.market.machines.values() if one.state == "running" and one.address]
         for machine in running:
-            if not self._pods[machine.machine_id, machine.boot].has_brought_away():
+            if not self._pods[machine.machine_id, machine.boot].has_stored_checkpoint():
                 continue
             with self.hub.lock:
                 if machine.state == "running" and self.hub.faults.preempts(machine.offer.vendor):

@@ -28,5 +28,5 @@ def end_leftovers(folder: Path) -> None:
         token = path.read_text()  # empty if the world was killed before the first process started
         left = process.end_all(token, 0) if token else []
         if left:
-            raise SlipwayError(process.in_words(left))
+            raise SlipwayError(process.describe_survivors(left))
     shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.op import Op
-from infra.machines.host_memory import AGENT, HostMemory, ask, known_as, run_script
+from infra.machines.host_memory import AGENT, HostMemory, ask, failure_key, run_script
 from infra.machines.survey import TOLERANCE, same_gpu
 from infra.market import gpus
 from infra.providers import Provider, is_examined
@@ -45,7 +45,7 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
         spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
 
     def blame(offer: Offer, failure: str) -> None:
-        HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
+        HostMemory.beside(settings.state_file).blame(failure_key(offer), failure)
 
     return Terms(accept=accept, admit=admit, blame=blame, boot_s=settings.boot_s)
 
@@ -62,7 +62,7 @@ def _accept(settings: Settings) -> Accept:
             )
         report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
         if offer.place and not report.is_accepted:
-            HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)
+            HostMemory.beside(settings.state_file).blame(failure_key(offer), report.failure)
         return report.failure
 
     return why_refused

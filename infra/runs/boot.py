@@ -16,7 +16,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.names import check_name
-from infra.providers import Market, look_up
+from infra.providers import Market, find_pod
 from infra.records import Address, Pod
 from infra.runs import pods, sight
 from infra.transport.protocol import ConnectionLost, TimedOut, Unreachable
@@ -99,7 +99,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
     began, said, odd_since = time.monotonic(), "nothing", 0.0
     while time.monotonic() < deadline:
         try:
-            pod = look_up(provider, op.remote_id or op.token, op.is_spot)
+            pod = find_pod(provider, op.remote_id or op.token, op.is_spot)
         except SlipwayError as error:  # An API error says nothing about the pod.
             said = str(error)
         else:

@@ -26,7 +26,7 @@ from infra.runs.sync import mirror
 from infra.runs.timing import Say, stage
 from infra.settings import VENDORS
 from infra.transport import bootstrap
-from infra.transport.protocol import Meter, Transport, twice
+from infra.transport.protocol import Meter, Transport, retry_once
 from infra.transport.push import PushResult, adopt, differences, push
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
@@ -48,7 +48,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
         op = _counted(op, provider, journal)
         _arm(op, transport, secrets, key)
 
-    twice(arm)
+    retry_once(arm)
     if op.state != READY:
         op = journal.advance(op, "reachable" if op.state == LOST else "armed")
     ssh_names.add(op, provider, journal)
@@ -75,7 +75,11 @@ def _forget_removed(op: Op) -> None:
     with contextlib.suppress(StoreError):  # The step reading the store reports an unreadable store.
         for step in op.read_job().steps:
             made = step.config.get("making")
-            if made and pod.mark(step.name).exists() and not mirror.is_home(store, made["name"], made["fingerprint"]):
+            if (
+                made
+                and pod.mark(step.name).exists()
+                and not mirror.is_in_local_store(store, made["name"], made["fingerprint"])
+            ):
                 pod.mark(step.name).unlink()
 
 
@@ -112,7 +116,7 @@ def _counted(op: Op, provider: Provider, journal: Journal) -> Op:
     return journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
 
 
-def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
+def adopt_sent_code(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
     """Adopt the code and the carried folders left on the machine by an earlier run.
 
     The names of artifacts contain fingerprints of the local code. Raises UsageError without such files, or if the job

@@ -3,8 +3,8 @@
     Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
 
 `start` turns a plan into the journal row of an active pod. A run over N nodes uses N pods and is represented by the row
-of node 0. `resume` restarts a stopped run. `hold` rents a pod without work, held to its limits by a guard, and `give`
-sends work to such a pod.
+of node 0. `resume` restarts a stopped run. `hold` rents a pod without work, held to its limits by a guard, and
+`submit_to_held_pod` sends work to such a pod.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from pathlib import Path
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError, UsageError
-from infra.interrupts import ExitRequested, finishing, why_left
+from infra.interrupts import ExitRequested, defer_interrupts, exit_reason
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.op import ASKED, BOOTING, CUT_OFF, LOST, READY, AlreadyLive, Op, OwnerKind
 from infra.ledger.turns import QueueTicket
-from infra.machines.node_addresses import meet
+from infra.machines.node_addresses import exchange_addresses
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
 from infra.runs import pods, run_rows, sight
 from infra.runs.boot import BootFailed, boot
-from infra.runs.hand_over import hand_over, send_agent, send_code, use_code_there
+from infra.runs.hand_over import adopt_sent_code, hand_over, send_agent, send_code
 from infra.runs.sync import mirror
 from infra.runs.sync.sync_step import mounts_of, with_courier
 from infra.runs.throttling import Throttling
@@ -107,12 +107,12 @@ def start(
             list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan, say, terms), ops))
         if len(ops) > 1:
             with stage("introduce", say, renting.scale):
-                ops[:] = _introduce(ops, vendors, journal)
+                ops[:] = _write_node_addresses(ops, vendors, journal)
         with stage("hand-over", say, renting.scale):
             ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
 
     renting = _RentalState(plan, list(offers), vendors, journal, say, terms)
-    return _had(renting, work)
+    return _rent_and_start(renting, work)
 
 
 def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
@@ -146,10 +146,10 @@ def hold(
             send_agent(ops[0], provider)
             ops[0] = hand_over(ops[0], provider, journal, {})
 
-    return _had(_RentalState(plan, list(offers), vendors, journal, say, terms), work)
+    return _rent_and_start(_RentalState(plan, list(offers), vendors, journal, say, terms), work)
 
 
-def give(
+def submit_to_held_pod(
     op: Op,
     plan: Plan,
     provider: Provider,
@@ -184,7 +184,7 @@ def give(
 
 def is_idle(op: Op, transport: Transport) -> bool:
     """Return True if the guard holds the pod without work, or is dead. Raises SlipwayError if the state is unknown."""
-    said = sight.ask(op, transport)
+    said = sight.query_agent(op, transport)
     if said["agent"].get("alive"):
         return False
     return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
@@ -249,7 +249,7 @@ class _RentalState:
         assert self.plan.job is not None
         left = self.plan.job.limits
         for op in self.back:
-            left = spend.less(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
+            left = spend.remaining_limits(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
         if self.budget is not None:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):
@@ -260,12 +260,12 @@ class _RentalState:
         return left
 
 
-def _had(renting: _RentalState, work: Callable[[list[Op]], None]) -> Op:
+def _rent_and_start(renting: _RentalState, work: Callable[[list[Op]], None]) -> Op:
     """Rent all pods, run `work` on the pods, and return the row of node 0. Raises as `start`."""
     for starts_left in reversed(range(MOST_STARTS)):
         ops: list[Op] = []
         try:
-            with _whole(ops, renting):
+            with _end_all_on_error(ops, renting):
                 _rent_all(renting, ops)
                 work(ops)
             break
@@ -280,7 +280,7 @@ def _had(renting: _RentalState, work: Callable[[list[Op]], None]) -> Op:
 
 
 @contextlib.contextmanager
-def _whole(ops: list[Op], renting: _RentalState) -> Iterator[None]:
+def _end_all_on_error(ops: list[Op], renting: _RentalState) -> Iterator[None]:
     """End the pods in `ops` if the block raises: a launch starts all pods or none."""
     vendors, journal, say = renting.vendors, renting.journal, renting.say
     try:
@@ -288,12 +288,12 @@ def _whole(ops: list[Op], renting: _RentalState) -> Iterator[None]:
     except BaseException as error:  # Includes Ctrl-C: a pod without a job must not stay.
         taken = _why_taken(ops, renting) if isinstance(error, SlipwayError) else None
         if ops:
-            left = why_left(error)
+            left = exit_reason(error)
             why = left or str(taken or error) or type(error).__name__
             reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
             with contextlib.suppress(OSError, ExitRequested):  # The output is closed; the pods must end regardless.
                 say(f"{ops[0].run} did not start: {why}; ending the pods")
-            with finishing(f"{ops[0].run} is being ended" if ops else "", say):
+            with defer_interrupts(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(ops, vendors, journal, reason, OUTCOMES.get(type(taken), ""))
         if taken:
             then = THEN.get(type(taken), "")
@@ -325,7 +325,7 @@ def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
         rented = market(renting.vendors(op.vendor))
         if rented is None or not op.is_live:
             continue
-        seen = sight.look(op, rented, sight.AskedParties.PROVIDER)
+        seen = sight.observe_pod(op, rented, sight.AskedParties.PROVIDER)
         if seen.is_there is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
                 return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
@@ -355,7 +355,7 @@ def _rent_all(renting: _RentalState, ops: list[Op]) -> None:
         while len(ops) < request.nodes and not why:
             try:
                 rent = stage("rent", say, clock_scale(provider)) if not provider.is_here else contextlib.nullcontext()
-                with rent, finishing(f"a machine was requested from {offer.provider}", say):
+                with rent, defer_interrupts(f"a machine was requested from {offer.provider}", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except RateLimited as error:
                 why = "" if throttling.may_ask_again(provider, offer.offer_id, error) else str(error)
@@ -374,7 +374,7 @@ def _rent_all(renting: _RentalState, ops: list[Op]) -> None:
                 if failure:
                     renting.refuse_ended(journal.ops())
                     why = f"{offer.place or offer.offer_id} was given back: {failure}"
-                    with finishing(f"{ops[-1].run} is being given back", say):
+                    with defer_interrupts(f"{ops[-1].run} is being given back", say):
                         renting.back.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
                 elif offer.place:
                     break
@@ -458,7 +458,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     if terms.sync:
         send_code(op, provider, root, say)
     else:
-        use_code_there(op, provider, root, plan, say)
+        adopt_sent_code(op, provider, root, plan, say)
     for one in plan.carried if terms.sync else ():
         with stage(one.name, say, clock_scale(provider)) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file, anyway=one.anyway)
@@ -475,7 +475,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
             terms.prepare(op, transport)
 
 
-def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
+def _write_node_addresses(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
     """Write the names and addresses of all nodes into the job of every node, and return the new rows.
 
     Under an engine the nodes discover each other at every start, so the addresses are only names.
@@ -485,7 +485,7 @@ def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
         found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
         return _noted(ops, found, journal)
     transports = [vendors(op.vendor).reach(sight.pod_of(op)) for op in ops]
-    groups = meet(ops[0].run, transports, [op.place or op.run for op in ops])
+    groups = exchange_addresses(ops[0].run, transports, [op.place or op.run for op in ops])
     return _noted(ops, groups, journal)
 
 
@@ -506,7 +506,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
     ops: list[Op] = []
     try:
         for one in run_rows.nodes_of(op, journal):
-            ops.append(_come_back(one, provider, journal))
+            ops.append(_reusable_row(one, provider, journal))
         return [hand_over(one, provider, journal, secrets) for one in ops][0]
     except BaseException as error:
         young = [one for one in ops if journal.op(one.token).state == BOOTING]
@@ -514,7 +514,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
         raise
 
 
-def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
+def _reusable_row(op: Op, provider: Provider, journal: Journal) -> Op:
     """Return the row of a pod that can receive the job again: the same row, or a new row for the same folder."""
     if op.job and op.read_job().kind == "hold":
         raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")

@@ -17,7 +17,7 @@ from infra.settings import LOCAL, VENDORS, Settings
 from infra.transport.protocol import Transport
 
 
-def way(settings: Settings, op: Op) -> Transport:
+def transport_to(settings: Settings, op: Op) -> Transport:
     """Return the transport to the pod of a row. Raises UsageError when the pod is gone."""
     vendor = registry.provider(settings, op.vendor)
     if vendor.fleeting and not op.is_live:
@@ -58,7 +58,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     For an ended row of a remote machine, read the local copy and do not contact the machine.
     """
     if not op.is_live and op.vendor != LOCAL:
-        verdict = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+        verdict = reports.read_local(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(sight.pod_of(op)))
 

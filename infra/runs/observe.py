@@ -12,19 +12,19 @@ from typing import Any
 
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, UsageError, in_words
+from infra.errors import SlipwayError, UsageError, describe
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN, Op
 from infra.ledger.spend import LimitOverrun
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs import sight
 from infra.runs.run_home import RunHome
 from infra.runs.sight import STOPPED, Observation
 from infra.runs.sync import reports
-from infra.runs.sync.fetched import cuts_at_home
+from infra.runs.sync.fetched import read_cuts
 from infra.units import duration, in_usd, moment
 
 ENDING = "ending"  # State of a run after a request to end the pod, until the pod is proven gone.
@@ -52,7 +52,7 @@ def snapshot(
     over = [op.token for op in ops if not (op.is_live or op.service)]
     ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
     ops = [op for op in journal.ops(live=True) if op.detached and op not in ops] + ops
-    sights = zip(ops, at_once(lambda op: _look(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
+    sights = zip(ops, map_parallel(lambda op: _look(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
     found = {
         op.token: it if isinstance(it, Observation) else _silent(op, providers, homes, str(it)) for op, it in sights
     }
@@ -64,7 +64,7 @@ def snapshot(
 
 def _cuts(run: str, homes: Path) -> list[str]:
     """Return a note about the partly downloaded files of the run's pod, or []."""
-    cuts = cuts_at_home(RunHome.of(run, homes))
+    cuts = read_cuts(RunHome.of(run, homes))
     return [f"the local copy of the pod's files is incomplete: {'; '.join(cuts)}"] if cuts else []
 
 
@@ -79,7 +79,7 @@ def _shown(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Map
             state="lost" if op.is_live else "stopped",
             micro_usd_per_hour=op.rate,
             started_at=float(op.intent_at),
-            note=f"the record of the run cannot be shown: {in_words(error)}; end the run: ./inv down {op.run}",
+            note=f"the record of the run cannot be shown: {describe(error)}; end the run: ./inv down {op.run}",
         )
 
 
@@ -270,7 +270,7 @@ def _look(op: Op, provider: Provider | None, homes: Path) -> Observation:
     if provider is None:
         seen = Observation(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
     else:
-        seen = sight.look(op, provider)
+        seen = sight.observe_pod(op, provider)
     return seen if seen.progress or seen.verdict or seen.guard else _from_home(op, homes, seen)
 
 
@@ -283,7 +283,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) ->
 def _from_home(op: Op, homes: Path, seen: Observation) -> Observation:
     """Return the sight with the downloaded reports of the pod."""
     try:
-        told = sight.of(op, reports.at_home(op, RunHome.of(op.run, homes)))
+        told = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:
         return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
     return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

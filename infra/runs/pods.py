@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.agent.job import STAYS, Job, Limits
 from infra.agent.limits import hard_limit_s, read_clocks
-from infra.agent.process import myself
+from infra.agent.process import current_identity
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
 from infra.ledger import accounts, budgets, spend, turns
@@ -25,10 +25,10 @@ from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN, Op, OwnerKind
 from infra.ledger.turns import QueueTicket
 from infra.names import new_token
-from infra.providers import Provider, clock_scale, look_up, market
+from infra.providers import Provider, clock_scale, find_pod, market
 from infra.records import Offer, Pod, Request
 from infra.runs import run_rows
-from infra.runs.sight import AskedParties, Observation, folder_of, is_absent, look, pod_of, unproven_s
+from infra.runs.sight import AskedParties, Observation, folder_of, is_absent, observe_pod, pod_of, unproven_s
 from infra.units import duration, per_hour
 from store.backoff import Backoff
 
@@ -99,7 +99,7 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
         if row.admit:
             row.admit(rows, new)
 
-    with _looked_after(journal, token):  # Other processes do not clear the row away while this process lives.
+    with _holding_pod_lease(journal, token):  # Other processes do not clear the row away while this process lives.
         op = journal.plan(
             token=token,
             run=request.run,
@@ -219,7 +219,7 @@ def end(
         try:
             seen, is_fresh = None, unproven_s(provider, op) > 0
             if is_fresh or not op.remote_id:
-                seen = look_up(provider, op.remote_id or op.token, op.is_spot)
+                seen = find_pod(provider, op.remote_id or op.token, op.is_spot)
             if seen and is_fresh:  # After the vendor has listed the pod, a later absence is proof.
                 op = journal.note(op, last_seen_at=int(time.time()), remote_id=seen.pod_id)
             pod_id = op.remote_id or (seen.pod_id if seen else "")
@@ -236,7 +236,7 @@ def end(
             is_known = (
                 op.remote_id
                 or not op.sent_at
-                or journal.leases.holder(run_rows.lease(op.token)) not in (None, myself())
+                or journal.leases.holder(run_rows.lease(op.token)) not in (None, current_identity())
             )
             left_s = deadline - time.monotonic() if provider.is_rented and is_known else 0.0
             if left_s <= 0:
@@ -261,14 +261,14 @@ def end(
     return end(provider, journal.op(op.token), journal)
 
 
-def learn(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
+def record_verdict(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
     """Record the verdict of a pod that was gone before a process read the verdict; return the row.
 
     A row with a final outcome stays unchanged.
     """
     while op.outcome in run_rows.GOES_ON:
         try:
-            return journal.note(op, reason=said_by(verdict), outcome=verdict["state"])
+            return journal.note(op, reason=end_reason(verdict), outcome=verdict["state"])
         except Fenced:  # The row has just changed.
             op = journal.op(op.token)
     return op
@@ -310,7 +310,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | Non
         return end(provider, op, journal, why, "limit", patience_s)
     if op.state in (PLANNED, CREATING, UNKNOWN):
         return _cut_off(provider, op, journal, patience_s)
-    seen = look(op, provider, LOOK) if seen is None else seen
+    seen = observe_pod(op, provider, LOOK) if seen is None else seen
     if seen.is_there is False:
         return end(provider, op, journal, seen.why, patience_s=patience_s)
     if op.state == BOOTING:
@@ -324,7 +324,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | Non
         with contextlib.suppress(Fenced):  # The pod has received new work in the meantime.
             return journal.note(op, target="") if op.target else op
         return op
-    return end(provider, op, journal, said_by(verdict), verdict["state"], patience_s) if verdict else op
+    return end(provider, op, journal, end_reason(verdict), verdict["state"], patience_s) if verdict else op
 
 
 def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
@@ -336,7 +336,7 @@ def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) ->
     return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
 
 
-def said_by(verdict: Mapping[str, Any]) -> str:
+def end_reason(verdict: Mapping[str, Any]) -> str:
     """Return the reason text for the end of a pod with this verdict."""
     why = verdict.get("reason") if verdict["state"] in ("failed", "limit", "lost") else ""
     return f"the work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
@@ -355,7 +355,7 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 
 
 @contextlib.contextmanager
-def _looked_after(journal: Journal, token: str) -> Iterator[None]:
+def _holding_pod_lease(journal: Journal, token: str) -> Iterator[None]:
     """Take the lease of a pod for this process; release the lease on an error, so that sweeps can settle the row."""
     held = journal.leases.take(run_rows.lease(token))
     try:

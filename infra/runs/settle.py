@@ -9,17 +9,23 @@ from collections.abc import Collection
 from typing import Any
 
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, in_words
+from infra.errors import SlipwayError, describe
 from infra.journal_file import Fenced
 from infra.ledger.journal import Journal
 from infra.ledger.op import ASKED, LOST, READY, Op
 from infra.ledger.reconcile import Action, AdoptedRow, Delete, RowEvent, reconcile_in_turn
-from infra.notices.outbox import tell_end
+from infra.notices.outbox import notify_end
 from infra.providers import Provider
 from infra.providers.by_name import own_providers
 from infra.runs import pods, run_rows, sight
-from infra.runs.keepers.due_ends import is_being_concluded, is_kept, is_kept_by_another, is_past_limit, last_look
-from infra.runs.lookup import way
+from infra.runs.keepers.due_ends import (
+    final_observation,
+    is_being_concluded,
+    is_kept,
+    is_kept_by_another,
+    is_past_limit,
+)
+from infra.runs.lookup import transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Observation
 from infra.runs.sync import reports
@@ -61,7 +67,7 @@ def settle_rows(
         if op.token in tokens:
             try:
                 if is_past_limit(op, settings):
-                    now = end_past_limit(op, last_look(op, settings), journal, settings, tell, waits)
+                    now = end_past_limit(op, final_observation(op, settings), journal, settings, tell, waits)
                 elif is_kept(op, journal, settings):
                     continue
                 else:
@@ -72,7 +78,7 @@ def settle_rows(
                 continue
             except Exception as error:  # An error at one row must not stop the others.
                 if waits or not isinstance(error, pods.StillBills):  # Without waiting, the request is too recent.
-                    tell(f"{op.run}: {in_words(error).removeprefix(f'{op.run}: ')}")
+                    tell(f"{op.run}: {describe(error).removeprefix(f'{op.run}: ')}")
     return ended
 
 
@@ -96,17 +102,17 @@ def _settle(
     """
     vendor = registry.provider(settings, op.vendor)
     if seen is None and not op.detached and op.state in (READY, LOST):
-        seen = sight.look(op, vendor, pods.LOOK)
+        seen = sight.observe_pod(op, vendor, pods.LOOK)
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
         return op  # The keeper restarts the run.
     if verdict:
-        bring_home(op, vendor, settings)
+        download_results(op, vendor, settings)
     ended = pods.settle(vendor, op, journal, seen, waits)
     if vendor.fleeting and not (ended.is_live or verdict):  # The pod may have ended itself.
-        verdict = keep_last_words(ended, settings, tell)
+        verdict = save_final_verdict(ended, settings, tell)
     if not ended.is_live and op.is_head:
-        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
+        notify_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
     return ended
 
 
@@ -130,30 +136,30 @@ def reconcile_accounts(journal: Journal, settings: Settings, tell: Say, reached:
         try:
             done = reconcile_in_turn(registry.provider(settings, name), journal)
         except Exception as error:  # An error at one vendor must not stop the others.
-            tell(f"{name}: {in_words(error)}")
+            tell(f"{name}: {describe(error)}")
             continue
         for action in done.actions:
-            tell(f"{name}: {told(action)}")
+            tell(f"{name}: {describe_action(action)}")
             if isinstance(action, RowEvent) and action.event == "gone":
-                keep_last_words(journal.op(action.token), settings, tell)
+                save_final_verdict(journal.op(action.token), settings, tell)
             if isinstance(action, AdoptedRow) and not action.is_kept:
-                tell_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
+                notify_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
         for problem in done.problems:
             tell(problem)
 
 
-def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
+def save_final_verdict(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
     """Return the verdict of a gone pod; {} when no verdict can be read now."""
     from infra.runs.sync import mirror  # Every command settles, and few find a file to copy.
 
     try:
-        return mirror.last_words(op, RunHome.of(op.run, settings.homes))
+        return mirror.final_verdict(op, RunHome.of(op.run, settings.homes))
     except StoreError as error:
         tell(f"{op.run}: {error}")
         return {}
 
 
-def told(action: Action) -> str:
+def describe_action(action: Action) -> str:
     if isinstance(action, AdoptedRow):
         if action.is_kept:
             return f"{action.pod.pod_id} is older than the new journal: the pod is kept, and bills; see ./inv status"
@@ -163,7 +169,7 @@ def told(action: Action) -> str:
     return f"{action.token}: {action.event} {action.facts.get('reason', '')}".rstrip()
 
 
-def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None = None) -> list[str]:
+def download_results(op: Op, vendor: Provider, settings: Settings, meter: Meter | None = None) -> list[str]:
     """Download logs, reports and artifacts of a pod; return the names of the artifacts.
 
     Raises SlipwayError, StoreError.
@@ -172,7 +178,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
 
     transport, home = vendor.reach(sight.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
-    reports.bring(op, transport, home)
+    reports.download(op, transport, home)
     if not vendor.pod_store or op.rank > 0:  # Other nodes keep their output.
         return []
     return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), home, meter)
@@ -183,7 +189,11 @@ def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: S
     deadline = time.monotonic() + OTHERS_S
     for other in run_rows.nodes_of(op, journal)[1:]:
         try:
-            while other.is_live and not sight.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
+            while (
+                other.is_live
+                and not sight.verdict_of(other, transport_to(settings, other))
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.2)
             settle(journal, settings, tell, [other.token])
             other = journal.op(other.token)

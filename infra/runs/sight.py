@@ -1,6 +1,6 @@
 """Observation of one pod at this moment, used by keepers, services, pod sets and `status`. Read-only.
 
-`look` takes a journal row and a provider and returns an `Observation`. Up to three parties are asked, the most
+`observe_pod` takes a journal row and a provider and returns an `Observation`. Up to three parties are asked, the most
 expensive last, and only as far as the caller needs:
 
     PROVIDER   has it the pod, in which state?         gone    proven absent, or stopped according to the vendor
@@ -27,7 +27,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import accounts
 from infra.ledger.journal import Journal
 from infra.ledger.op import CREATING, PLANNED, UNKNOWN, Op
-from infra.providers import LAG_S, Provider, clock_scale, listed, look_up
+from infra.providers import LAG_S, Provider, clock_scale, find_pod, list_pods
 from infra.records import Address, Pod
 from infra.runs import pod_reports
 from infra.settings import HELD
@@ -109,7 +109,7 @@ class Observation:
         return ObservationKind.READY if self.is_alive else ObservationKind.DEAD
 
 
-def look(op: Op, provider: Provider, asks: AskedParties = AskedParties.ALL) -> Observation:
+def observe_pod(op: Op, provider: Provider, asks: AskedParties = AskedParties.ALL) -> Observation:
     """Look at the pod of a row. An error becomes a silent sight with the reason; no error is raised.
 
     An ended row has no pod: only the files of a local run are read.
@@ -134,7 +134,7 @@ def look(op: Op, provider: Provider, asks: AskedParties = AskedParties.ALL) -> O
 def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
     """Return the sight with the state reported by the provider."""
     try:
-        pod = look_up(provider, name_of(op), op.is_spot)
+        pod = find_pod(provider, name_of(op), op.is_spot)
         if pod is None and op.state in PENDING:
             return seen  # The pod may still appear.
         if pod is None:
@@ -151,7 +151,7 @@ def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
 def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation) -> Observation:
     """Return the sight with the pod's own reports."""
     if AskedParties.AGENT in asks:
-        said = ask(op, transport)
+        said = query_agent(op, transport)
         return replace(
             seen,
             is_there=True,
@@ -162,20 +162,20 @@ def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation
             verdict=said["verdict"],
         )
     if AskedParties.FILES in asks:
-        progress, verdict = words_of(op, transport)
+        progress, verdict = read_progress_and_verdict(op, transport)
         guard = {} if op.is_live else _read(transport, folder_of(op).state / "guard.json", op.token, "the guard")
         is_alive = None if op.is_live else False
         return replace(seen, is_there=op.is_live, is_alive=is_alive, progress=progress, verdict=verdict, guard=guard)
     return seen
 
 
-def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+def query_agent(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     """Return the answer of `infra.agent status` on the pod: guard, agent, progress and verdict.
 
     Reports of a different pod become {}. Raises Unreachable, SlipwayError.
     """
     if not op.address:
-        return of(op, {})
+        return own_reports(op, {})
     pod = folder_of(op)
     code = f"{pod.code}{os.pathsep}{ROOT}" if op.vendor == "local" else str(pod.code)
     words = [transport.python, "-m", transport.agent, "status", str(pod.root)]
@@ -184,15 +184,15 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
         raise Unreachable(f"{op.run}: {done.stderr.strip()}")
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: status of the agent: exit code {done.exited}: {done.stderr.strip()}")
-    return of(op, pod_reports.parse(done.stdout, f"the status of {op.run}"))
+    return own_reports(op, pod_reports.parse(done.stdout, f"the status of {op.run}"))
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
     """Return True if the guard or the agent of this pod lives. Raises SlipwayError if the state is unknown."""
-    return _lives(ask(op, transport))
+    return _lives(query_agent(op, transport))
 
 
-def words_of(op: Op, transport: Transport) -> Seen:
+def read_progress_and_verdict(op: Op, transport: Transport) -> Seen:
     """Return the current progress and verdict of this pod. Raises SlipwayError, OSError."""
     pod = folder_of(op)
     return _read(transport, pod.progress, op.token, "progress"), _read(transport, pod.verdict, op.token, "verdict")
@@ -203,7 +203,7 @@ def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
     return _read(transport, folder_of(op).verdict, op.token, f"the verdict of {op.run}") if op.address else {}
 
 
-def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def own_reports(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return only the reports of this pod; the folder may still hold reports of an earlier pod of the run."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
@@ -231,13 +231,13 @@ def is_absent(provider: Provider, op: Op) -> bool:
 
     Raises SlipwayError if the provider gives no answer, or if the key belongs to a different account.
     """
-    if unproven_s(provider, op) > 0 or look_up(provider, name_of(op), op.is_spot) is not None:
+    if unproven_s(provider, op) > 0 or find_pod(provider, name_of(op), op.is_spot) is not None:
         return False
     if accounts.is_another(provider, op, read_clocks()):
-        raise SlipwayError(accounts.in_words(op))
+        raise SlipwayError(accounts.account_advice(op))
     if op.place:  # The pod can run only on this machine; other machines may be switched off.
         return True
-    pods = listed(provider, op.is_spot)
+    pods = list_pods(provider, op.is_spot)
     may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
     return not may_be_there and all(pod.token != op.token for pod in pods)
 
@@ -304,7 +304,7 @@ def follow(
     progress: dict[str, Any] = {}
     while True:
         try:
-            progress, verdict = words_of(op, transport)
+            progress, verdict = read_progress_and_verdict(op, transport)
             heard_at = time.monotonic()
         except (ConnectionLost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
@@ -325,7 +325,7 @@ def follow(
         elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
             if not journal.op(op.token).is_live:
                 raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
-            if not is_alive(op, transport) and not words_of(op, transport)[1]:
+            if not is_alive(op, transport) and not read_progress_and_verdict(op, transport)[1]:
                 raise SlipwayError(f"{op.run}: neither guard nor agent is running; resume the run: inv resume {op.run}")
             doubted_at = time.monotonic()
         time.sleep(POLL_S)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
-from infra.machines.host_memory import HostMemory, known_as
-from infra.market.filters import in_words
+from infra.machines.host_memory import HostMemory, failure_key
+from infra.market.filters import format_offer
 from infra.providers import Provider, by_name, clock_scale, market, offers
 from infra.providers.offers import OfferSource
 from infra.providers.promises import api_of
@@ -104,7 +104,7 @@ def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], 
     return kept
 
 
-def among(
+def choose_request(
     candidates: Sequence[Provider],
     requests: Sequence[Request],
     is_ordered: bool,
@@ -147,10 +147,10 @@ def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer
 def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell: Tell) -> list[Offer]:
     """Move offers with a recent failure (unavailable, no boot, broken promise) to the end."""
     failed = HostMemory.beside(settings.state_file).blamed(DOUBT_S / scale)
-    doubtful = [one for one in found if known_as(one) in failed]
+    doubtful = [one for one in found if failure_key(one) in failed]
     for one in doubtful if len(doubtful) < len(found) else ():
-        why = failed[known_as(one)].failure
-        tell(f"tried last: {in_words(one)}: {' '.join(why.split())[:200]}")
+        why = failed[failure_key(one)].failure
+        tell(f"tried last: {format_offer(one)}: {' '.join(why.split())[:200]}")
     return [*(one for one in found if one not in doubtful), *doubtful]
 
 

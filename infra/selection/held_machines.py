@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import READY, Op
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host
-from infra.providers import Provider, Vendors, look_up
+from infra.providers import Provider, Vendors, find_pod
 from infra.providers.ssh import SshPools
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import HELD, Settings
@@ -156,9 +156,9 @@ class HeldPods(Provider):
     def _is_gone(self, op: Op) -> bool:
         """Return whether the vendor reports the held pod as gone. Raises SlipwayError without a reliable answer."""
         vendor = self.vendors(op.vendor)
-        seen = look_up(vendor, op.remote_id or op.token, op.is_spot)
+        seen = find_pod(vendor, op.remote_id or op.token, op.is_spot)
         if seen is None and accounts.is_another(vendor, op, read_clocks()):
-            raise SlipwayError(accounts.in_words(op))
+            raise SlipwayError(accounts.account_advice(op))
         return seen is None or seen.state in ENDED
 
     def _machines(self, rows: Sequence[Op]) -> SshPools:

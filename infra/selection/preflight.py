@@ -46,7 +46,7 @@ class Forecast:
 
 def machine_with(gpu: str, num_gpus: int, nodes: int = 1) -> MachineKind:
     """Return the machine kind with `num_gpus` GPUs per node, with the useful speed from the GPU table."""
-    kind, per_gpu = (gpus.meant(gpu), gpus.tflops(gpus.meant(gpu))) if gpu else ("GPU", None)
+    kind, per_gpu = (gpus.canonical_name(gpu), gpus.tflops(gpus.canonical_name(gpu))) if gpu else ("GPU", None)
     name = f"{num_gpus} x {kind}" if nodes == 1 else f"{nodes} nodes of {num_gpus} x {kind}"
     speed = None if per_gpu is None else USEFUL * per_gpu * 1e12 * num_gpus * nodes
     return MachineKind(name=name, flops_per_s=speed)

@@ -6,7 +6,7 @@ import threading
 
 from infra.errors import MissingKey, SlipwayError, UsageError
 from infra.providers import Provider, Vendors, by_name
-from infra.providers.by_name import known, open_known, open_own
+from infra.providers.by_name import known_providers, open_known, open_own
 from infra.settings import HELD, MARKET, VENDORS, Settings, pack_settings
 from store import packs
 
@@ -24,13 +24,13 @@ def open_provider(name: str, settings: Settings) -> Provider:
         return held
     if found := open_own(name, settings):
         return found
-    if name not in known():
-        if why := packs.lacking("providers", name):
+    if name not in known_providers():
+        if why := packs.missing_pack_message("providers", name):
             raise UsageError(f"provider {why}")
-        near = difflib.get_close_matches(name, [*known(), MARKET], 1)
+        near = difflib.get_close_matches(name, [*known_providers(), MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
         own = by_name.extensions_named(settings) or f"; {by_name.EXTENSIONS} adds a provider of your own"
-        raise UsageError(f"unknown provider {name!r}; {hint}known: {', '.join(known())}, {MARKET}{own}")
+        raise UsageError(f"unknown provider {name!r}; {hint}known: {', '.join(known_providers())}, {MARKET}{own}")
     return open_known(name, settings)
 
 

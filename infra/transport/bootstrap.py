@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.agent.environments.environment import OWN_UV, is_usable
-from infra.agent.environments.packages import CarriedSources, to_carry
+from infra.agent.environments.packages import CarriedSources, portable_sources
 from infra.agent.job import PodFolder
 from infra.agent.step_zero import packages_of
 from infra.errors import SlipwayError, UsageError
@@ -68,7 +68,7 @@ def bring(transport: Transport, pod: PodFolder) -> str:
     uv = _ours()
     place = f"{FOLDER}/uv-{uv[1][:16]}" if uv else ""
     try:
-        carried = CarriedSources(uv=place, settings=to_carry())
+        carried = CarriedSources(uv=place, settings=portable_sources())
     except (configparser.Error, UnicodeDecodeError) as error:
         raise UsageError(f"pip's configuration cannot be read: {error}; run: pip config debug") from error
     asked = ["sh", "-c", ASK, "sh", str(packages_of(pod)), place, "uv", *OWN_UV]

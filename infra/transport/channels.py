@@ -108,12 +108,12 @@ def kill(link: Link, process: int | None) -> None:
     """Kill the process group of a command if the machine still responds; do nothing for None."""
     if process is not None:
         line = login_line(f"set -- {process}\n{KILL}").line
-        with contextlib.suppress(TimeoutError, *broken()), link.session(KILL_S) as channel:
+        with contextlib.suppress(TimeoutError, *connection_loss_errors()), link.session(KILL_S) as channel:
             link.send(channel, "exec", line)
             channel.status_event.wait(KILL_S)
 
 
-def lost(link: Link, where: str, name: str, why: str) -> ConnectionLost:
+def loss_error(link: Link, where: str, name: str, why: str) -> ConnectionLost:
     """Return the error for a command whose connection broke after sending: Silent or Lost."""
     return (Silent if link.silent else ConnectionLost)(
         f"{where}: {name}: {silence(link) or why}; the command was sent and may have run, or may"
@@ -126,7 +126,7 @@ def silence(link: Link) -> str:
     return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
 
 
-def broken() -> tuple[type[BaseException], ...]:
+def connection_loss_errors() -> tuple[type[BaseException], ...]:
     """Return paramiko's exception types for a lost connection."""
     from paramiko import SSHException
 
@@ -149,7 +149,7 @@ class Duplex:
                 found = self._framed.out.feed(bytes(piece))
         except NoFrame:
             return b""
-        except broken():  # recv also sends a window update, which fails on a lost connection
+        except connection_loss_errors():  # recv also sends a window update, which fails on a lost connection
             return b""
         return found
 
@@ -157,7 +157,7 @@ class Duplex:
         """Send all bytes. Raises BrokenPipeError when the connection or the channel is closed."""
         try:
             self._channel.sendall(piece)
-        except broken() as error:
+        except connection_loss_errors() as error:
             raise BrokenPipeError(str(error)) from None
 
     def hush(self) -> None:
@@ -214,7 +214,7 @@ class StdinWriter:
                     self._channel.shutdown_write()
                     return
                 self._channel.sendall(piece)
-            except broken():  # unread input or a lost connection; the exit code tells which
+            except connection_loss_errors():  # unread input or a lost connection; the exit code tells which
                 return
 
 

@@ -22,7 +22,7 @@ from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 from invoke.runners import Local
 
-from infra.errors import in_words
+from infra.errors import describe
 from infra.transport.fabric_connection import LocalConnection, PodConnection
 from infra.transport.framing import Frame, FramedStream, login_line
 from infra.transport.protocol import SILENT_S
@@ -293,7 +293,7 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
         how = "the command was ended" if work.exit_code is not None else "the command may still run there"
         problem = f"no end after {timeout_s:g} s; {how}"
     elif isinstance(found, Exception):
-        return CommandOutcome(name=work.name, problem=in_words(found))
+        return CommandOutcome(name=work.name, problem=describe(found))
     elif work.exit_code is None:
         why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
         problem = f"{why}; the command may still run there"

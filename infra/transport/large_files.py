@@ -83,7 +83,7 @@ class TransferMethod:
 _ways: "weakref.WeakKeyDictionary[Ssh, TransferMethod]" = weakref.WeakKeyDictionary()
 
 
-def way(transport: Transport) -> TransferMethod:
+def transfer_method(transport: Transport) -> TransferMethod:
     """Return the transfer method for a machine; the machine is queried once per transport."""
     assert isinstance(transport, Ssh)
     if transport not in _ways:
@@ -92,10 +92,10 @@ def way(transport: Transport) -> TransferMethod:
 
 
 def _choose(transport: Ssh) -> TransferMethod:
-    ours = rsync.here()
+    ours = rsync.local_version()
     if ours is None:
         return TransferMethod(why="this machine has no rsync 3.1 or later")
-    program, theirs = rsync.there(transport)
+    program, theirs = rsync.remote_rsync(transport)
     if theirs is None:
         return TransferMethod(why="the remote machine has no rsync 3.1 or later")
     versions = f"{'.'.join(map(str, ours))} here, {'.'.join(map(str, theirs))} there"
@@ -117,7 +117,7 @@ def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Mete
     assert isinstance(transport, Ssh)
     draft.parent.mkdir(parents=True, exist_ok=True)
     meter.kept_bytes += draft.stat().st_size if draft.exists() else 0
-    chosen = way(transport)
+    chosen = transfer_method(transport)
     meter.ways.add(chosen.name)
     try:
         if chosen.program:
@@ -135,7 +135,7 @@ def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Mete
 def put(transport: Transport, path: Path, draft: str, size: int, meter: Meter) -> None:
     """Make the remote `draft` equal to the first `size` bytes of the local file; errors as in `fetch`."""
     assert isinstance(transport, Ssh)
-    chosen = way(transport)
+    chosen = transfer_method(transport)
     meter.ways.add(chosen.name)
     try:
         if chosen.program:
@@ -149,7 +149,9 @@ def put(transport: Transport, path: Path, draft: str, size: int, meter: Meter) -
         raise
 
 
-def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Callable[[str], object]) -> T:
+def retry_while_progressing(
+    action: Callable[[], T], meter: Meter, patience_s: float, tell: Callable[[str], object]
+) -> T:
     """Retry a resumable transfer until success, or until no bytes arrived for `patience_s` seconds.
 
     Retries Lost, Unreachable and TimedOut with backoff, and reports each retry to `tell`.

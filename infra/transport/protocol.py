@@ -80,7 +80,7 @@ class Silent(ConnectionLost):
     """The connection timed out (no keep-alive replies); do not retry at once."""
 
 
-def tied(words: Sequence[str]) -> list[str]:
+def end_with_stdin(words: Sequence[str]) -> list[str]:
     """Return shell words to run a program, and to terminate the program when stdin closes.
 
     The shell exits with the program's exit code.
@@ -96,7 +96,7 @@ exit $code"""
     return ["sh", "-c", script, "sh", *words]
 
 
-def twice(action: Callable[[], T]) -> T:
+def retry_once(action: Callable[[], T]) -> T:
     """Run an action; retry once after `ConnectionLost`, not after `Silent`. The action must be safe to repeat."""
     try:
         return action()
@@ -238,7 +238,7 @@ class ThisMachine:
     def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
         said = streams.StreamEnd(TAIL_BYTES)
         with subprocess.Popen(
-            tied(words),
+            end_with_stdin(words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -246,7 +246,7 @@ class ThisMachine:
             start_new_session=True,
         ) as child:
             assert child.stdout is not None
-            reader = streams.drained(child.stdout, said)
+            reader = streams.start_draining(child.stdout, said)
 
             def look() -> Result | None:
                 if child.poll() is None:

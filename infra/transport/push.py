@@ -21,7 +21,7 @@ from infra.agent import receive
 from infra.agent.job import PodFolder
 from infra.errors import SlipwayError, UsageError
 from infra.transport import large_files, shipment
-from infra.transport.protocol import Meter, ThisMachine, Transport, twice
+from infra.transport.protocol import Meter, ThisMachine, Transport, retry_once
 from infra.transport.scan.inspector import FRESH_NS, FileInspector, pieces
 from infra.transport.shipment import FileRefusal
 from store import outside
@@ -69,7 +69,7 @@ def push(
     """
     used = meter or Meter()
     inspector = FileInspector.of(root.resolve(), anyway)
-    return twice(lambda: _push(machine, inspector, dest, token, file, used))
+    return retry_once(lambda: _push(machine, inspector, dest, token, file, used))
 
 
 def _push(
@@ -124,7 +124,9 @@ def adopt(machine: Transport, dest: str | Path, token: str) -> str:
     Returns the source pod's folder, or "" without such a push. Raises UsageError for a refusal.
     """
     return str(
-        twice(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})], BASE_S))["of"]
+        retry_once(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})], BASE_S))[
+            "of"
+        ]
     )
 
 
@@ -140,7 +142,7 @@ def differences(
         listing = [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]
         return _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"listing": listing})], BASE_S)
 
-    answer = twice(ask)
+    answer = retry_once(ask)
     differ = list(answer["gone"])
     for path, held in answer["ask"].items():
         sha, reason = inspector.inspect(path, found[path])
@@ -185,7 +187,9 @@ def _send_large(machine: Transport, path: Path, dest: Path, name: str, draft: st
     if done.exited != 0:
         raise SlipwayError(f"push of {name}: {done.stderr.strip() or f'exit code {done.exited}'}")
     warn = logging.getLogger(__name__).warning
-    large_files.persist(lambda: large_files.put(machine, path, draft, size, meter), meter, PATIENCE_S, warn)
+    large_files.retry_while_progressing(
+        lambda: large_files.put(machine, path, draft, size, meter), meter, PATIENCE_S, warn
+    )
     if path.stat().st_size != size:
         raise UsageError(f"{name} changed during the transfer; push again")
 

@@ -40,7 +40,7 @@ exit 0
 _VERSION = re.compile(r"rsync +version v?(\d+)\.(\d+)")
 
 
-def here() -> tuple[int, int] | None:
+def local_version() -> tuple[int, int] | None:
     """Return the version of the local rsync, or None without a usable rsync."""
     path = shutil.which("rsync")
     if not path:
@@ -49,7 +49,7 @@ def here() -> tuple[int, int] | None:
     return _version(done.stdout)
 
 
-def there(transport: Ssh) -> tuple[str, tuple[int, int] | None]:
+def remote_rsync(transport: Ssh) -> tuple[str, tuple[int, int] | None]:
     """Return the path and version of the machine's rsync, or ("", None) without a usable rsync."""
     said = transport.run(["sh", "-c", PROBE], timeout_s=ASK_S).stdout
     version = _version(said)

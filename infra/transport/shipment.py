@@ -75,7 +75,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
+def measure(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
     """Return the weight of a push of `root`, or of the single `file` in `root`; inspect all files and send none.
 
     Raises UsageError if no file is fit to send, or a file cannot be read. If all files are secrets, the weight counts

@@ -22,7 +22,7 @@ from typing import Any
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
 from infra.transport import channels
-from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, broken, says, silence
+from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, connection_loss_errors, says, silence
 from infra.transport.framing import Frame, NoFrame, login_line
 from infra.transport.host_keys import ALIAS
 from infra.transport.protocol import (
@@ -36,7 +36,7 @@ from infra.transport.protocol import (
     TimedOut,
     TooLarge,
     Unreachable,
-    tied,
+    end_with_stdin,
 )
 from infra.transport.ssh_connection import Link, connection, hush
 from infra.transport.streams import KeptStream, SizeExceeded, StreamEnd, WholeStream, relay
@@ -133,7 +133,7 @@ class Ssh:
             with contextlib.ExitStack() as stack:
                 try:
                     channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).port(remote_port))
-                except broken() as error:
+                except connection_loss_errors() as error:
                     raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
                 yield channel
 
@@ -150,7 +150,7 @@ class Ssh:
 
         def run() -> Result:
             out, err, for_days_s = StreamEnd(TAIL_BYTES), StreamEnd(TAIL_BYTES), threading.TIMEOUT_MAX / 2
-            code = self._converse(_script(tied(words), cwd), words[0], pulse(), for_days_s, out, err, {})
+            code = self._converse(_script(end_with_stdin(words), cwd), words[0], pulse(), for_days_s, out, err, {})
             return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
         with ThreadPoolExecutor(1) as pool:
@@ -214,7 +214,7 @@ class Ssh:
             try:
                 for piece in channels.begin(link, channel, frame, script):
                     channel.sendall(piece)
-            except broken() as error:
+            except connection_loss_errors() as error:
                 raise self._lost(link, script.split()[0], str(error)) from None
             yield Duplex(channel, frame)
 
@@ -260,7 +260,7 @@ class Ssh:
                     break
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
-                except broken() as error:
+                except connection_loss_errors() as error:
                     link.close()  # a reader thread may not have noticed the loss
                     if is_last or link.silent:
                         raise Unreachable(f"{self._where}: {silence(link) or error}") from None
@@ -305,7 +305,7 @@ class Ssh:
                     f"{self._where}: {name}: the login shell prints without end{says(framed.talk)}; let "
                     "the start-up files of that shell print only on a terminal"
                 ) from None
-            except broken() as error:
+            except connection_loss_errors() as error:
                 raise self._lost(link, name, str(error)) from None
             finally:
                 self.talk = framed.talk
@@ -322,7 +322,7 @@ class Ssh:
         return 128 - code if 128 < code <= 128 + 64 else code
 
     def _lost(self, link: Link, name: str, why: str) -> ConnectionLost:
-        return channels.lost(link, self._where, name, why)
+        return channels.loss_error(link, self._where, name, why)
 
 
 def _script(words: Sequence[str], cwd: str | Path | None) -> str:

@@ -51,7 +51,7 @@ class PodNames:
     def changing(self) -> Iterator[None]:
         """Hold the lock of the file; read the inputs of a change within the block."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with local_files.held(self.path.with_name(f"{self.path.name}.lock"), mode=0o600):
+        with local_files.holding_lock(self.path.with_name(f"{self.path.name}.lock"), mode=0o600):
             yield
 
     def read(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ def is_included(config: Path, line: str) -> bool:
 def include(config: Path, line: str) -> None:
     """Insert the line at the top of the user's ssh config; create a missing file and keep all other lines."""
     place = _place(config)
-    with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
+    with local_files.holding_lock(place.with_name(".slipway.lock"), mode=0o600):
         if not is_included(config, line):
             _write(place, f"{line}\n".encode() + (place.read_bytes() if place.exists() else b""))
 
@@ -115,7 +115,7 @@ def leave_out(config: Path, line: str) -> bool:
     place = _place(config)
     if not place.exists():
         return False
-    with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
+    with local_files.holding_lock(place.with_name(".slipway.lock"), mode=0o600):
         before = place.read_bytes()
         kept = [one for one in before.splitlines(keepends=True) if one.strip() != line.encode()]
         if b"".join(kept) == before:

@@ -121,7 +121,7 @@ def whole_file(path: str | Path, limit_bytes: int) -> bytes:
     return kept.value()
 
 
-def drained(source: IO[bytes], kept: KeptStream) -> threading.Thread:
+def start_draining(source: IO[bytes], kept: KeptStream) -> threading.Thread:
     """Start and return a thread that reads a stream to the end."""
 
     def drain() -> None:

@@ -19,8 +19,8 @@ PACK = Pack(
     },
     model_features={"ternary": "packs.bits.records.feature:TernaryFeature"},
     model_layouts={
-        "bitnet": "packs.bits.records.bitnet_layouts:spelt",
-        "BitnetForCausalLM": "packs.bits.records.bitnet_layouts:spelt",
+        "bitnet": "packs.bits.records.bitnet_layouts:in_our_layout",
+        "BitnetForCausalLM": "packs.bits.records.bitnet_layouts:in_our_layout",
     },
     served_models={
         "quant_method=bitnet": "packs.bits.serve.engines:TERNARY",

@@ -14,7 +14,7 @@ PACK = Pack(
         "job": PackWork(
             where="packs.jobs.control.kind:JobFiles",
             file_keys=("run", "setup", "resources", "slipway"),
-            about_key="packs.jobs.control.job_file:belongs",
+            about_key="packs.jobs.control.job_file:key_hint",
         ),
     },
     file_pages={"job": "packs.jobs.commands.example_jobs:lines"},

@@ -64,7 +64,7 @@ def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
     assert work.init is not None, "--init names a model"
     if not work.init.has_tokenizer:
         name = work.init.format
-        places = model_formats.known(name).tokenizer_places if name else f"{vocabulary.TOKENIZER} in the folder"
+        places = model_formats.find_format(name).tokenizer_places if name else f"{vocabulary.TOKENIZER} in the folder"
         raise UsageError(
             f"{folder} has no tokenizer ({places}); nothing was sent. A model cannot be used without the "
             "tokenizer of its training"

@@ -15,27 +15,29 @@ FROM = "store to search: hf://, s3://, gs:// or a folder (default: the store of 
 NAME = "name of the checkpoint in inv ckpt.list, or the beginning or the last part of the name"
 
 
-def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
+def list_checkpoints(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
     """Return the checkpoints of the store `uri`, or of the settings' store and this machine if `uri` is "".
 
     job: return only checkpoints whose name contains this text.
     """
-    lend_for(uri, settings)
-    found = catalogue.in_store(uri or settings.store)
+    lend_credentials(uri, settings)
+    found = catalogue.stored_checkpoints(uri or settings.store)
     if not uri:
         pods = sorted(settings.pods.glob("/".join(("*", "work", "checkpoints")))) if settings.pods.is_dir() else []
         folders = {path.parents[1].name: path for path in pods} | {"work": ROOT / "var" / "work" / "checkpoints"}
-        found += catalogue.here(folders)
+        found += catalogue.local_checkpoints(folders)
     return [one for one in found if job in one.name]
 
 
-def lend_for(uri: str, settings: Settings) -> None:
+def lend_credentials(uri: str, settings: Settings) -> None:
     """Lend the settings' S3 or GCS credentials to a store named on the command line."""
     if credentials.kind(uri) in ("s3", "gs"):
-        credentials.lend({name: getattr(settings, name.lower()) for name in credentials.KEYS[credentials.kind(uri)]})
+        credentials.set_credentials(
+            {name: getattr(settings, name.lower()) for name in credentials.KEYS[credentials.kind(uri)]}
+        )
 
 
-def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
+def find_checkpoint(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
     """Return the checkpoint with this name, prefix or last path part. Raises UsageError if none or several match."""
     if not name:
         raise UsageError("the name of a checkpoint is missing. List the names: inv ckpt.list")
@@ -47,13 +49,13 @@ def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpo
         return max(alike, key=lambda one: one.step)
     if alike:
         raise UsageError(f"{name!r} matches several checkpoints: {', '.join(one.name for one in alike[:8])}")
-    raise UsageError(f"no checkpoint {name!r} in {where(uri)}; {near(name, [one.name for one in found])}")
+    raise UsageError(f"no checkpoint {name!r} in {store_title(uri)}; {near(name, [one.name for one in found])}")
 
 
 def newest(found: Sequence[FoundCheckpoint], uri: str) -> FoundCheckpoint:
     whole = [one for one in found if not one.trouble]
     if not whole:
-        raise UsageError(f"No checkpoints found in {where(uri)}")
+        raise UsageError(f"No checkpoints found in {store_title(uri)}")
     return max(whole, key=lambda one: (one.saved_at, one.step))
 
 
@@ -64,7 +66,7 @@ def near(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
 
 
-def where(uri: str) -> str:
+def store_title(uri: str) -> str:
     return uri or "the store and on this machine"
 
 

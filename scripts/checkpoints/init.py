@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import lend_for
+from scripts.checkpoints.found import lend_credentials
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -23,7 +23,7 @@ def init(spec: CkptInitFlags) -> None:
     """Create the bucket, repository or folder of a store."""
     if not spec.to:
         raise UsageError("--to is missing. Give hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
-    lend_for(spec.to, context.settings())
+    lend_credentials(spec.to, context.settings())
     place = open_place(spec.to)
     if spec.dry_run:
         made = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, about, everything, where
+from scripts.checkpoints.found import FROM, about, list_checkpoints, store_title
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -20,14 +20,14 @@ class CkptListFlags(Output):
 @command(record=CkptListFlags, example="inv ckpt.list")
 def list_(spec: CkptListFlags) -> None:
     """List every checkpoint, published or of a live run."""
-    found = everything(context.settings(), spec.from_, spec.job)
+    found = list_checkpoints(context.settings(), spec.from_, spec.job)
     if spec.json:
         print_json([about(one) for one in found])
     elif found:
         rows = [("checkpoint", "kind", "phase", "step", "size", "saved (UTC)", "loss")]
         print(render.clean(columns([*rows, *(row(one) for one in found)])))
     else:
-        render.say(f"No checkpoints found in {where(spec.from_)}. Create a checkpoint: inv train --phase base")
+        render.say(f"No checkpoints found in {store_title(spec.from_)}. Create a checkpoint: inv train --phase base")
 
 
 def row(one: FoundCheckpoint) -> tuple[str, ...]:

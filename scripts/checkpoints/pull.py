@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, everything, named, newest
+from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints, newest
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -30,8 +30,8 @@ def pull(spec: CkptPullFlags) -> None:
         raise UsageError("--to DIR is missing; give the folder for the checkpoint")
     if bool(spec.model) == spec.latest:
         raise UsageError("give the name of a checkpoint (listed by inv ckpt.list), or --latest")
-    away = [one for one in everything(context.settings(), spec.from_) if one.kind != "here"]
-    one = newest(away, spec.from_) if spec.latest else named(away, spec.model, spec.from_)
+    away = [one for one in list_checkpoints(context.settings(), spec.from_) if one.kind != "here"]
+    one = newest(away, spec.from_) if spec.latest else find_checkpoint(away, spec.model, spec.from_)
     out = Path(spec.to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
     if out.exists():
         raise UsageError(f"{out} already exists. Give a different folder: --to DIR")
@@ -39,7 +39,7 @@ def pull(spec: CkptPullFlags) -> None:
         store = Store(one.uri)
         shutil.copytree(store.path(one.name, store.manifest(one.name).fingerprint), out)
     else:
-        catalogue.bring(one, out)
+        catalogue.download(one, out)
     if spec.json:
         print_json({**about(one), "folder": str(out)})
     else:

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.flags import flag
 from infra.settings import Settings
 from scripts.checkpoints import foreign_folder
-from scripts.checkpoints.found import lend_for, near
+from scripts.checkpoints.found import lend_credentials, near
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -44,7 +44,7 @@ def push(spec: CkptPushFlags) -> None:
         raise UsageError("--to is missing. Give hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     settings = context.settings()
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
-    lend_for(spec.to, settings)
+    lend_credentials(spec.to, settings)
     there = {one.name: one for one in source.artifacts()}
     folders = {word: found for word in spec.models if word not in there and (found := foreign_folder.folder_of(word))}
     pushed = [foreign_folder.push(folder, spec.to, settings, quiet=spec.json) for folder in folders.values()]

@@ -5,7 +5,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, everything, named
+from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -25,7 +25,7 @@ def show(spec: CkptShowFlags) -> None:
 
     The output has step, time, model, configuration, data position, metrics and files.
     """
-    one = named(everything(context.settings(), spec.from_), spec.model, spec.from_)
+    one = find_checkpoint(list_checkpoints(context.settings(), spec.from_), spec.model, spec.from_)
     if one.trouble:
         raise UsageError(f"{one.name}: {one.trouble}. Check every byte: inv ckpt.verify {one.name}")
     if spec.json:

@@ -27,7 +27,7 @@ def status(spec: CkptStatusFlags) -> None:
     Pending are checkpoints, and files in folders mounted by a job, that the store does not have yet.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, terminal.waiting("reading the state of every pod"):
+    with open_journal(settings) as journal, terminal.show_while("reading the state of every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""
         views = [
             one for one in runs.status(journal, settings, name) if (one.run == name if name else one.state in AT_WORK)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from invoke import Exit
 
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, everything, named, where
+from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints, store_title
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -27,8 +27,8 @@ def verify(spec: CkptVerifyFlags) -> None:
 
     The checkpoints are read in the store. The exit code is 5 if a checkpoint is damaged.
     """
-    found = everything(context.settings(), spec.from_)
-    chosen = [named(found, spec.model, spec.from_)] if spec.model else found
+    found = list_checkpoints(context.settings(), spec.from_)
+    chosen = [find_checkpoint(found, spec.model, spec.from_)] if spec.model else found
     results = [(one, one.trouble or catalogue.problem(one)) for one in chosen]
     if spec.json:
         print_json([{**about(one), "problem": problem} for one, problem in results])
@@ -36,7 +36,7 @@ def verify(spec: CkptVerifyFlags) -> None:
         rows = [("checkpoint", "kind", "step", "state")]
         print(render.clean(columns([*rows, *((a.name, a.kind, str(a.step), b or "whole") for a, b in results)])))
     else:
-        render.say(f"No checkpoints found in {where(spec.from_)}, so no checkpoint was verified")
+        render.say(f"No checkpoints found in {store_title(spec.from_)}, so no checkpoint was verified")
     damaged = [one.name for one, problem in results if problem]
     if damaged:
         raise Exit(

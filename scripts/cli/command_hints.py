@@ -31,12 +31,12 @@ _taken: list[Callable[[str], Collection[str]]] = []  # at most one function: com
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
 
 
-def carry(flag: str, value: str = "") -> None:
+def add_carried_flag(flag: str, value: str = "") -> None:
     """Add this flag to every suggested command from now on."""
     _carried[flag] = value
 
 
-def teach(taken: Callable[[str], Collection[str]]) -> None:
+def set_flag_lookup(taken: Callable[[str], Collection[str]]) -> None:
     """Set the function that maps a command name to the accepted flags."""
     _taken[:] = [taken]
 
@@ -48,14 +48,14 @@ def flags(command: str = "") -> list[str]:
     return [word for flag, value in _carried.items() if flag in taken for word in (flag, value) if word]
 
 
-def as_typed(text: str) -> str:
+def insert_carried_flags(text: str) -> str:
     """Insert the carried flags: `inv down RUN` becomes `inv down --rehearse RUN` on a line with `--rehearse`."""
     if not _carried:
         return text
     return _COMMAND.sub(lambda found: " ".join([found[1], *map(shlex.quote, flags(found[2]))]), text)
 
 
-def ours(word: str, command: str) -> str:
+def our_equivalent(word: str, command: str) -> str:
     """Return our equivalent of another tool's word for `command`, or "" for an unknown word."""
     if not command:
         return THEIR_TASKS.get(word, "") or THEIR_FLAGS.get(word, "")

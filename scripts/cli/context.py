@@ -21,7 +21,7 @@ _given: list[str] = []  # `--env` words of this line
 def settings(**flags: Any) -> Settings:
     """Load the settings from flags, environment, .env and slipway.yaml, and lend their credentials to the stores."""
     found = Settings.load(ROOT, flags, tuple(_given))
-    credentials.lend(job_environment.secrets(found))
+    credentials.set_credentials(job_environment.secrets(found))
     return found
 
 
@@ -30,7 +30,7 @@ def settings_of(spec: Any) -> Settings:
     return settings(**{name: getattr(spec, name) for name in OF_SETTINGS if hasattr(spec, name)})
 
 
-def give(words: Sequence[str], file: str = "") -> None:
+def set_environment(words: Sequence[str], file: str = "") -> None:
     """Set the variables of `--env` and `--env-file` for this process and all later child processes.
 
     `--env` overrides the file. Raises UsageError for a missing file or a malformed variable.
@@ -44,7 +44,7 @@ def give(words: Sequence[str], file: str = "") -> None:
     _given.extend(words)
 
 
-def again(*more: str) -> str:
+def rerun_command(*more: str) -> str:
     """Return the typed command line with `more` flags added."""
     return shlex.join(["./inv", *sys.argv[1:], *more])
 

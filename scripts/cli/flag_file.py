@@ -57,7 +57,11 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
         if flag not in known:
             near = difflib.get_close_matches(flag, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
-            hint = packs.lacking("command_flags", f"launch --{flag}") or work_kinds.about_file_key(str(key)) or hint
+            hint = (
+                packs.missing_pack_message("command_flags", f"launch --{flag}")
+                or work_kinds.about_file_key(str(key))
+                or hint
+            )
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found and flag != "set":
             raise UsageError(f"{path}: {key}: --{flag} is given twice")

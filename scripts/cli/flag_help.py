@@ -30,7 +30,7 @@ ROOM_FOR_THE_REST = 14  # lines reserved for the description, the example and th
 OF_PHASE = "Phase "  # title prefix for the flag group of a phase
 
 
-def written(one: Flag) -> str:
+def spelling(one: Flag) -> str:
     """Return the spelling of a flag: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
     unit = one.unit or KINDS.get(one.kind, "TEXT")
     name = f"-{one.spelled}" if len(one.spelled) == 1 else f"--{one.spelled}"
@@ -115,7 +115,7 @@ def _flag_lines(one: Flag, width: int) -> Iterator[str]:
     default = f" (default: {default_of(one)})" if default_of(one) else ""
     word = "; also as a bare word" if one.is_word else ""
     about = textwrap.wrap(f"{one.about}{word}{default}", max(20, width - INDENT), break_on_hyphens=False)
-    left = f"  {written(one)}"
+    left = f"  {spelling(one)}"
     if len(left) > INDENT - 2:
         yield left
         left = ""

@@ -28,9 +28,9 @@ from invoke.parser.parser import ParseResult
 
 from data.errors import ConfigError
 from infra.agent import denied
-from infra.agent.process import leave_no_core
+from infra.agent.process import disable_core_dumps
 from infra.errors import SlipwayError
-from infra.interrupts import ExitRequested, WorkTakenOver, heed
+from infra.interrupts import ExitRequested, WorkTakenOver, raise_on_signals
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
 from scripts.cli.render import print_json
@@ -43,12 +43,12 @@ KINDS = {int: "a whole number", float: "a number"}
 YOUNG = 50_000  # objects; scanning the permanent imported objects at Python's default 700 took a fifth of the time
 
 
-def mend() -> None:
+def patch_invoke() -> None:
     """Patch the invoke program that loads tasks.py; other programs are left alone."""
     running = sys.modules.get("invoke.main")
     if running is not None:
         gc.set_threshold(YOUNG)
-        leave_no_core()
+        disable_core_dumps()
         os.umask(os.umask(0o022) | 0o022)  # prevent writes by other users to code and files that we run and read
         open_streams()
         warnings.showwarning = tell_warning
@@ -150,7 +150,7 @@ class SlipwayProgram(Program):
         self.parser = self._make_parser()
         words = self.words = CommandParser(self.core.unparsed, self.collection)
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
-        with manners(self.logs, as_json=as_json):
+        with convert_errors(self.logs, as_json=as_json):
             try:
                 self.tasks = ParseResult(words.read())
             except Exit as error:
@@ -164,7 +164,7 @@ class SlipwayProgram(Program):
         if self.args.complete.value:
             self.print_candidates()
             raise Exit
-        with manners(self.logs):
+        with convert_errors(self.logs):
             if self.args.list.value == "--all":  # invoke takes `--all` for the name of a collection
                 print("\n".join(front_page.listing(self.collection)))
                 raise Exit
@@ -172,7 +172,7 @@ class SlipwayProgram(Program):
                 super().parse_cleanup()
             except ParseError:
                 name = self.args.help.value
-                raise wrong(f"no task {name!r}", name, self.parser.contexts) from None
+                raise usage_error(f"no task {name!r}", name, self.parser.contexts) from None
             except Exit as leaving:
                 if leaving.message:  # `--list nowhere`, for which invoke exits with code 0
                     raise Exit(f"inv: {leaving.message}", code=2) from None
@@ -186,7 +186,7 @@ class SlipwayProgram(Program):
         print("\n".join(found))
 
     def no_tasks_given(self) -> None:
-        with manners(self.logs):
+        with convert_errors(self.logs):
             print(front_page.FIRST_SCREEN)
         raise Exit
 
@@ -203,9 +203,9 @@ class SlipwayProgram(Program):
     def execute(self) -> None:
         """Run the tasks in order, repeated tasks repeatedly; error messages name the failed task."""
         contexts = self.parser.contexts
-        command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
+        command_hints.set_flag_lookup(lambda name: contexts[name].flags if name in contexts else ())
         as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
-        with manners(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
+        with convert_errors(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
             from scripts.cli import line_runner
 
             dry = ["--dry"] if self.args.dry.value else []  # `core.unparsed` lacks the core flags
@@ -215,12 +215,12 @@ class SlipwayProgram(Program):
             line_runner.run_elsewhere(line)
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
-            with manners(self.logs, one.name or "", as_json), heed(), last_words():
+            with convert_errors(self.logs, one.name or "", as_json), raise_on_signals(), report_remaining_pods():
                 Executor(self.collection, self.config, self.core).execute(one)
 
 
 @contextlib.contextmanager
-def last_words() -> Iterator[None]:
+def report_remaining_pods() -> Iterator[None]:
     """Print the remaining pods of the line if a command fails, because the rest of the line is skipped.
 
     For an interrupted command, also print the pods without a supervisor. After a successful command, raise LimitHit if
@@ -241,14 +241,14 @@ def last_words() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]:
+def convert_errors(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]:
     """Convert exceptions to Exit with a short message and the right code; with `as_json`, also print a JSON error."""
 
     def leave(said: str, code: int) -> Exit:
-        said = command_hints.as_typed(said)
+        said = command_hints.insert_carried_flags(said)
         if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
-        return Exit(terminal.fitted(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
+        return Exit(terminal.wrap_text(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
 
     try:
         try:
@@ -256,8 +256,8 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         finally:
             sys.stdout.flush()  # flush here, so that a closed pipe is still handled
     except Exit as leaving:
-        said = command_hints.as_typed(leaving.message or "")
-        raise Exit(terminal.fitted(said, sys.stderr) or None, code=leaving.code) from None
+        said = command_hints.insert_carried_flags(leaving.message or "")
+        raise Exit(terminal.wrap_text(said, sys.stderr) or None, code=leaving.code) from None
     except SystemExit:
         raise
     except KeyboardInterrupt:
@@ -275,8 +275,8 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # prevents a second error from Python at exit
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
-            raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
-        said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
+            raise leave(denied.error_with_hint(error, logs.parents[1].absolute()), 1) from None
+        said, where = f"unexpected {type(error).__name__}: {error}", write_traceback(error, logs)
         raise leave(f"{said}\n  this is a bug in inv; full traceback: {where}", 1) from None
 
 
@@ -287,7 +287,7 @@ def is_closed(descriptor: int) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def write_down(error: BaseException, logs: Path) -> Path:
+def write_traceback(error: BaseException, logs: Path) -> Path:
     """Write the traceback to a new file under `logs`, or in the temporary folder if `logs` is read-only.
 
     Return the path of the file.
@@ -306,11 +306,11 @@ def write_down(error: BaseException, logs: Path) -> Path:
     return path
 
 
-def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
+def usage_error(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
     """Return an Exit with code 2 that suggests the equivalent or nearest valid word."""
     bare = {one.lstrip("-"): one for one in known}  # dashes would make all flags similar
     near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
-    meant = command_hints.ours(word, task_name)
+    meant = command_hints.our_equivalent(word, task_name)
     hint = (
         f"here that is: {meant}"
         if meant
@@ -384,15 +384,15 @@ class CommandParser:
     def read_bare(self, word: str) -> None:
         here = self.read_so_far[-1] if self.read_so_far else None
         taken = getattr(self.collection[here.name], "word", "") if here else ""
-        if not here and (why := packs.lacking("commands", word)):
+        if not here and (why := packs.missing_pack_message("commands", word)):
             raise Exit(f"inv: {why}", code=2)
         if not here or not taken:
-            raise wrong(f"no task {word!r}", word, self.contexts)
+            raise usage_error(f"no task {word!r}", word, self.contexts)
         if Path(word).suffix in (".yaml", ".yml"):
             taken = getattr(self.collection[here.name], "file_word", "") or taken
         argument = here.args[taken]
         if argument.raw_value is not None and argument.kind is not list:
-            raise wrong(f"{taken} is already given, and {word!r} is no task", word, self.contexts, here.name)
+            raise usage_error(f"{taken} is already given, and {word!r} is no task", word, self.contexts, here.name)
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
@@ -400,10 +400,10 @@ class CommandParser:
         if not self.read_so_far and flag in packs.entries("line_flags") and (equals or self.words):
             self.in_front[flag[2:].replace("-", "_")] = value if equals else self.words.pop(0)
             return
-        if why := packs.lacking("line_flags", flag):
+        if why := packs.missing_pack_message("line_flags", flag):
             raise Exit(f"inv: {why}", code=2)
         if not self.read_so_far:
-            raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
+            raise usage_error(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
         here = self.read_so_far[-1]
         if flag in here.inverse_flags and not equals:
             here.flags[here.inverse_flags[flag]].set_value(False, cast=False)
@@ -422,10 +422,10 @@ class CommandParser:
         elif flag in ("-h", "--help", "--help-all"):
             self.help_for = here.name
             self.is_help_of_all = flag == "--help-all"
-        elif why := packs.lacking("command_flags", f"{here.name} {flag}"):
+        elif why := packs.missing_pack_message("command_flags", f"{here.name} {flag}"):
             raise Exit(f"inv {here.name}: {why}", code=2)
         else:
-            raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
+            raise usage_error(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 
     def has_value(self, here: Any, argument: Any) -> bool:
         """Return whether the next word is the value of `argument`.

@@ -74,7 +74,7 @@ def _showing(quiet: bool) -> Iterator[Any]:
         yield line
 
 
-def artifact(settings: Settings, name: str, otherwise: str) -> Path:
+def require_artifact(settings: Settings, name: str, otherwise: str) -> Path:
     """Return the folder of a complete artifact. Raises UsageError with the command `otherwise` to make the artifact."""
     store = Store(settings.store)
     found = store.check(name)

@@ -108,7 +108,7 @@ def time_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def talk_to(artifact: str, store: str) -> str:
+def chat_hint(artifact: str, store: str) -> str:
     """Return a hint with the command to chat with a new model, including the store and name if not the defaults."""
     usual = context.settings()
     where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "

@@ -12,7 +12,7 @@ from scripts.cli import command_hints, context, render
 def base() -> Path:
     """Return the folder of this user's rehearsals."""
     settings = context.settings()
-    return Path(settings.rehearsal).parent if settings.rehearsal else attach.beside(settings.state_file)
+    return Path(settings.rehearsal).parent if settings.rehearsal else attach.worlds_folder(settings.state_file)
 
 
 def enter(begin: bool = False, speed: float = 0.0) -> None:
@@ -20,7 +20,7 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
 
     `speed`: clock speed of a new rehearsal; 0 for the default. Raises NoWorld if none runs and `begin` is not set.
     """
-    command_hints.carry("--rehearse")
+    command_hints.add_carried_flag("--rehearse")
     if context.settings().rehearsal:
         return  # set by an earlier command of the line or by the parent process
     try:
@@ -33,11 +33,11 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
         except attach.AlreadyRuns:
             found = attach.find(base())
         else:
-            render.say(f"a rehearsal with built-in offers was started; {until_when()}")
-    step_into(found)
+            render.say(f"a rehearsal with built-in offers was started; {end_condition()}")
+    attach_process(found)
 
 
-def keep_apart(state_file: str) -> None:
+def set_state_file(state_file: str) -> None:
     """Set the journal for this process and all child processes from now on.
 
     Raises UsageError for a folder, or inside a rehearsal, because each rehearsal has a separate journal.
@@ -51,11 +51,11 @@ def keep_apart(state_file: str) -> None:
     if path.is_dir():
         raise UsageError(f"--state-file {state_file} is a folder. Name a file, such as {path}/journal.sqlite")
     os.environ["SLIPWAY_STATE_FILE"] = str(path)
-    command_hints.carry("--state-file", str(path))
+    command_hints.add_carried_flag("--state-file", str(path))
 
 
-def step_into(found: attach.Running) -> None:
-    command_hints.carry("--rehearse")
+def attach_process(found: attach.Running) -> None:
+    command_hints.add_carried_flag("--rehearse")
     os.environ[attach.INSIDE] = str(found.folder)
     faster = (
         "the clock runs at real speed"
@@ -66,7 +66,7 @@ def step_into(found: attach.Running) -> None:
     render.say(f"rehearsal: no real money is spent, {faster}; add {flags} to the next commands")
 
 
-def until_when() -> str:
+def end_condition() -> str:
     """Return the end condition of a rehearsal as text."""
     idle = render.duration(attach.IDLE_S)
     return (

@@ -36,7 +36,7 @@ def say(words: str) -> None:
     """Print to stderr and flush. Raises ExitRequested if the terminal was closed, since no step has failed."""
     try:
         terminal.clear()
-        print(terminal.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
+        print(terminal.wrap_text(command_hints.insert_carried_flags(words), sys.stderr), file=sys.stderr, flush=True)
     except OSError as error:
         if error.errno != errno.EIO:
             raise

@@ -11,7 +11,7 @@ from dataclasses import replace
 from flows.supervisor import over_limit
 from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
-from infra.agent.process import myself
+from infra.agent.process import current_identity
 from infra.errors import LimitHit, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
@@ -82,7 +82,7 @@ def forget(run: str) -> None:
     _used.pop(run, None)
 
 
-def tell() -> None:
+def print_live_pods() -> None:
     """Print the live pods of this line with cost, limit and end command."""
     with contextlib.suppress(SlipwayError, OSError):  # the original error must be shown
         settings = context.settings()
@@ -104,10 +104,10 @@ def cost_of(op: Op, scale: float) -> str:
     return f"the pod bills {render.usd(op.rate)} USD/h{until}"
 
 
-def tell_what_is_left() -> None:
+def print_unsupervised_pods() -> None:
     """Print the pods left without a supervisor by an interrupted command, with cost and end command."""
     with contextlib.suppress(SlipwayError, OSError):  # the interruption may have closed the terminal as well
-        settings, me = context.settings(), myself()
+        settings, me = context.settings(), current_identity()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
                 renter = journal.leases.holder(run_rows.lease(op.token))
@@ -122,7 +122,7 @@ def tell_what_is_left() -> None:
                 )
 
 
-def raise_alarm() -> None:
+def raise_if_overdue() -> None:
     """Raise LimitHit if a pod is not proven gone a quarter of an hour after the request to end."""
     late: list[Op] = []
     with contextlib.suppress(SlipwayError, OSError):  # an earlier command has already reported an unreadable journal

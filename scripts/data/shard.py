@@ -152,7 +152,7 @@ def shard(spec: ShardFlags) -> None:
     if len(named := [f"--{name}" for name, folder in asked if folder]) > 1:
         raise UsageError(f"{' and '.join(named)} exclude each other; run a command for each flag")
     if spec.merge:
-        return unite(Path(spec.merge).expanduser().absolute(), spec.json)
+        return merge_ranks(Path(spec.merge).expanduser().absolute(), spec.json)
     if spec.partial and not spec.verify:
         raise UsageError(
             "--partial needs --verify. To continue an interrupted command, run the same command again without --partial"
@@ -176,7 +176,7 @@ def shard(spec: ShardFlags) -> None:
     try:
         made = write(chosen)
     except HubUnreachable as error:
-        made = write(instead_of(chosen, error))
+        made = write(fallback_source(chosen, error))
     if spec.push:
         return send(spec)
     tell(made, spec.json)
@@ -219,7 +219,7 @@ def source_of(spec: ShardFlags) -> ChosenSource:
         spec = of_hub(spec)
         settings = context.settings(source=spec.source)
     may_fall_back = not is_named and spec.mode == "smoke" and not (spec.push or spec.engine or spec.world > 1)
-    return ChosenSource(spec=spec, settings=settings, told=told(spec, settings), may_fall_back=may_fall_back)
+    return ChosenSource(spec=spec, settings=settings, told=describe_source(spec, settings), may_fall_back=may_fall_back)
 
 
 def of_hub(spec: ShardFlags) -> ShardFlags:
@@ -233,7 +233,7 @@ def of_hub(spec: ShardFlags) -> ShardFlags:
     return replace(spec, source=f"hf://{dataset}{at}{config}:{spec.split}", **default)
 
 
-def told(spec: ShardFlags, settings: Settings) -> str:
+def describe_source(spec: ShardFlags, settings: Settings) -> str:
     """Return a description of the source for the first line of the output."""
     if settings.source == FINEWEB:
         from data.text.remote import hub
@@ -245,12 +245,12 @@ def told(spec: ShardFlags, settings: Settings) -> str:
     return words if where == "--source" else f"{words} (SLIPWAY_SOURCE, {where})"
 
 
-def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
+def fallback_source(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
     """Return the fallback source for a smoke test without network access to FineWeb.
 
     Raises HubUnreachable if the user named a source, or if the fallback would replace shards of other text.
     """
-    from data.manifest import MANIFEST, parts, read_manifest
+    from data.manifest import MANIFEST, read_manifest, shard_folders
     from data.text.fineweb import INSTEAD
 
     seen = str(error).removesuffix(f"; {INSTEAD}")
@@ -261,7 +261,7 @@ def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
             folder_of(chosen.spec).rmdir()
     spec = replace(chosen.spec, source=FALLBACK, out=chosen.spec.out or f"var/datasets/smoke-{FALLBACK}")
     folder = folder_of(spec)
-    there = [one for one in parts(folder) if (one / MANIFEST).exists()]
+    there = [one for one in shard_folders(folder) if (one / MANIFEST).exists()]
     if not all(read_manifest(one, finished=False).get("fallback") for one in there):
         raise HubUnreachable(
             f"{seen}; no fallback to pydocs, because {folder} holds other shards; {INSTEAD} and --out FOLDER"
@@ -277,7 +277,7 @@ def write(chosen: ChosenSource) -> dict[str, Any]:
     """Write the shards and return the result of the step. Raises SlipwayError."""
     spec, settings = chosen.spec, chosen.settings
     own = {**use_source(settings.source, settings), **use_source(spec.validation, settings)}
-    asked = as_asked(spec, settings, chosen.is_stdin) | ({"fallback": True} if chosen.is_fallback else {})
+    asked = text_spec_fields(spec, settings, chosen.is_stdin) | ({"fallback": True} if chosen.is_fallback else {})
     config = {"out": str(folder_of(spec)), "spec": asked}
     config |= {"extensions": own} if own else {}
     return local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
@@ -310,7 +310,7 @@ def send(spec: ShardFlags) -> None:
     print_json(made) if spec.json else print(made["pushed"])
 
 
-def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
+def text_spec_fields(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
     """Return the flags as fields of `data.config.TextSpec`."""
     val_ratio = spec.val_ratio
     if val_ratio is None:
@@ -336,12 +336,12 @@ def engine_options(engine: str, settings: Settings) -> dict[str, str]:
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     """Verify the shards in `folder` and its parts. Raises CheckFailed with all problems."""
-    from data.manifest import parts
+    from data.manifest import shard_folders
     from data.verify import verify
 
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
-    found = {str(part): verify(part, partial) for part in parts(folder)}
+    found = {str(part): verify(part, partial) for part in shard_folders(folder)}
     problems = [under(part, problem) for part, some in found.items() for problem in some]
     if as_json:
         print_json({"folder": str(folder), "problems": problems})
@@ -358,7 +358,7 @@ def describe(folder: Path, as_json: bool) -> None:
     print_json(result) if as_json else print(result["page"])
 
 
-def unite(folder: Path, as_json: bool) -> None:
+def merge_ranks(folder: Path, as_json: bool) -> None:
     """Merge the shares of all ranks in `folder` into a single set of shards."""
     from data import card
     from data.errors import DataError

@@ -50,5 +50,7 @@ def tokenizer_folder(settings: Settings, folder: str) -> Path:
         return Path(folder).expanduser().absolute()
     made = Path(DEFAULT_OUT).absolute()
     return (
-        made if (made / "tokenizer.json").is_file() else local_step.artifact(settings, "tokenizer", "./inv tokenizer")
+        made
+        if (made / "tokenizer.json").is_file()
+        else local_step.require_artifact(settings, "tokenizer", "./inv tokenizer")
     )

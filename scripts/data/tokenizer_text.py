@@ -22,4 +22,4 @@ def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path
     artifact, due = text_steps(settings)
     for step in due:
         local_step.run(step.name, step.words, step.config, settings, quiet)
-    return local_step.artifact(settings, artifact, "./inv launch --phase base")
+    return local_step.require_artifact(settings, artifact, "./inv launch --phase base")

@@ -18,7 +18,7 @@ def done_words(one: MachineAction) -> str:
     return render.clean(f"{one.provider}: {one.run}: {one.what}")
 
 
-def leave(
+def exit_for_findings(
     command: str, found: Sequence[Finding], problems: Sequence[str], then: str, over: Sequence[OverLimit] = ()
 ) -> None:
     """Raise Exit with code 5 if an unwanted machine of ours bills, or if this cannot be ruled out.

@@ -13,7 +13,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
 from scripts.cli.render import columns, print_json
 from scripts.cli.session import found_over_limit, open_journal
-from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
+from scripts.market.account_machines import NOBODY, done_words, exit_for_findings, machine_json
 from store import terminal
 
 
@@ -36,7 +36,7 @@ def audit(spec: AuditFlags) -> None:
     """
     settings = context.settings()
     with open_journal(settings) as journal:
-        with terminal.waiting("asking every account"):
+        with terminal.show_while("asking every account"):
             seen = use_case.audit(
                 journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
             )
@@ -59,7 +59,7 @@ def audit(spec: AuditFlags) -> None:
         for one in seen.done:
             render.say(done_words(one))
         show(seen.found, seen.problems)
-    leave("audit", seen.found, seen.problems, "delete the machines: inv audit --kill", over)
+    exit_for_findings("audit", seen.found, seen.problems, "delete the machines: inv audit --kill", over)
 
 
 def show(found: Sequence[Finding], problems: Sequence[str]) -> None:

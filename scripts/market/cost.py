@@ -9,7 +9,7 @@ from flows.reading import quotes, spending
 from flows.reading.quotes import Quote
 from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
-from infra.flags import Typed, flag, flags_of, given
+from infra.flags import Typed, flag, flags_of, nondefault_flags
 from infra.ledger.spend import PodCost
 from infra.market import gpus
 from infra.market.expected import SETUP_S, evidence
@@ -77,7 +77,7 @@ def cost(spec: CostFlags) -> None:
         show_estimate(spec, spec.json)
         return
     typed = [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
-    if typed := [*typed, *(name for one in spec.added for name in given(one))]:
+    if typed := [*typed, *(name for one in spec.added for name in nondefault_flags(one))]:
         raise UsageError(f"--{typed[0]} needs --estimate")
     run, month = spec.run, spec.month
     if spec.accuracy and month:
@@ -88,7 +88,7 @@ def cost(spec: CostFlags) -> None:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
-        with terminal.waiting("asking vendors for bills"):
+        with terminal.show_while("asking vendors for bills"):
             found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
@@ -162,11 +162,11 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     tokens, variables = read_variables(wanted)
     if wanted.num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
         raise UsageError("--num-gpus and --hours must be more than 0")
-    context.give(variables)
+    context.set_environment(variables)
     settings = context.settings(profile=wanted.profile)
     what, machine = "work", MachineSpec()
     work: float | tuple[PhaseConfig, ...] = 3600 * (wanted.hours or 0.0)
-    if wanted.phase or any(map(given, wanted.added)) or not work:
+    if wanted.phase or any(map(nondefault_flags, wanted.added)) or not work:
         named = quotes.work_named(wanted.phase, wanted, settings, wanted.steps, tokens)
         what, machine = named.words, named.machine
         work = work or named.phases
@@ -177,7 +177,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     if price:
         seen = quotes.CurrentOffers(offers=tuple(priced(kind, count, price) for kind, count in kinds))
     else:
-        with terminal.waiting("asking for offers"):
+        with terminal.show_while("asking for offers"):
             seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)
     found = [
         quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not price)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.reading import account_notes
 from infra.errors import MissingKey, UsageError
-from infra.flags import flag, given
+from infra.flags import flag, nondefault_flags
 from infra.market import catalogue
 from infra.market.filters import satisfying
 from infra.providers import by_name
@@ -45,7 +45,7 @@ def offers(spec: OffersFlags) -> None:
     request = request_for(spec)
     settings = context.settings()
     by_name.use_filter(request.machine_filter, settings)
-    if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
+    if spec.save and (given_flags := sorted(nondefault_flags(spec, but=("json", "provider", "save")))):
         raise UsageError(f"--save saves the prices of all machines. Leave out --{given_flags[0]}")
     try:
         asked = market.sources(settings, spec.provider)
@@ -54,7 +54,7 @@ def offers(spec: OffersFlags) -> None:
             raise
         show_catalogue(spec, request, settings, str(error))
         return
-    with terminal.waiting(f"asking {', '.join(one.name for one in asked)} for offers"):
+    with terminal.show_while(f"asking {', '.join(one.name for one in asked)} for offers"):
         seen = market.survey(asked, request)
     found = market.require(seen, request)
     if spec.save:

@@ -8,7 +8,7 @@ from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
 from infra.market.expected import evidence
 from infra.providers import market, promises
-from infra.providers.shutdown_paths import caveats_of, ends_of, when_nobody_looks
+from infra.providers.shutdown_paths import caveats_of, ends_of, unattended_ends
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight, registry
 from infra.settings import Settings
@@ -76,7 +76,7 @@ def show_ends(
         render.say(sentence)
     if not here:
         is_open = vendor.takes_self_end and not stays and not self_end
-        tell_of_laptop_off([ITSELF] if is_open else [])
+        print_laptop_options([ITSELF] if is_open else [])
 
 
 def show_laptop_off(
@@ -95,9 +95,9 @@ def show_laptop_off(
     for name, (offer, limits) in first.items():
         if vendor := market(registry.provider(settings, name)):
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-            render.say(f"  {when_nobody_looks(name, vendor.can_at(promises.api_of(offer)), priced)}")
+            render.say(f"  {unattended_ends(name, vendor.can_at(promises.api_of(offer)), priced)}")
     if is_followed:
-        tell_of_laptop_off([])
+        print_laptop_options([])
 
 
 def always_on_here(settings: Settings) -> str:
@@ -105,7 +105,7 @@ def always_on_here(settings: Settings) -> str:
     return next(filter(None, (one.name_here(settings) for one in packs.always_on_machines())), "")
 
 
-def tell_of_laptop_off(ways: Sequence[str]) -> None:
+def print_laptop_options(ways: Sequence[str]) -> None:
     """Print the options for a laptop going offline: `ways`, and the suggestions of packs."""
     if said := " ".join([*ways, *(one.suggestion for one in packs.always_on_machines())]):
         render.say(f"If the laptop will be off: {said}")

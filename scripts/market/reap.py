@@ -11,7 +11,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
+from scripts.market.account_machines import NOBODY, done_words, exit_for_findings, machine_json
 from store import terminal
 
 
@@ -31,7 +31,7 @@ def reap(spec: ReapFlags) -> None:
         here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
         if here and not spec.provider:
             settle(journal, settings, render.tell, here)
-        with terminal.waiting("asking every account"):
+        with terminal.show_while("asking every account"):
             seen = use_case.reap(journal, settings, spec.provider)
     if seen.is_alone:
         render.say(NOBODY)
@@ -45,4 +45,4 @@ def reap(spec: ReapFlags) -> None:
             render.say(render.clean(problem))
         if not seen.done:
             render.say("nothing to clean up")
-    leave("reap", seen.found, seen.problems, "run again: inv reap")
+    exit_for_findings("reap", seen.found, seen.problems, "run again: inv reap")

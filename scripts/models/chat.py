@@ -56,7 +56,7 @@ def chat(spec: ChatFlags) -> None:
     if spec.endpoint:
         from scripts.services import endpoint_chat
 
-        endpoint_chat.hold(
+        endpoint_chat.run_chat(
             spec.endpoint,
             settings,
             spec.model,

@@ -17,8 +17,8 @@ from typing import Any
 
 from data.config import TASKS
 from flows.models.find_model import find_model
-from flows.reading.measures import FILE, kept_as
-from flows.reading.measures import kept as kept_of
+from flows.reading.measures import FILE, results_name
+from flows.reading.measures import load_results as kept_of
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.settings import Settings
@@ -51,7 +51,7 @@ class Subject:
     @property
     def kept_as(self) -> str:
         """Return the name of the model's results in the store."""
-        return kept_as(self.name)
+        return results_name(self.name)
 
     @property
     def only_reads(self) -> bool:
@@ -114,7 +114,7 @@ def eval(spec: EvalFlags) -> None:
             served_name=spec.served_name,
             as_text=spec.as_text or one.only_reads,
         )
-        tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
+        tell([one.name], [store_results(settings, one, {"measures": measures})], spec.json)
         return
     learnt = [one for one in spec.task if one in TASKS]
     tasks = [str(Path(one).expanduser().absolute()) for one in spec.task if one not in learnt]
@@ -139,7 +139,7 @@ def eval(spec: EvalFlags) -> None:
             measured["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)
         names.append(one.name)
-        found.append(said | keep(settings, one, said))
+        found.append(said | store_results(settings, one, said))
     tell(names, found, spec.json)
 
 
@@ -169,17 +169,17 @@ def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
     store = Store(settings.store)
     for phase in phases_for(LLAMA):
         if PHASES[phase].reads == kind and not (one := store.check(f"{PHASES[phase].folder}/{tag}")).problem:
-            return named(one, store.path(one.name, one.fingerprint))
+            return as_subject(one, store.path(one.name, one.fingerprint))
     return None
 
 
 def subject(settings: Settings, model: str, tag: str) -> Subject:
     """Return the model selected by `model` and `tag`. Raises UsageError with the available models."""
     artifact, folder = find_model(settings, model, tag, render.say)
-    return named(artifact, folder)
+    return as_subject(artifact, folder)
 
 
-def named(artifact: Artifact | None, folder: Path) -> Subject:
+def as_subject(artifact: Artifact | None, folder: Path) -> Subject:
     if artifact:
         return Subject(artifact.name, artifact.fingerprint, folder)
     name = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in folder.name).strip(".-")
@@ -240,9 +240,9 @@ def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
     return found
 
 
-def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
+def store_results(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the results with earlier results of the same model, store them, and return the merged document."""
-    before = kept(settings, one)
+    before = stored_results(settings, one)
     measures = {**before.get("measures", {}), **found["measures"]}
     beside = {name: found[name] for name in ("params", "gzip", "xz") if name in found}
     about_it = {"model": one.name, "fingerprint": one.fingerprint, "measures": measures}
@@ -254,7 +254,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
     return whole
 
 
-def kept(settings: Settings, one: Subject) -> dict[str, Any]:
+def stored_results(settings: Settings, one: Subject) -> dict[str, Any]:
     """Return the stored results of the model with this fingerprint, or {} without results."""
     return kept_of(settings, one.name, one.fingerprint)
 
@@ -280,7 +280,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
     if len(models) != 2:
         raise UsageError(f"--compare takes two models, not {len(models)}: inv eval --compare A B")
     both = [subject(settings, model, tag) for model in models]
-    found = [kept(settings, one) for one in both]
+    found = [stored_results(settings, one) for one in both]
     for model, one in zip(models, found, strict=True):
         if not one:
             raise UsageError(f"{model} has no measurements of the present version. Measure the model: inv eval {model}")
@@ -320,12 +320,12 @@ def differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Interval
         if same and ours.get("as_text") == theirs.get("as_text"):
             difference, p = intervals.paired_share(ours["rows"], theirs["rows"])
             return difference, "Agresti-Min of the same questions, p by McNemar's exact test", {"p": p}
-        return intervals.apart(interval(ours), interval(theirs)), "Newcombe, of different questions", {}
+        return intervals.unpaired_difference(interval(ours), interval(theirs)), "Newcombe, of different questions", {}
     if same and "rows_of" in ours and ours["rows_of"] == theirs.get("rows_of"):
         mine, other = ours["rows"], theirs["rows"]
         found = intervals.paired_ratio(mine["nats"], other["nats"], mine["bytes"], 1 / math.log(2))
         return found, "ratio estimator of each row's difference", {}
-    return intervals.apart(interval(ours), interval(theirs)), "both intervals together", {}
+    return intervals.unpaired_difference(interval(ours), interval(theirs)), "both intervals together", {}
 
 
 def interval(measure: Mapping[str, Any]) -> Interval:

@@ -58,7 +58,7 @@ def export(spec: ExportFlags) -> None:
 
 def check_export(spec: ExportFlags) -> None:
     """Raise UsageError for unknown or contradictory export flags."""
-    if said := packs.lacking("exports", spec.bits):
+    if said := packs.missing_pack_message("exports", spec.bits):
         raise UsageError(f"--bits {said}")
     if spec.bits not in ("", "gguf", *packs.entries("exports")):
         raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.reading.measures import between, of_unit
+from flows.reading.measures import format_interval, of_unit
 from infra.units import size
 from scripts.cli.render import console, new_table, say
 
@@ -31,7 +31,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
             beside = f"by chance: {100 * one['chance']:.1f} %"
         of = f" of {one['of']:,}" if one.get("of") else ""
         unit = "" if one["unit"] == "share" else f" {one['unit']}"
-        table.add_row(what, f"{of_unit(one, one['value'])}{of}{unit}", between(one, one), beside)
+        table.add_row(what, f"{of_unit(one, one['value'])}{of}{unit}", format_interval(one, one), beside)
     out = console(stderr=False)
     out.print(f"{name}", markup=False)
     out.print(table)
@@ -54,7 +54,9 @@ def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
     )
     table = new_table("turn", "right", "95 %", "leaks", "95 %")
     for turn, one in right.items():
-        cells = [cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), between(each, each))]
+        cells = [
+            cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), format_interval(each, each))
+        ]
         table.add_row(str(turn), *cells)
     return table
 
@@ -75,7 +77,7 @@ def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]])
         sign = "+" if found["value"] > 0 else ""
         what = key if row["unit"] == "share" else f"{key}, {row['unit']}"
         table.add_row(
-            what, first, second, f"{sign}{of_unit(row, found['value'])}", between(row, found), "; ".join(said)
+            what, first, second, f"{sign}{of_unit(row, found['value'])}", format_interval(row, found), "; ".join(said)
         )
     out.print(table)
     for method in dict.fromkeys(row["method"] for row in rows.values()):

@@ -9,14 +9,14 @@ from invoke import Exit
 
 from flows.planning import estimates
 from flows.planning.training_plan import PlannedWork, plan_for
-from flows.runs.run_leases import foreground, move_names
+from flows.runs.run_leases import hold_inputs, move_names
 from flows.specs import variables
 from flows.specs.work import WORK, WorkSpec
 from infra.agent import host
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.flags import again, flag
+from infra.flags import copy_flag, flag
 from infra.records import Request
 from infra.selection import registry
 from scripts.cli import context, local_step, plan_text, prompts, render
@@ -30,7 +30,7 @@ from trainer.records.phase_registry import PHASES
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(Output, WorkSpec):
-    phase: str = again(WorkSpec, "phase", default="base")
+    phase: str = copy_flag(WorkSpec, "phase", default="base")
     config: str = flag("", "the same as --profile", group=WORK)
     script: str = flag(
         "",
@@ -73,7 +73,7 @@ def train(spec: TrainFlags) -> None:
     if spec.prepare:
         due = tuple(step for step in due if step.name not in PHASES)
     estimates.check_memory(estimates.phases_of(due))
-    with foreground(plan, render.say):
+    with hold_inputs(plan, render.say):
         for step in due:
             results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=spec.json)
     if spec.json:

@@ -69,12 +69,12 @@ def apply(spec: ApplyFlags) -> None:
             prompts.confirm(spec.yes)
             if limit:
                 limit.open(journal, settings)
-            with supervisor_client.handing_on(settings):
+            with supervisor_client.hand_over_on_error(settings):
                 for step in changes:
-                    with going_on(f"inv apply {spec.file}"):
-                        made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)
+                    with with_continue_hint(f"inv apply {spec.file}"):
+                        made = use_case.apply_change(step, set_name, specs, journal, settings, render.tell, limit)
                     report(step, made)
-        turned = [] if spec.dry_run else use_case.look_after(set_name, specs, journal, settings)
+        turned = [] if spec.dry_run else use_case.enable_recovery(set_name, specs, journal, settings)
         for name in turned:
             again = "a new pod takes" if specs[name].recover else "no other pod takes"
             render.say(f"{name}: from now on {again} the place of a pod that the vendor takes away")
@@ -97,7 +97,7 @@ def apply(spec: ApplyFlags) -> None:
 
 
 def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if dry_run else use_case.only_one(set_name, journal)
+    return contextlib.nullcontext() if dry_run else use_case.hold_set_lease(set_name, journal)
 
 
 def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodEntry], SetLimit | None]:
@@ -112,7 +112,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
     set_name, specs = pod_set.read_set(str(path), path.stem, document, settings.provider, OWN)
     for spec in specs:
         try:
-            use_case.wanted(spec, settings, render.tell)
+            use_case.pod_request(spec, settings, render.tell)
         except SlipwayError as error:
             raise UsageError(f"{path}: {spec.name}: {error}") from None
     found = {spec.name: spec for spec in specs}
@@ -120,7 +120,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
 
 
 @contextlib.contextmanager
-def going_on(again: str) -> Iterator[None]:
+def with_continue_hint(again: str) -> Iterator[None]:
     """Append the command for continuing to the message of a SlipwayError."""
     try:
         yield

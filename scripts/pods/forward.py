@@ -12,7 +12,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.flags import flag
 from infra.ledger.op import Op
 from infra.runs import pods
-from infra.runs.lookup import find_run, way
+from infra.runs.lookup import find_run, transport_to
 from infra.transport.protocol import Transport
 from infra.transport.streams import LOOPBACK
 from scripts.cli import context, render
@@ -46,7 +46,7 @@ def forward(spec: ForwardFlags) -> None:
     pages = {name: one for name, one in packs.named_trackers().items() if one.page}
     local, _, remote = f"{pages[ports].port}:{ports}".partition(":") if ports in pages else ports.partition(":")
     remote = remote or local
-    if why := packs.lacking("trackers", remote):
+    if why := packs.missing_pack_message("trackers", remote):
         raise UsageError(why)
     if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote in pages):
         named = ", or ".join(("inv forward brave-otter-3 8000:8000", *pages))
@@ -54,7 +54,7 @@ def forward(spec: ForwardFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         op = find_run(journal, *run)
-        transport = way(settings, op)
+        transport = transport_to(settings, op)
         if remote in pages:
             show_page(pages[remote], op, transport, int(local))
             return

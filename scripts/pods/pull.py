@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from infra.flags import again
+from infra.flags import copy_flag
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
-from infra.runs.settle import bring_home
+from infra.runs.settle import download_results
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.transport import large_files
@@ -21,7 +21,7 @@ from scripts.pods.transfers import about, moved, rate
 
 @dataclass(frozen=True, kw_only=True)
 class PullFlags(OneRunFlags):
-    bwlimit: str = again(SyncFlags, "bwlimit")
+    bwlimit: str = copy_flag(SyncFlags, "bwlimit")
 
 
 @command(record=PullFlags, example="inv pull brave-otter-3")
@@ -35,8 +35,8 @@ def pull(spec: PullFlags) -> None:
     with open_journal(settings) as journal:
         op = find_run(journal, spec.run)
         vendor = registry.provider(settings, op.vendor)
-        names = large_files.persist(
-            lambda: bring_home(op, vendor, settings, meter), meter, mirror.PATIENCE_S, render.tell
+        names = large_files.retry_while_progressing(
+            lambda: download_results(op, vendor, settings, meter), meter, mirror.PATIENCE_S, render.tell
         )
     if spec.json:
         print_json({"run": op.run, "brought": names, "store": op.store, **about(meter)})

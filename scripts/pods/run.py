@@ -8,7 +8,7 @@ from flows.runs import run_leases
 from flows.specs import variables
 from flows.specs.launch import RUN, LaunchSpec
 from flows.specs.work import WorkSpec
-from infra.flags import again, flag
+from infra.flags import copy_flag, flag
 from infra.runs.settle import settle
 from infra.selection import preflight, registry
 from scripts.cli import context, plan_text, prompts, render
@@ -23,9 +23,9 @@ from scripts.runs import following, launch
 class RunFlags(Output, WorkSpec):
     run: str = flag("", WHICH, word=True)
     detach: bool = flag(False, "hand the run to the supervisor and return", group=RUN)
-    no_sync: bool = again(LaunchSpec, "no_sync")
-    no_setup: bool = again(LaunchSpec, "no_setup")
-    dry_run: bool = again(LaunchSpec, "dry_run")
+    no_sync: bool = copy_flag(LaunchSpec, "no_sync")
+    no_setup: bool = copy_flag(LaunchSpec, "no_setup")
+    dry_run: bool = copy_flag(LaunchSpec, "dry_run")
 
 
 @command(record=RunFlags, env=True, example="inv pod.run --phase sft")
@@ -46,7 +46,7 @@ def run(spec: RunFlags) -> None:
         if not spec.json:
             plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
-            preflight.check_work(plan, settings, spec.with_missing, context.again("--with-missing"))
+            preflight.check_work(plan, settings, spec.with_missing, context.rerun_command("--with-missing"))
         if spec.dry_run or plan.job is None:
             if not spec.dry_run:
                 run_leases.move_names(plan)
@@ -54,8 +54,8 @@ def run(spec: RunFlags) -> None:
             return
         if spec.no_setup and plan.job:
             plan = replace(plan, job=replace(plan.job, no_setup=True))
-        op = held_pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
+        op = held_pods.start_work(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
         if spec.detach:
-            following.leave(op, settings, spec.json)
+            following.detach_run(op, settings, spec.json)
             return
-        following.conclude(op, journal, settings, spec.json)
+        following.follow_to_end(op, journal, settings, spec.json)

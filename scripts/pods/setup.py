@@ -20,4 +20,4 @@ def setup(spec: OnPodFlags) -> None:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)
         op = held_pods.set_up(op, journal, settings, render.tell)
-        following.conclude(op, journal, settings, spec.json)
+        following.follow_to_end(op, journal, settings, spec.json)

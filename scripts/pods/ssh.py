@@ -7,7 +7,7 @@ from invoke import Exit
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.runs import pods
-from infra.runs.lookup import find_run, way
+from infra.runs.lookup import find_run, transport_to
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import LAST_RUN, Questions
@@ -48,6 +48,6 @@ def ssh(spec: SshFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         op = find_run(journal, spec.run)
-        code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
+        code = transport_to(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)

@@ -24,7 +24,7 @@ def config(is_removed: bool, yes: bool) -> None:
     render.say(f"{file.path}: {', '.join(made.names) or 'no pod yet'}")
     if not ssh_include.is_included(theirs, file.line):
         print(file.line, flush=True)
-        if not (yes or asked(f"Put this line at the top of {theirs}?")):
+        if not (yes or ask_yes_no(f"Put this line at the top of {theirs}?")):
             render.say(
                 f"put this line at the top of {theirs}, above any Host; or let the command do so: ./inv ssh "
                 "--config --yes"
@@ -42,13 +42,13 @@ def remove(file: PodNames, yes: bool) -> None:
         render.say(f"{file.path} {'was removed' if file.remove() else 'does not exist'}")
     if not ssh_include.is_included(theirs, file.line):
         return
-    if (yes or asked(f"Remove the include line from {theirs}?")) and ssh_include.leave_out(theirs, file.line):
+    if (yes or ask_yes_no(f"Remove the include line from {theirs}?")) and ssh_include.leave_out(theirs, file.line):
         render.say(f"the include line was removed from {theirs}")
     else:
         render.say(f"{theirs} still has the include line, which has no effect: {file.line}")
 
 
-def asked(question: str) -> bool:
+def ask_yes_no(question: str) -> bool:
     """Ask a yes/no question; return False without a terminal."""
     if not sys.stdin.isatty():
         return False

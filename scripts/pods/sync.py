@@ -7,7 +7,7 @@ from infra.errors import UsageError
 from infra.flags import flag
 from infra.runs import pods
 from infra.runs.hand_over import send_code
-from infra.runs.lookup import find_run, way
+from infra.runs.lookup import find_run, transport_to
 from infra.selection import registry
 from infra.transport import push as code_sync
 from infra.transport.protocol import Meter
@@ -38,7 +38,7 @@ def sync(spec: SyncFlags) -> None:
         run = run or session.current()
         op = find_run(journal, run) if run or not spec.plan else None
         if spec.plan:
-            known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
+            known = code_sync.pushed(transport_to(settings, op), pods.folder_of(op).code) if op else {}
             seen = preview(ROOT, known, op.send_anyway if op else ())
             print_json(seen) if spec.json else show_sync(seen, op.run if op else "")
             return

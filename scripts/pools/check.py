@@ -9,7 +9,7 @@ from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import clean, columns, print_json
-from scripts.pools.own_machines import leave, meant
+from scripts.pools.own_machines import exit_for_problems, select_machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ def check(spec: CheckFlags) -> None:
     The command also checks that only the owner can read each key file.
     """
     settings = context.settings()
-    hosts, unusable = meant(settings, spec.pool)
+    hosts, unusable = select_machines(settings, spec.pool)
     looks = survey.reachable(hosts, connections(settings))
     seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
     if spec.json:
@@ -38,4 +38,4 @@ def check(spec: CheckFlags) -> None:
     else:
         verdicts = [(one.host.place, one.verdict) for one in looks] + [(one.place, one.why) for one in unusable]
         print(clean(columns(verdicts)))
-    leave(seen)
+    exit_for_problems(seen)

@@ -11,7 +11,7 @@ from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import clean, columns, print_json
-from scripts.pools.own_machines import meant
+from scripts.pools.own_machines import select_machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ def list_(spec: ListFlags) -> None:
     The data come from the inventory and the journal; no machine is contacted.
     """
     settings = context.settings()
-    hosts, unusable = meant(settings, spec.pool)
+    hosts, unusable = select_machines(settings, spec.pool)
     known = HostMemory.beside(settings.state_file).all()
     with Journal.open(settings.state_file) as journal:
         leases = {op.place: op.run for op in journal.ops(live=True) if op.vendor == "ssh" and op.place}
@@ -48,7 +48,7 @@ def list_(spec: ListFlags) -> None:
 def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
     """Return a machine of the inventory as JSON; null for unknown values."""
     facts = known.facts if known else {}
-    what = survey.has(host, facts)
+    what = survey.hardware_of(host, facts)
     return {
         "pool": host.pool,
         "host": host.name,

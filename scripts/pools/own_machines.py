@@ -8,7 +8,7 @@ from infra.machines import inventory
 from infra.settings import Settings
 
 
-def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.InvalidEntry]]:
+def select_machines(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.InvalidEntry]]:
     """Return the matching machines, and the unusable inventory entries. Raises UsageError."""
     own = inventory.load(settings.pools)
     unusable = own.unusable_in(word)
@@ -16,7 +16,7 @@ def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequ
     return (() if is_only else own.select(word)), unusable
 
 
-def leave(seen: Sequence[tuple[str, str]]) -> None:
+def exit_for_problems(seen: Sequence[tuple[str, str]]) -> None:
     """Raise Exit with code 1 if any machine has a problem."""
     bad = [place for place, problem in seen if problem]
     if bad:

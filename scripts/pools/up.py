@@ -12,7 +12,7 @@ from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import clean, columns, print_json
-from scripts.pools.own_machines import leave, meant
+from scripts.pools.own_machines import exit_for_problems, select_machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ def up(spec: UpFlags) -> None:
     The command records CPUs, memory, disk, GPUs, Python, rsync and uv, and can be repeated.
     """
     settings = context.settings()
-    hosts, unusable = meant(settings, spec.pool)
-    looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    hosts, unusable = select_machines(settings, spec.pool)
+    looks = survey.survey_hosts(hosts, connections(settings), HostMemory.beside(settings.state_file))
     seen = [(one.host.place, one.facts, one.problem) for one in looks] + [(one.place, {}, one.why) for one in unusable]
     if spec.json:
         print_json([{"host": place, "problem": problem or None, **facts} for place, facts, problem in seen])
@@ -37,7 +37,7 @@ def up(spec: UpFlags) -> None:
         verdicts = [(one.host.place, one.facts, one.verdict) for one in looks]
         verdicts += [(one.place, {}, one.why) for one in unusable]
         print(clean(columns([heads, *(up_row(*one) for one in verdicts)])))
-    leave([(place, problem) for place, _, problem in seen])
+    exit_for_problems([(place, problem) for place, _, problem in seen])
 
 
 def up_row(place: str, facts: Mapping[str, Any], verdict: str) -> tuple[str, ...]:

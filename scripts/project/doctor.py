@@ -39,13 +39,13 @@ def doctor(spec: DoctorFlags) -> None:
     provider, for_ = spec.provider, spec.for_
     if spec.lint and (provider or for_):
         raise UsageError("--lint checks only a file; leave out --provider and --for")
-    if provider not in ("", *by_name.known()):
-        why = packs.lacking("providers", provider) or f"known: {', '.join(by_name.known())}"
+    if provider not in ("", *by_name.known_providers()):
+        why = packs.missing_pack_message("providers", provider) or f"known: {', '.join(by_name.known_providers())}"
         raise UsageError(f"--provider is {provider!r}; {why}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
         raise UsageError("expected --for train, --for serve (optionally with --config FILE), or --provider NAME")
     settings = Settings.load(ROOT, {"provider": provider})
-    with terminal.waiting(f"checking {provider or for_ or 'this machine'}"):
+    with terminal.show_while(f"checking {provider or for_ or 'this machine'}"):
         if spec.lint:
             found = machine.lint(spec.lint)
         elif for_ == "train":

@@ -57,7 +57,7 @@ def init(spec: InitFlags) -> None:
             ask_for_store()
     except QuestionsEnded:
         render.say("")
-    env_file.put(ROOT, {})  # also restrict the permissions of an existing file
+    env_file.set_variables(ROOT, {})  # also restrict the permissions of an existing file
     tell_what_next(context.settings())
 
 
@@ -68,26 +68,26 @@ def ask_key(name: str) -> None:
     known, source = getattr(settings, VENDORS[name]), settings.sources[VENDORS[name]]
     render.say(f"\n{NAMES[name]}")
     if known:
-        render.tell(f"  {variable} is set, from {source}: {in_words(asked(name, known, settings))}")
+        render.tell(f"  {variable} is set, from {source}: {in_words(check_key(name, known, settings))}")
     if known and source not in (".env", "default"):
         render.say(f"  kept; {source} overrides .env")
         return
     kept, file = first_keys.saved(name) if not known else ("", "")
     if kept and agrees(f"  {file} has a key; use this key?"):
-        found = asked(name, kept, settings)
+        found = check_key(name, kept, settings)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD:
-            env_file.put(ROOT, {variable: kept})
+            env_file.set_variables(ROOT, {variable: kept})
             render.say("  written")
             return
     for _ in range(TRIES):
-        key = hidden(f"  {variable}{' (Enter keeps it)' if known else ''}: ")
+        key = read_secret(f"  {variable}{' (Enter keeps it)' if known else ''}: ")
         if not key:
             return
-        found = asked(name, key, settings)
+        found = check_key(name, key, settings)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD or (found.verdict is Verdict.UNKNOWN and agrees("  keep it unchecked?")):
-            env_file.put(ROOT, {variable: key})
+            env_file.set_variables(ROOT, {variable: key})
             render.say("  written")
             return
     render.say(f"  {TRIES} keys were refused; no key was written for {NAMES[name]}")
@@ -105,15 +105,15 @@ def ask_for_store() -> None:
             render.say(f"  kept; {settings.sources['store']} overrides .env")
             return
         render.say("  Rented pods need a remote store: hf://user/repo, s3://bucket/folder or gs://bucket/folder")
-        uri = typed("  SLIPWAY_STORE (Enter keeps it): ")
+        uri = read_line("  SLIPWAY_STORE (Enter keeps it): ")
         if not uri:
             return
         keys = keys_for(uri, settings)
-        with terminal.waiting(f"checking {uri}"):
+        with terminal.show_while(f"checking {uri}"):
             found = first_keys.ask_store(uri if "://" in uri else str(ROOT / Path(uri).expanduser()), keys)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD or agrees("  use it anyway?"):
-            env_file.put(ROOT, {"SLIPWAY_STORE": uri, **keys})
+            env_file.set_variables(ROOT, {"SLIPWAY_STORE": uri, **keys})
             render.say("  written")
             return
 
@@ -121,13 +121,13 @@ def ask_for_store() -> None:
 def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
     """Ask for the missing keys of a store; return the typed keys by variable name."""
     names = STORE_KEYS.get(credentials.kind(uri), ())
-    if any(credentials.of(one) for one in credentials.KEYS.get(credentials.kind(uri), ())):
+    if any(credentials.value_of(one) for one in credentials.KEYS.get(credentials.kind(uri), ())):
         return {}
-    return {name: value for name in names if (value := hidden(f"  {name}: "))}
+    return {name: value for name in names if (value := read_secret(f"  {name}: "))}
 
 
-def asked(name: str, key: str, settings: Settings) -> KeyCheck:
-    with terminal.waiting(f"checking the key with {NAMES[name]}"):
+def check_key(name: str, key: str, settings: Settings) -> KeyCheck:
+    with terminal.show_while(f"checking the key with {NAMES[name]}"):
         return first_keys.ask_vendor(name, key, settings)
 
 
@@ -136,7 +136,7 @@ def in_words(found: KeyCheck) -> str:
     return f"{words[found.verdict]}: {found.said}"
 
 
-def hidden(question: str) -> str:
+def read_secret(question: str) -> str:
     """Ask without echo and return the answer.
 
     Raises QuestionsEnded at Ctrl-D, UsageError if the terminal cannot hide input.
@@ -151,7 +151,7 @@ def hidden(question: str) -> str:
         raise QuestionsEnded from None
 
 
-def typed(question: str) -> str:
+def read_line(question: str) -> str:
     """Return a typed line. Raises QuestionsEnded at Ctrl-D."""
     print(question, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
@@ -161,7 +161,7 @@ def typed(question: str) -> str:
 
 
 def agrees(question: str) -> bool:
-    return typed(f"{question} [y/N] ").lower() in ("y", "yes")
+    return read_line(f"{question} [y/N] ").lower() in ("y", "yes")
 
 
 def tell_what_next(settings: Settings) -> None:

@@ -60,7 +60,7 @@ def page(
     for where in dict.fromkeys(pack.command_flags.values()):
         names = ", ".join(f"`{name}`" for name, its in pack.command_flags.items() if its == where)
         lines += [f"## Flags of {names}", ""]
-        lines += [*(f"- `{flag_help.written(one)}`: {one.about}" for one in flags_of(packs.load(where))), ""]
+        lines += [*(f"- `{flag_help.spelling(one)}`: {one.about}" for one in flags_of(packs.load(where))), ""]
     if found := dict(_settings(pack)):
         lines += ["## Settings", "", *settings_table([{"name": name, **row} for name, row in found.items()])]
     if pack.model_formats:

@@ -142,7 +142,7 @@ def flag_row(one: Flag) -> tuple[str, str, str]:
     """Return the spelling, default and help of a flag."""
     word = " (also as a bare word)" if one.is_word else ""
     default = flag_help.default_of(one)
-    return f"`{flag_help.written(one)}`", f"`{default}`" if default else "", cell(one.about + word)
+    return f"`{flag_help.spelling(one)}`", f"`{default}`" if default else "", cell(one.about + word)
 
 
 def flag_rows(task: Any) -> dict[str, list[tuple[str, str, str]]]:

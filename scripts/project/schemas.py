@@ -203,5 +203,7 @@ def schema(name: str) -> Schema:
     """Return the named JSON Schema. Raises UsageError with the known names."""
     found = schemas()
     if name not in found:
-        raise UsageError(f"--schema {name}: {packs.lacking('schemas', name) or 'known: ' + ', '.join(found)}")
+        raise UsageError(
+            f"--schema {name}: {packs.missing_pack_message('schemas', name) or 'known: ' + ', '.join(found)}"
+        )
     return {"$schema": DRAFT, **found[name]()}

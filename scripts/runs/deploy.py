@@ -10,7 +10,7 @@ from flows.pods import held_pods
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
-from infra.flags import shown
+from infra.flags import masked_flags
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.records import Request
@@ -34,13 +34,13 @@ def deploy(
 ) -> None:
     """Rent and hold a machine. `spec`: flags of `pod.create`, or of a launch.
 
-    `requests`, `is_ordered`, `narrow`: acceptable machines, as in `choose.among`.
+    `requests`, `is_ordered`, `narrow`: acceptable machines, as in `choose.choose_request`.
     """
     candidates = registry.candidates(settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
         name = partial(held_pods.name_of, requests[0], journal) if spec.wait else None
-        had = shares.offered(candidates, requests, is_ordered, name, journal, settings, render.tell, narrow)
+        had = shares.find_launch_offers(candidates, requests, is_ordered, name, journal, settings, render.tell, narrow)
         request, offers = had.request, had.offers
         if had.reason:
             render.say(render.clean(had.reason))
@@ -55,7 +55,7 @@ def deploy(
                         "run": None,
                         "state": "planned",
                         "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
-                        "flags": shown(spec, plan_text.NOT_OF_THE_PLAN),
+                        "flags": masked_flags(spec, plan_text.NOT_OF_THE_PLAN),
                     }
                 )
             render.say("dry run: nothing was rented")
@@ -66,8 +66,8 @@ def deploy(
             if not payable:
                 render.say("nothing was rented")
                 return
-        with supervisor_client.handing_on(settings):
-            op = held_pods.make(
+        with supervisor_client.hand_over_on_error(settings):
+            op = held_pods.rent(
                 replace(had, offers=tuple(payable)),
                 limits,
                 journal,

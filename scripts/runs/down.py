@@ -31,11 +31,11 @@ def down(spec: DownFlags) -> None:
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
-        known = [one.name for one in service_rows.every(journal)]
+        known = [one.name for one in service_rows.list_services(journal)]
         is_service = bool(run) and not spec.all and run in known
         services = known if spec.all else [run] if is_service else []  # first: else replicas are replaced
-        with terminal.waiting(f"ending {', '.join(services)} and all replicas"):
-            done = list(ending.services(services, journal, settings, render.tell))
+        with terminal.show_while(f"ending {', '.join(services)} and all replicas"):
+            done = list(ending.end_services(services, journal, settings, render.tell))
         if is_service:
             raise_worst(done)
             if spec.json:
@@ -54,8 +54,8 @@ def down(spec: DownFlags) -> None:
             rows = ending.all_rows(journal)
         elif not (groups or waited and run not in journal.runs()):
             rows = ending.rows_of(run, journal)
-        with terminal.waiting(f"saving and ending {', '.join(one.run for one in rows)}"):
-            ended = list(ending.rows(rows, journal, settings, render.tell))
+        with terminal.show_while(f"saving and ending {', '.join(one.run for one in rows)}"):
+            ended = list(ending.end_pods(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
     if spec.json:
         print_json({"ended": [*waited, *(one.name for one in ended if not one.problem)]})

@@ -35,38 +35,38 @@ THEN = {"failed": "fix the cause, then launch again or run ", NODE_LOST: "when a
 
 def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_json: bool) -> None:
     """Start the run of a planned launch; follow the run, or hand it to the supervisor with `detach`."""
-    with supervisor_client.handing_on(settings):
-        with terminal.waiting("starting the run"):
+    with supervisor_client.hand_over_on_error(settings):
+        with terminal.show_while("starting the run"):
             op = begin_launch.start(found, journal, settings, render.tell)
         if due.is_watch_wanted(journal, settings):
             supervisor_client.ensure(settings)
         if detach:
-            leave(op, settings, as_json)
+            detach_run(op, settings, as_json)
             return
-        conclude(op, journal, settings, as_json)
+        follow_to_end(op, journal, settings, as_json)
 
 
-def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
+def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Keep and follow a run to the verdict, update the journal and print the result.
 
     Ctrl-C and the closing of the terminal detach: the run continues under the supervisor. Raises Exit unless the run
     succeeded.
     """
-    with hang_up() as hung_up:
+    with hangup_as_interrupt() as hung_up:
         try:
-            with follow.keeping(op, journal, settings, render.tell) as seen:
+            with follow.keep_run(op, journal, settings, render.tell) as seen:
                 progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # an OSError after SIGHUP means that the terminal is gone
                 raise
-            kept = supervisor_client.hand_on(op, settings)  # before any output, which may fail
+            kept = supervisor_client.hand_over(op, settings)  # before any output, which may fail
             render.say(f"\ndetached; {op.run} continues. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
         except SlipwayError as error:
-            raise Exit(f"{render.clean(str(error))}{still_there(op, journal)}", code=error.exit_code) from error
-    with terminal.waiting(f"recording the end of {op.run} and sending notices"):
-        follow.conclude(op, verdict["state"], journal, settings, render.tell)
+            raise Exit(f"{render.clean(str(error))}{remaining_pod_note(op, journal)}", code=error.exit_code) from error
+    with terminal.show_while(f"recording the end of {op.run} and sending notices"):
+        follow.settle_run(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(
@@ -86,7 +86,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         making = steps[-1].config.get("making") if steps else None
         then = f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
         if making:
-            then = plan_text.talk_to(making["name"], op.store)
+            then = plan_text.chat_hint(making["name"], op.store)
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
@@ -100,7 +100,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 
 
-def still_there(op: Op, journal: Journal) -> str:
+def remaining_pod_note(op: Op, journal: Journal) -> str:
     """Return a note on the pod left after an error: price, and commands to inspect and end the pod.
 
     Return "" if the pod has ended.
@@ -113,7 +113,7 @@ def still_there(op: Op, journal: Journal) -> str:
 
 
 @contextlib.contextmanager
-def hang_up() -> Iterator[list[int]]:
+def hangup_as_interrupt() -> Iterator[list[int]]:
     """Treat the closing of the terminal as Ctrl-C, unless SIGHUP is ignored (`nohup`)."""
     heard: list[int] = []
 
@@ -167,9 +167,9 @@ def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
         yield progress, verdict
 
 
-def leave(op: Op, settings: Settings, as_json: bool) -> None:
+def detach_run(op: Op, settings: Settings, as_json: bool) -> None:
     """Hand the run to the supervisor, and print the commands to follow the run later."""
-    render.say(supervisor_client.hand_on(op, settings))
+    render.say(supervisor_client.hand_over(op, settings))
     say_how(op, as_json)
 
 

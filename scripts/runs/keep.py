@@ -35,7 +35,7 @@ def keep(spec: KeepFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         if run and service_rows.find(journal, run):
-            look_after(run, settings, journal, spec.json)
+            ensure_controller(run, settings, journal, spec.json)
             return
         op = find_run(journal, run)
         holder = journal.leases.holder(keeper_lease(op.run))
@@ -46,17 +46,17 @@ def keep(spec: KeepFlags) -> None:
         elif run_rows.is_over(op):
             state, said = "over", f"{op.run} has ended; run: inv status {op.run}"
         elif spec.detach:
-            following.leave(op, settings, spec.json)
+            following.detach_run(op, settings, spec.json)
             return
         else:
-            following.conclude(op, journal, settings, spec.json)
+            following.follow_to_end(op, journal, settings, spec.json)
             return
         render.say(said)
         if spec.json:
             print_json({"run": op.run, "state": state, "keeper": holder.pid if holder else None})
 
 
-def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
+def ensure_controller(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
     """Start a controller for the service if none is alive, and report the controller's process."""
     was_kept = controller_process.is_kept(name, journal)
     seen = controller_client.ensure(name, settings, journal, render.tell)

@@ -8,7 +8,7 @@ from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
 from infra.errors import UsageError
-from infra.flags import flag, shown
+from infra.flags import flag, masked_flags
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
@@ -47,12 +47,12 @@ def launch(spec: LaunchFlags) -> None:
 
     Existing artifacts are reused. After Ctrl-C the run continues; the same launch follows the run again.
     """
-    work = work_kinds.asked(spec, spec.file)
+    work = work_kinds.work_of_command(spec, spec.file)
     spec = work.placed(spec)
     if spec.no_deploy:
         spec = use_case.on_held(spec)
     settings = context.settings_of(spec)
-    context.give([f"{name}={value}" for name, value in work.variables(settings).items()])
+    context.set_environment([f"{name}={value}" for name, value in work.variables(settings).items()])
     spec = work.applied(spec, settings, render.tell)
     settings = context.settings_of(spec)
     resolved = work.understand(spec, settings)
@@ -65,7 +65,7 @@ def launch(spec: LaunchFlags) -> None:
         deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
-        with terminal.waiting("comparing the plan with the store, and estimating cost"):
+        with terminal.show_while("comparing the plan with the store, and estimating cost"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.is_open:
@@ -78,7 +78,7 @@ def launch(spec: LaunchFlags) -> None:
             plan_text.show_plan(plan)
             if found.offers:
                 show_offers(found, settings)
-        found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
+        found = use_case.check(found, settings, context.rerun_command("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
             render.say(f"{at_work.run} already does this work; a launch would follow {at_work.run}")
         if spec.dry_run or plan.job is None:
@@ -108,13 +108,13 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
     if spec.json:
         state = "planned" if plan.job else "succeeded"
         said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
-        print_json({**said, "commands": node_commands(plan), "flags": shown(spec, plan_text.NOT_OF_THE_PLAN)})
+        print_json({**said, "commands": node_commands(plan), "flags": masked_flags(spec, plan_text.NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = (
             "".join(f"; {one.name} now points to the existing artifact" for one in plan.pointers) if not dry_run else ""
         )
         render.say(
-            f"every artifact exists{moved}; nothing to do. {plan_text.talk_to(plan.artifacts[-1].name, plan.store)}"
+            f"every artifact exists{moved}; nothing to do. {plan_text.chat_hint(plan.artifacts[-1].name, plan.store)}"
         )
     elif dry_run:
         for line in node_commands(plan):
@@ -155,7 +155,7 @@ def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, setting
             except UsageError as error:
                 render.say(f"{error}; nothing was rented")
         elif isinstance(picked, str):
-            render.say(machines[picked].how(context.again))
-            return use_case.picked(found, [], settings)
+            render.say(machines[picked].how(context.rerun_command))
+            return use_case.with_picked_offers(found, [], settings)
         else:
-            return use_case.picked(found, picked, settings)
+            return use_case.with_picked_offers(found, picked, settings)

@@ -12,7 +12,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
+from flows.reading.logs import choose, choose_errors, fetch, fetch_from_store, is_gone
 from infra.agent.job import earlier_part, is_earlier_part
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
@@ -23,10 +23,10 @@ from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import find_run, scale_of, waits
 from infra.runs.run_home import RunHome
-from infra.runs.settle import keep_last_words
-from infra.runs.sight import RETRY_S, Seen, words_of
+from infra.runs.settle import save_final_verdict
+from infra.runs.sight import RETRY_S, Seen, read_progress_and_verdict
 from infra.runs.sight import follow as follow_run
-from infra.runs.sync.fetched import cuts_at_home, held_bytes
+from infra.runs.sync.fetched import held_bytes, read_cuts
 from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -66,9 +66,9 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     folder = home.pod.logs
     wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
-    if bring(op, journal, settings, say) or not op.is_live:
-        bring_from_store(op, settings, say)
-    for one in cuts_at_home(home):
+    if fetch(op, journal, settings, say) or not op.is_live:
+        fetch_from_store(op, settings, say)
+    for one in read_cuts(home):
         say(f"{op.run}: the copy of the pod's logs on this machine is incomplete: {one}")
 
     def paths() -> list[Path]:
@@ -87,9 +87,9 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     told: dict[str, tuple[str, float]] | None = None
     for op, (progress, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
         deadline = time.monotonic() + LAST_S
-        while bring(op, journal, settings, say) and verdict and time.monotonic() < deadline:
+        while fetch(op, journal, settings, say) and verdict and time.monotonic() < deadline:
             if is_gone(op := journal.op(op.token), settings):
-                bring_from_store(op, settings, say)
+                fetch_from_store(op, settings, say)
                 break
             time.sleep(RETRY_S)
         for path in paths():
@@ -131,11 +131,13 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                     told = op.token
                     say(f"{op.run} waits for a machine: {op.reason}; end the run: inv down {op.run}")
             elif is_gone(op, settings):
-                yield op, ({}, keep_last_words(op, settings, render.tell))
+                yield op, ({}, save_final_verdict(op, settings, render.tell))
                 return
             else:
                 transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
-                for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
+                for seen in (
+                    follow_run(op, journal, transport) if op.is_live else [final_observation(op, transport, settings)]
+                ):
                     if seen[1].get("state") == NODE_LOST and journal.leases.holder(keeper_lease(op.run)):
                         break  # the run continues on a new pod with a new log
                     yield op, seen
@@ -148,10 +150,10 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
         op = journal.ops(run=op.run)[-1]
 
 
-def over(op: Op, transport: Transport, settings: Settings) -> Seen:
+def final_observation(op: Op, transport: Transport, settings: Settings) -> Seen:
     """Return the final progress and verdict of a finished run, from the pod or else from the copied logs."""
-    seen = words_of(op, transport)
-    return seen if seen[1] else (seen[0], keep_last_words(op, settings, render.tell))
+    seen = read_progress_and_verdict(op, transport)
+    return seen if seen[1] else (seen[0], save_final_verdict(op, settings, render.tell))
 
 
 def start(path: Path, after: float) -> int:

@@ -95,7 +95,7 @@ def rehearse(spec: RehearseFlags) -> None:
         # Build the environment before the clock runs, or the first pod would spend money during the build.
         local_step.python(context.settings())
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
-    rehearsal_world.step_into(world)
+    rehearsal_world.attach_process(world)
     if not spec.dry_run:  # a fault left over from a dry run would hit a later launch
         world.tell("/faults", plan)
     settings = context.settings()
@@ -186,7 +186,7 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
             found = attach.start(rehearsal_world.base(), *more, speed=speed or fitting)
         except attach.AlreadyRuns:
             return the_world(plan, faults, offers, speed, fitting)
-        render.say(f"a rehearsal was started; {rehearsal_world.until_when()}")
+        render.say(f"a rehearsal was started; {rehearsal_world.end_condition()}")
         return found
     at_start = [name for name in AT_START_ONLY if plan.get(name)]
     other = (

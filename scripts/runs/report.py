@@ -48,7 +48,7 @@ def report(spec: ReportFlags) -> None:
     settings = context.settings()
     if len(spec.run) > 2:
         raise UsageError(f"inv report takes at most two runs, not {len(spec.run)}. To compare more runs: inv ui")
-    with terminal.waiting("reading metrics and writing the page"):
+    with terminal.show_while("reading metrics and writing the page"):
         with open_journal(settings) as journal:
             status.settle_due(use_case.status(journal, settings, ""), journal, settings)
             stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]

@@ -37,7 +37,7 @@ def resume(spec: ResumeFlags) -> None:
     asks for confirmation.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, supervisor_client.handing_on(settings):
+    with open_journal(settings) as journal, supervisor_client.hand_over_on_error(settings):
         settle(journal, settings, render.tell)
         found = resuming.resumption(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
         if found.plan is not None:
@@ -57,9 +57,9 @@ def resume(spec: ResumeFlags) -> None:
             return
         op = resuming.resume(found, journal, settings, render.tell)
         if spec.detach:
-            following.leave(op, settings, spec.json)
+            following.detach_run(op, settings, spec.json)
         else:
-            following.conclude(op, journal, settings, spec.json)
+            following.follow_to_end(op, journal, settings, spec.json)
 
 
 def report(found: resuming.Resumption, as_json: bool) -> None:

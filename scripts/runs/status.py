@@ -44,18 +44,18 @@ def status(spec: StatusFlags) -> None:
     """
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
-    if why := fetched.lacks_room(settings.homes, settings.reserve_bytes):
+    if why := fetched.reserve_problem(settings.homes, settings.reserve_bytes):
         render.say(why)
     with open_journal(settings) as journal:
         if every_s is not None:
             redraw(journal, settings, spec.run, every_s, spec.json)
-        with terminal.waiting("reading the state of every pod"):
-            views = look(journal, settings, spec.run)
+        with terminal.show_while("reading the state of every pod"):
+            views = refresh_rows(journal, settings, spec.run)
         if spec.json:
             print_json([status_table.view_json(view) for view in views])
         else:
             show(views, journal, settings, spec.run)
-        leave(found_over_limit(journal))
+        exit_if_over_limit(found_over_limit(journal))
 
 
 def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -> None:
@@ -84,16 +84,16 @@ def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
             yield f"{one.budget.name}: {spent} of {limit} spent, {kept} reserved ({by}), {free} free"
 
 
-def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
+def refresh_rows(journal: Journal, settings: Settings, run: str) -> list[PodView]:
     """Return the table rows, newest first, after ending and settling all due runs."""
     over = end_over_limit(journal, settings)
     views = use_case.status(journal, settings, run)
     if settle_due(views, journal, settings):
         views = use_case.status(journal, settings, run)
-    return use_case.of_run(use_case.with_excess(views, over), journal, run, run_groups.on_record(settings))
+    return use_case.of_run(use_case.with_excess(views, over), journal, run, run_groups.recorded_groups(settings))
 
 
-def leave(over: Sequence[OverLimit]) -> None:
+def exit_if_over_limit(over: Sequence[OverLimit]) -> None:
     """Raise Exit with code 5 if a pod was found past its limit, ended or not."""
     if over:
         raise Exit(render.clean(f"inv status: {past_limit_words(over)}"), code=5)
@@ -101,8 +101,8 @@ def leave(over: Sequence[OverLimit]) -> None:
 
 def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:
     """Return the rows with each group folded into a single row."""
-    known = run_groups.on_record(settings)
-    return use_case.folded(views, known, run_groups.commands(journal, settings, list(known)))
+    known = run_groups.recorded_groups(settings)
+    return use_case.fold_groups(views, known, run_groups.commands(journal, settings, list(known)))
 
 
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
@@ -130,7 +130,7 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
     out = render.console(stderr=False)
     with render.screen(out) as draw:
         while True:
-            views = look(journal, settings, run)
+            views = refresh_rows(journal, settings, run)
             if as_json:
                 print_json([status_table.view_json(view) for view in views], indent=None)
             else:

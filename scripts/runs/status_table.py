@@ -140,7 +140,9 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             *map(clean, view.ends),
             view.ssh,
         )
-        lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
+        lines.extend(
+            Text(command_hints.insert_carried_flags(f"{view.run}: {one}"), style="dim") for one in words if one
+        )
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)
 

@@ -26,11 +26,11 @@ def why(spec: WhyFlags) -> None:
     limit, a bad host, no memory, a full disk or a killed engine.
     """
     settings = context.settings()
-    with open_journal(settings) as journal, terminal.waiting("reading the records of the run"):
+    with open_journal(settings) as journal, terminal.show_while("reading the records of the run"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
         cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}
         print_json({"subject": story.subject, "cause": cause, "lines": list(story.lines)})
         return
     for line in story.text:
-        print(terminal.fitted(render.clean(" ".join(line.split())), sys.stdout))
+        print(terminal.wrap_text(render.clean(" ".join(line.split())), sys.stdout))

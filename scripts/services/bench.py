@@ -57,13 +57,13 @@ def bench(spec: BenchFlags) -> None:
         )
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        with terminal.waiting(f"{name}: asked"):
+        with terminal.show_while(f"{name}: asked"):
             seen = controller_client.ensure(name, settings, journal, render.tell)
         row = service_rows.find(journal, name)
         assert row is not None
-        newest = service_state.wanted_of(row.wanted).newest
+        newest = service_state.parse_desired(row.wanted).newest
         certfile = controller_client.certfile(name, journal)
-        ready = len(service_state.seen_of(row.seen).serving)
+        ready = len(service_state.parse_observed(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no ready replica; see: inv serve.doctor {name}")
     config = {
@@ -79,7 +79,7 @@ def bench(spec: BenchFlags) -> None:
     }
     result: dict[str, Any] = {}
     python = controller_client.python(settings, render.say)
-    with terminal.waiting(f"{name}: sending {spec.rate:g} requests per second"):
+    with terminal.show_while(f"{name}: sending {spec.rate:g} requests per second"):
         for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=python):
             if record["kind"] == "round" and not spec.json:
                 terminal.clear()

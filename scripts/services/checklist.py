@@ -28,7 +28,9 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
-    unread = [DoctorLine(key, "off", f"has no effect: {instead}") for key, instead in placement.unread(service)]
+    unread = [
+        DoctorLine(key, "off", f"has no effect: {instead}") for key, instead in placement.ignored_settings(service)
+    ]
     return [
         *nodes,
         *_clouds(settings),
@@ -67,7 +69,7 @@ def _clouds(settings: Settings) -> list[DoctorLine]:
 def _model(service: Service, config: str, name: str, settings: Settings) -> DoctorLine:
     """Return the line about the model for serve.up."""
     try:
-        said = revision.model_meant(service, config, "", "", None)
+        said = revision.requested_model(service, config, "", "", None)
         source = folder_of(said, "", settings, name, render.tell)
         if "://" in source:
             where, size = "every machine can download the model", models.size_there(source)

@@ -11,7 +11,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from scripts.services.one_service import OneServiceFlags, take_over
+from scripts.services.one_service import OneServiceFlags, restart_controller
 from serve.awaiting import phases
 from serve.policy import service_state
 from serve.policy.replica_states import State
@@ -34,11 +34,11 @@ def doctor(spec: ServeDoctorFlags) -> None:
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         was_kept = controller_process.is_kept(name, journal)
-        with terminal.waiting(f"{name}: asked"):
-            take_over(name, settings, journal)
+        with terminal.show_while(f"{name}: asked"):
+            restart_controller(name, settings, journal)
         row = service_rows.find(journal, name)
         assert row is not None
-        wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
+        wanted, seen = service_state.parse_desired(row.wanted), service_state.parse_observed(row.seen)
     findings = advice(name, wanted, seen, figures(name, settings), was_kept)
     if spec.json:
         print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
@@ -54,7 +54,8 @@ def advice(
     """Return the findings as (problem, advice) pairs, without I/O."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [
-        (f"{key} in the service file has no effect", instead) for key, instead in placement.unread(newest.service)
+        (f"{key} in the service file has no effect", instead)
+        for key, instead in placement.ignored_settings(newest.service)
     ]
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:

@@ -32,15 +32,15 @@ def down(spec: ServeDownFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         names = (
-            [one.name for one in service_rows.every(journal)]
+            [one.name for one in service_rows.list_services(journal)]
             if spec.all
             else [controller_client.find(spec.name, journal)]
         )
         for one in names:
-            with terminal.waiting(f"{one} ends"):
-                controller_client.finish(one, settings, journal, render.tell)
+            with terminal.show_while(f"{one} ends"):
+                controller_client.end_service(one, settings, journal, render.tell)
             render.say(f"{one}: ended; no replica is left")
-        supervisor_client.leave_if_done(settings)
+        supervisor_client.stop_if_idle(settings)
         if spec.json:
             print_json({"ended": names})
         elif not names:

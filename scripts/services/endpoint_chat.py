@@ -72,7 +72,9 @@ class ServicePartner:
                         raise
                     del self.messages[:2]
                     if not self.has_forgotten:
-                        talk.tell("the conversation is longer than the model's context; the oldest turns are dropped")
+                        talk.print_status(
+                            "the conversation is longer than the model's context; the oldest turns are dropped"
+                        )
                     self.has_forgotten = True
         except SlipwayError:
             del self.messages[-1]
@@ -109,7 +111,7 @@ class ServicePartner:
                     yield choice["delta"].get("content") or ""
 
 
-def hold(
+def run_chat(
     endpoint: str,
     settings: Settings,
     model: str,
@@ -130,7 +132,7 @@ def hold(
         asked = {"temperature": temperature, "max_tokens": max_tokens}
         one = ServicePartner(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
         one.system = system
-        talk.hold(one, prompt, place)
+        talk.run_chat(one, prompt, place)
 
 
 def _client(url: str, certfile: str) -> Any:

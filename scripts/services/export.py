@@ -43,7 +43,9 @@ def export(spec: ServeExportFlags) -> None:
     with open_journal(settings) as journal:
         row = service_rows.find(journal, spec.config) if spec.config else None
     service = (
-        service_state.wanted_of(row.wanted).newest.service if row else service_file.load(revision.path_of(spec.config))
+        service_state.parse_desired(row.wanted).newest.service
+        if row
+        else service_file.load(revision.path_of(spec.config))
     )
     document = service_file.to_skyserve(service, spec.model)
     text = yaml.safe_dump(document, sort_keys=False, width=120)

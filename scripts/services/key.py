@@ -31,7 +31,7 @@ def key(spec: KeyFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
-        known = [one.name for one in service_rows.every(journal)]
+        known = [one.name for one in service_rows.list_services(journal)]
         name = check_name(name) if name else controller_client.find("", journal)
     if spec.drop and not spec.for_:
         raise UsageError("--drop requires --for NAME")
@@ -74,10 +74,10 @@ def key(spec: KeyFlags) -> None:
         render.say(f"{name}: new key of {spec.for_}, shown only once:")
         print(made)
         if not names:
-            render.say(lock_out(name, locks_after_s))
+            render.say(key_enforcement_note(name, locks_after_s))
 
 
-def lock_out(name: str, after_s: float | None) -> str:
+def key_enforcement_note(name: str, after_s: float | None) -> str:
     """Return a note on when clients without a key are refused; `after_s`: None if the service does not run."""
     if after_s is None:
         return f"{name} is not running. After the start, the gateway refuses clients without a key (status 401)"

@@ -9,7 +9,7 @@ from infra.errors import UsageError
 from infra.flags import flag
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
-from infra.runs.lookup import way
+from infra.runs.lookup import transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.settings import Settings
@@ -56,7 +56,7 @@ def logs(spec: ServeLogsFlags) -> None:
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
     """Return the local path of the log; the log of a remote live replica is fetched first. Raises UsageError."""
-    known = [one.name for one in service_rows.every(journal)]
+    known = [one.name for one in service_rows.list_services(journal)]
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
         pass  # an ended service: the logs remain on this machine
     else:
@@ -71,7 +71,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
         raise UsageError(f"{name} never had a replica {number}; see: inv serve.status {name} --all")
     home = RunHome.of(rows[-1].run, settings.homes)
     if rows[-1].is_live and rows[-1].address:
-        mirror.bring_logs(rows[-1], way(settings, rows[-1]), home)
+        mirror.bring_logs(rows[-1], transport_to(settings, rows[-1]), home)
     log = home.pod.log("engine")
     return log if log.exists() else home.pod.log("environment")  # written before the engine starts
 

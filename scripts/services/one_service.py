@@ -23,7 +23,7 @@ class OneServiceFlags:
     name: str = flag("", "name of the service (default: the only service)", word=True, also=("n",))
 
 
-def take_over(name: str, settings: Settings, journal: Journal) -> None:
+def restart_controller(name: str, settings: Settings, journal: Journal) -> None:
     """Restart a dead controller of a service; on failure print the error, and show the last known state."""
     try:
         controller_client.ensure(name, settings, journal, render.tell)

@@ -36,9 +36,9 @@ def scale(spec: ScaleFlags) -> None:
         wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
         if not is_changed:
             render.say(f"{name}: nothing to change")
-        with terminal.waiting(f"{name}: asking the controller"):
+        with terminal.show_while(f"{name}: asking the controller"):
             controller_client.ensure(name, settings, journal, render.tell)
         if not spec.detach:
-            with terminal.waiting(f"{name}: changing the number of replicas"):
+            with terminal.show_while(f"{name}: changing the number of replicas"):
                 awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
         show([name], settings, journal, with_replicas=False, as_json=spec.json)

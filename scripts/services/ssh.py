@@ -10,7 +10,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import pods
-from infra.runs.lookup import way
+from infra.runs.lookup import transport_to
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.invoke_patch import line_after_dashes
@@ -37,7 +37,7 @@ def ssh(spec: ServeSshFlags) -> None:
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         op = live_replica(name, spec.replica_id, journal)
-        code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
+        code = transport_to(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
 
@@ -46,7 +46,7 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     """Return the journal row of a live replica. Raises UsageError with the live replicas."""
     row = service_rows.find(journal, name)
     assert row is not None
-    there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
+    there = [one for one in service_state.parse_observed(row.seen).members if one.state in LIVE]
     listed = ", ".join(str(one.number) for one in there) or "none"
     if number is None and len(there) != 1:
         raise UsageError(f"{name} has several replicas; choose a replica with --replica-id: {listed}")

@@ -12,7 +12,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.one_service import show, take_over
+from scripts.services.one_service import restart_controller, show
 from serve.processes import controller_client
 from store import terminal
 
@@ -39,12 +39,12 @@ def status(spec: ServeStatusFlags) -> None:
             names = (
                 [controller_client.find(spec.name, journal)]
                 if spec.name
-                else [one.name for one in service_rows.every(journal)]
+                else [one.name for one in service_rows.list_services(journal)]
             )
-            asked = terminal.waiting(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
+            asked = terminal.show_while(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
             with asked:
                 for one in names:
-                    take_over(one, settings, journal)
+                    restart_controller(one, settings, journal)
             if redrawn is None or every_s is None:
                 show(names, settings, journal, with_replicas=spec.all, with_metrics=spec.metrics, as_json=spec.json)
             else:

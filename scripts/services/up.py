@@ -52,24 +52,24 @@ def up(spec: ServeUpFlags) -> None:
     """
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        with terminal.waiting("reading the model"):
+        with terminal.show_while("reading the model"):
             found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
         if spec.dry_run:
             show_placement(found, settings, spec.json)
             return
-        wanted = use_case.wanted_by(found, spec, journal, settings, render.tell)
+        wanted = use_case.desired_state(found, spec, journal, settings, render.tell)
         if old and wanted == old and controller_process.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
-        elif wanted != old and revision.rents(found.version, settings):
+        elif wanted != old and revision.may_rent(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
-        with terminal.waiting(f"{name}: starting the controller"):
-            seen = use_case.want(found, wanted, journal, settings, render.tell)
+        with terminal.show_while(f"{name}: starting the controller"):
+            seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not spec.detach:
             try:
-                with terminal.waiting(f"{name}: starting the replicas"):
+                with terminal.show_while(f"{name}: starting the replicas"):
                     awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
@@ -87,8 +87,8 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     """
     name, version = found.name, found.version
     service = version.service
-    with terminal.waiting("searching for machines"):
-        offers = use_case.places(found, settings, render.tell)
+    with terminal.show_while("searching for machines"):
+        offers = use_case.replica_offers(found, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
         rows = [

@@ -41,7 +41,7 @@ def gc(spec: GcFlags) -> None:
     older_s = context.seconds(spec.older) if spec.older else references.KEPT_S
     assert older_s is not None
     with open_journal(settings) as journal:
-        work = at_work(journal)
+        work = artifacts_in_use(journal)
     due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
     removed, failed = [], []
     for one in due if not spec.dry_run else ():
@@ -79,7 +79,7 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
         render.say(f"{store}: removed {said}, {rest}")
 
 
-def at_work(journal: Journal) -> set[What]:
+def artifacts_in_use(journal: Journal) -> set[What]:
     """Return the artifacts read and made by unfinished runs of this installation, including versions of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
@@ -92,10 +92,10 @@ def at_work(journal: Journal) -> set[What]:
 
 def unread(store: str, work: Collection[What], before: float) -> list[Artifact]:
     named, kept = Store(store).everything()
-    held = references.readers(references.living(store, time.time()))
+    held = references.readers(references.live_leases(store, time.time()))
     return references.unread(named, kept, {*held, *work}, before)
 
 
 def still_unread(store: str, work: Collection[What], one: Artifact) -> bool:
-    held = references.readers(references.living(store, time.time()))
+    held = references.readers(references.live_leases(store, time.time()))
     return bool(references.unread([], [one], {*held, *work}, math.inf))

@@ -66,7 +66,7 @@ def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
 
 def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
     """Return the memory need of a remote model, from the config and the sizes of the files."""
-    config, weights = models.sketch(uri)
+    config, weights = models.remote_config(uri)
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored in STORED and not config.get("quantization_config"):
         weights = weights * (4 if tuning.dtype == "float32" else 2) // STORED[stored]
@@ -125,7 +125,7 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
     )
 
 
-def here(engine: str, tuning: Tuning) -> int | None:
+def available_bytes(engine: str, tuning: Tuning) -> int | None:
     """Return the bytes for an engine here: of the smallest GPU, or free memory. None = unknown. Raises UsageError."""
     if engine == "vllm-cpu":
         return _free()

@@ -44,7 +44,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     """
     if "://" in source and credentials.kind(source) != "file":
         return ServedModel(folder=_bring(source, cache, say), name=name)
-    if found := of_store(source, store):
+    if found := find_artifact(source, store):
         if credentials.kind(store) in ("", "file"):
             return ServedModel(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
         lies = Store(store).find(found.name, found.fingerprint).name  # a folder never overwritten by a launch
@@ -80,7 +80,7 @@ def problem(names: set[str]) -> str:
     return ""
 
 
-def of_store(source: str, store: str) -> Artifact | None:
+def find_artifact(source: str, store: str) -> Artifact | None:
     """Return the artifact `source`, or the last final artifact of the run `source`, or None. Raises StoreError."""
     if "/" not in source:
         run = _of_run(source, store)
@@ -98,7 +98,9 @@ def of_store(source: str, store: str) -> Artifact | None:
 
 
 def _of_run(run: str, store: str) -> str:
-    made = [one for one in catalogue.in_store(store) if one.kind == "final" and one.manifest.get("run") == run]
+    made = [
+        one for one in catalogue.stored_checkpoints(store) if one.kind == "final" and one.manifest.get("run") == run
+    ]
     return max(made, key=lambda one: one.saved_at).name if run and made else ""
 
 
@@ -122,7 +124,7 @@ def size_there(uri: str) -> int:
     return sum(one.size for one in wanted.values())
 
 
-def sketch(uri: str) -> tuple[dict[str, Any], int]:
+def remote_config(uri: str) -> tuple[dict[str, Any], int]:
     """Return the config of the model at `uri` and the size of the weights in bytes, without downloading weights.
 
     Raises UsageError, StoreError.
@@ -217,7 +219,7 @@ def _alone(folder: Path) -> Iterator[Path]:
     """Yield the draft of `folder`, locked against other processes."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
-    with local_files.held(folder.with_name(f".{folder.name}.lock")):
+    with local_files.holding_lock(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
             draft.mkdir(exist_ok=True)
         yield draft

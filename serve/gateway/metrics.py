@@ -74,7 +74,7 @@ class GatewayMetrics(Collector):
     def nonsense(self) -> None:
         self._nonsense += 1
 
-    def lines_lost(self, count: int) -> None:
+    def count_lost_lines(self, count: int) -> None:
         self._unwritten += count
 
     def keep_only(self, replica_ids: Iterable[str]) -> None:
@@ -100,9 +100,9 @@ class GatewayMetrics(Collector):
         yield _counts("nonsense", "Bytes that were no HTTP request", (), [((), self._nonsense)])
         yield _counts("access_log_lost", "Lines of the log", (), [((), self._unwritten)])
         fleet, now = self._turns.fleet, self._turns.clock()
-        seats = [*fleet.seats.values(), *fleet.leaving.values()]
-        yield _one("replicas", "Replicas that accept requests", len(fleet.seats))
-        out = sum(seat.ejected_until is not None for seat in fleet.seats.values())
+        seats = [*fleet.slots.values(), *fleet.leaving.values()]
+        yield _one("replicas", "Replicas that accept requests", len(fleet.slots))
+        out = sum(seat.ejected_until is not None for seat in fleet.slots.values())
         yield _one("replicas_ejected", "Replicas taken out after failures", out)
         yield _one("queued", "Requests that wait for a replica", self._turns.waiting)
         yield _one("arrivals_per_second", "Over the last minute", self.arrivals.per_second(now))

@@ -14,7 +14,7 @@ NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last fo
 _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
-def check(request: ClientRequest, own: bytes) -> None:
+def require_local(request: ClientRequest, own: bytes) -> None:
     """Raise RequestRefused unless the request comes from this machine.
 
     `own`: listen address of the gateway, which may be a different loopback address.

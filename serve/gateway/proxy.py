@@ -68,7 +68,7 @@ class Proxy:
             await self._answer(request, visit)
         except RequestRefused as refused:
             visit.status, visit.note = CLIENT_LEFT, refused.message
-            await self.keep_back(request, refused)
+            await self.delay_wrong_key(request, refused)
             visit.status = refused.status
             refuse(request, refused, visit.request_id)
         except asyncio.CancelledError:
@@ -88,11 +88,11 @@ class Proxy:
                 raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
-            near.check(request, self.own)
-        request.let_in(name)
+            near.require_local(request, self.own)
+        request.admit(name)
         return name
 
-    async def keep_back(self, request: ClientRequest, refused: RequestRefused) -> None:
+    async def delay_wrong_key(self, request: ClientRequest, refused: RequestRefused) -> None:
         """Delay the answer to a wrong key: an address with many wrong keys waits, other addresses do not."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
@@ -154,7 +154,7 @@ class Proxy:
             raise _too_large(most)
         charge.grow_to(size, self.limits)
         if request.headers.get(b"expect", b"").lower() == b"100-continue":
-            request.proceed()
+            request.send_continue()
         parts, size = [], 0
         while size <= most:
             deadline.set("body", self.limits.client_idle_s)
@@ -204,7 +204,7 @@ class Proxy:
             outcome = NEITHER
             try:
                 answer = await self.engines.ask(request.method, ask, assignment.replica, lines, deadline)
-                visit.first_byte_s = assignment.seat.heard_at = time.monotonic()
+                visit.first_byte_s = assignment.slot.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = _outcome(answer.status)
@@ -224,9 +224,9 @@ class Proxy:
                 if outcome is SERVED and failing:
                     self.turns.blame(failing)
             visit.failures.append(f"{visit.replica}: {failed.why}")
-            tried.append(assignment.seat)
+            tried.append(assignment.slot)
             if outcome is FAILED:
-                failing.append(assignment.seat)
+                failing.append(assignment.slot)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
             # A retry is free if the request has reached no engine.
             if other is not None and outcome is not LOST and not budget.spend():
@@ -258,7 +258,7 @@ class Proxy:
                     break
                 if not chunk:
                     break
-                assignment.seat.heard_at = time.monotonic()
+                assignment.slot.heard_at = time.monotonic()
                 if watch is not None:
                     watch.feed(chunk)
                 visit.bytes_out += len(chunk)
@@ -334,7 +334,7 @@ class Proxy:
             try:
                 self.log.write(ended)
             except OSError:  # a full disk must not end the service
-                self.metrics.lines_lost(len(ended))
+                self.metrics.count_lost_lines(len(ended))
 
 
 def _outcome(status: int) -> RequestOutcome:

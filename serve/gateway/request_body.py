@@ -14,7 +14,7 @@ import msgspec
 
 from serve.gateway.field_bounds import OutOfBounds, check
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.shape import too_much
+from serve.gateway.shape import find_excess
 
 CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
 EMBEDDINGS, RESPONSES = b"/v1/embeddings", b"/v1/responses"
@@ -66,7 +66,7 @@ def route(method: bytes, path: bytes) -> str:
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     """Return the request in a body. Raises RequestRefused for an invalid body or a body beyond the limits."""
-    what = too_much(body, limits)
+    what = find_excess(body, limits)
     if what:
         raise RequestRefused(400, "BadRequestError", what)
     try:

@@ -102,16 +102,16 @@ class ReplicaSlot:
 class Assignment:
     """Request in flight at a replica."""
 
-    __slots__ = ("seat", "is_trial", "is_open")
+    __slots__ = ("slot", "is_trial", "is_open")
 
     def __init__(self, seat: ReplicaSlot, is_trial: bool) -> None:
-        self.seat = seat
+        self.slot = seat
         self.is_trial = is_trial
         self.is_open = True
 
     @property
     def replica(self) -> Target:
-        return self.seat.replica
+        return self.slot.replica
 
 
 class Fleet:
@@ -119,7 +119,7 @@ class Fleet:
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
-        self.seats: dict[Target, ReplicaSlot] = {}
+        self.slots: dict[Target, ReplicaSlot] = {}
         self.leaving: dict[Target, ReplicaSlot] = {}
         self._turn = 0
 
@@ -132,20 +132,20 @@ class Fleet:
         ids = [one.replica_id for one in wanted]
         if len(set(ids)) < len(ids):
             raise ValueError(f"two replicas have the same id: {', '.join(sorted(ids))}")
-        known = {**self.leaving, **self.seats}
-        self.seats = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
+        known = {**self.leaving, **self.slots}
+        self.slots = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
     def in_flight(self, replica: Target) -> int:
         """Return the requests in flight at a replica, even after removal. 0 = the replica may be ended."""
-        seat = self.seats.get(replica) or self.leaving.get(replica)
+        seat = self.slots.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
     def take(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
         """Return an assignment to the best replica outside `tried`; None when no replica has room."""
         limits, least, fit = self.limits, math.inf, list[ReplicaSlot]()
         most = limits.max_in_flight_per_replica
-        for seat in self.seats.values():
+        for seat in self.slots.values():
             if seat.in_flight < most and seat not in tried:
                 load = seat.load(now, limits)
                 if load < least:
@@ -156,7 +156,7 @@ class Fleet:
             return None
         seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the least recently chosen
         if affinity:
-            alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
+            alike = [one for one in self.slots.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
             seat = self._with_affinity(alike, affinity) or seat
         # Do not count retries: the request after a failed request would always try the same replica first.
@@ -174,7 +174,7 @@ class Fleet:
         if not assignment.is_open:
             return
         assignment.is_open = False
-        seat = assignment.seat
+        seat = assignment.slot
         seat.in_flight -= 1
         if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)

@@ -67,13 +67,13 @@ class Gateway:
     @property
     def replicas(self) -> list[Target]:
         """Return the replicas that receive requests."""
-        return list(self.turns.fleet.seats)
+        return list(self.turns.fleet.slots)
 
     def replace(self, replicas: Iterable[Target]) -> None:
         """Use these replicas from the next request on. Raises ValueError for a repeated id."""
         self.turns.replace(replicas)
         fleet = self.turns.fleet
-        known = [*fleet.seats, *fleet.leaving]
+        known = [*fleet.slots, *fleet.leaving]
         self.metrics.keep_only(one.replica_id for one in known)
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
@@ -138,7 +138,7 @@ class Gateway:
             else:
                 await proxy.answer(request)
         except RequestRefused as refused:
-            await proxy.keep_back(request, refused)
+            await proxy.delay_wrong_key(request, refused)
             refuse(request, refused)
 
     def _health(self) -> tuple[int, bytes]:

@@ -1,6 +1,6 @@
 """Size check of a JSON document on the raw bytes: parsing can cost a hundred times as much as sending.
 
-`too_much` returns the reason for a refusal, or "". Each step is a pass over the bytes, in C. Pure.
+`find_excess` returns the reason for a refusal, or "". Each step is a pass over the bytes, in C. Pure.
 """
 
 from serve.request_bounds import Bounds
@@ -9,7 +9,7 @@ _NO_MARKS = bytes(one for one in range(256) if one not in b"[]{},")
 _ALIKE = bytes.maketrans(b"{}", b"[]")
 
 
-def too_much(body: bytes, bounds: Bounds) -> str:
+def find_excess(body: bytes, bounds: Bounds) -> str:
     """Return the reason why a body has too many values or levels, or "". Invalid JSON may pass."""
     values = f"the body holds more than {bounds.max_values} values"
     begun = body.count(b"[") + body.count(b"{")

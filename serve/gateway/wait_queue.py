@@ -36,7 +36,7 @@ class WaitQueue:
 
     async def wait(self, affinity: bytes) -> Assignment:
         """Return an assignment after a wait in the queue, when `take` returned None. Raises RequestRefused."""
-        wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
+        wait_s = self.limits.queue_s if self.fleet.slots else self.limits.hold_s
         if wait_s <= 0:
             raise RequestRefused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
         if self.waiting >= self.limits.max_queued:

@@ -37,13 +37,13 @@ class ReplicaDoubt:
     """Number of failures outweighed by a careful probe."""
 
 
-def raised(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
+def after_failures(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
     """Return the doubt after the gateway has reported `errors` consecutive failed requests."""
     settled = doubt.settled if errors >= doubt.settled else 0  # a new series of failures
     return ReplicaDoubt(is_open=doubt.is_open or errors > settled, errors=errors, settled=settled)
 
 
-def cleared(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
+def after_probe(doubt: ReplicaDoubt, errors: int) -> ReplicaDoubt:
     """Return the doubt after a careful probe has passed that began at `errors` consecutive failures."""
     settled = min(errors, doubt.errors)
     return ReplicaDoubt(is_open=doubt.errors > errors, errors=doubt.errors, settled=settled)

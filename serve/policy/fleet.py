@@ -36,7 +36,7 @@ class FleetCourse:
     tick_s: float = autoscaler.TICK_S
 
 
-def course(
+def next_actions(
     mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
 ) -> FleetCourse:
     """Return the next actions.
@@ -49,7 +49,7 @@ def course(
     )
     decision = (autoscaler.decide if is_tick else autoscaler.fill)(rule, memory, seen)
     final = decision.memory.target + rule.extra
-    old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
+    old = update.replicas_to_stop(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
     stop |= {number: f"version {newest} replaces the replica" for number in old}
     return FleetCourse(

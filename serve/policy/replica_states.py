@@ -131,7 +131,7 @@ def _ended(facts: Facts) -> State:
     return State.UNKNOWN if facts.is_ready else State.FAILED_PROBING
 
 
-def probed(facts: Facts, passed: bool, now: float) -> Facts:
+def after_probe(facts: Facts, passed: bool, now: float) -> Facts:
     """Return the facts after a probe of a launched replica.
 
     Stricter than SkyServe in both directions: ready after two passes, not ready after three misses.
@@ -146,7 +146,7 @@ def probed(facts: Facts, passed: bool, now: float) -> Facts:
     return replace(facts, passes=0, misses=misses, first_miss_at=since, is_ready=facts.is_ready and misses < MISSES)
 
 
-def told(facts: Facts, engine_s: float | None, now: float) -> Facts:
+def after_engine_report(facts: Facts, engine_s: float | None, now: float) -> Facts:
     """Return the facts after the pod has reported the engine's age in seconds; None = not started yet."""
     return replace(facts, waits_since=now - (engine_s or 0.0))
 
@@ -160,7 +160,7 @@ def failed_requests(facts: Facts, failures: Failures, now: float) -> Facts:
     return replace(facts, passes=0, misses=MISSES, first_miss_at=since, is_ready=False)
 
 
-def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
+def with_end_reason(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
     """Return the facts and the reason to end a replica that has failed for too long; "" = no reason."""
     if facts.first_miss_at is None or facts.down is not None:
         return facts, ""

@@ -131,11 +131,11 @@ def write(record: WantedService | ServiceRecord) -> str:
     return msgspec.json.encode(record).decode()
 
 
-def wanted_of(text: str) -> WantedService:
+def parse_desired(text: str) -> WantedService:
     return _read(text, WantedService)
 
 
-def seen_of(text: str) -> ServiceRecord:
+def parse_observed(text: str) -> ServiceRecord:
     return _read(text, ServiceRecord) if text else ServiceRecord()
 
 

@@ -32,7 +32,9 @@ def serving(mode: str, least: int, members: Iterable[UpdateMember]) -> tuple[int
     return tuple(one.number for one in ready)
 
 
-def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[UpdateMember]) -> tuple[int, ...]:
+def replicas_to_stop(
+    mode: str, least: int, final: int, newest: int, members: Sequence[UpdateMember]
+) -> tuple[int, ...]:
     """Return the numbers of old replicas to stop now, the least ready first. `final`: wanted number of new replicas."""
     old = [one for one in members if one.version < newest and one.state.is_alive]
     new_ready = sum(one.version == newest and one.state is State.READY for one in members)

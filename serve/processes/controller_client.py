@@ -44,11 +44,11 @@ def python(settings: Settings, tell: Say) -> Path:
 def certfile(name: str, journal: Journal) -> str:
     """Return the certificate file of a service on this machine; "" for plain HTTP."""
     row = service_rows.find(journal, name)
-    tls = service_state.wanted_of(row.wanted).newest.service.tls if row else None
+    tls = service_state.parse_desired(row.wanted).newest.service.tls if row else None
     return tls.certfile if tls else ""
 
 
-def forget(name: str, settings: Settings, journal: Journal) -> None:
+def undo_start(name: str, settings: Settings, journal: Journal) -> None:
     """Undo a failed start: end a gateway started for the service and delete the service's row.
 
     The call has no effect while a controller holds the lease.
@@ -57,35 +57,37 @@ def forget(name: str, settings: Settings, journal: Journal) -> None:
         lease = journal.leases.take(service_lease(name))
     except LeaseHeld:
         return
-    gateway_orders.tell_to_end(Places.of(settings, name))
-    service_rows.forget(journal, name, lease)
+    gateway_orders.send_sigterm(Places.of(settings, name))
+    service_rows.delete_service(journal, name, lease)
     journal.leases.release(lease)
 
 
-def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
+def read_states(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
     """Return the observed and the desired state; restart a dead controller. Raises SlipwayError if either fails."""
     row = service_rows.find(journal, name)
     if row is None:
         raise SlipwayError(f"{name} was ended by a different command")
     seen = (
-        service_state.seen_of(row.seen)
+        service_state.parse_observed(row.seen)
         if controller_process.is_kept(name, journal)
         else ensure(name, settings, journal, tell)
     )
-    return seen, service_state.wanted_of(row.wanted)
+    return seen, service_state.parse_desired(row.wanted)
 
 
-def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
+def end_service(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
     """End a service and wait. Raises SlipwayError after LEAVE_S seconds without proof of the end."""
     row = service_rows.find(journal, name)
     if row is not None:
-        wanted = service_state.wanted_of(row.wanted)
+        wanted = service_state.parse_desired(row.wanted)
         if not wanted.is_ending:
-            service_rows.want(journal, name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
+            service_rows.write_desired_state(
+                journal, name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row
+            )
         controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     deadline, told, told_at = time.monotonic() + LEAVE_S, "", 0.0
     while (row := service_rows.find(journal, name)) is not None or controller_process.is_kept(name, journal):
-        waits = waiting_for(service_state.seen_of(row.seen)) if row is not None else "the controller to exit"
+        waits = waiting_for(service_state.parse_observed(row.seen)) if row is not None else "the controller to exit"
         if waits != told or time.monotonic() - told_at > TELL_EVERY_S:
             told, told_at = waits, time.monotonic()
             tell(f"{name}: waiting for {waits}")
@@ -107,7 +109,7 @@ def waiting_for(seen: ServiceRecord) -> str:
 
 def find(name: str, journal: Journal) -> str:
     """Return the name of the service with the prefix `name`, or of the only service for "". Raises UsageError."""
-    known = [one.name for one in service_rows.every(journal)]
+    known = [one.name for one in service_rows.list_services(journal)]
     if not known:
         raise UsageError("no service is running; start a service: inv serve.up")
     if not name and len(known) > 1:

@@ -17,7 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.service_rows import service_lease
 from infra.settings import Settings
 from infra.units import duration
-from serve.policy.service_state import ServiceRecord, seen_of
+from serve.policy.service_state import ServiceRecord, parse_observed
 from serve.processes.places import Places
 
 START_S = 120.0  # imports are slow on a busy machine; a failing controller reports at once
@@ -39,7 +39,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     row = service_rows.find(journal, name)
     if row is None:
         raise UsageError(f"no service is called {name}; see: inv serve.status")
-    seen = seen_of(row.seen)
+    seen = parse_observed(row.seen)
     if is_kept(name, journal) and seen.endpoint:
         return seen
     before, places = seen.began_at, Places.of(settings, name)
@@ -49,7 +49,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
         # Poll before reading the lease: a second controller may take over in between.
         has_ended = process is not None and process.poll() is not None
         row = service_rows.find(journal, name)
-        seen = seen_of(row.seen) if row else ServiceRecord()
+        seen = parse_observed(row.seen) if row else ServiceRecord()
         if row is None:
             return seen  # the service was ending and has ended
         is_new = seen.began_at != before

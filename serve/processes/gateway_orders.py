@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from infra.agent.process import Identity, is_alive, myself, send
+from infra.agent.process import Identity, current_identity, is_alive, send
 from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
@@ -128,7 +128,7 @@ def lock(places: Places) -> int | None:
         os.close(file)
         return None
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(asdict(myself())).encode(), 0)
+    os.pwrite(file, json.dumps(asdict(current_identity())).encode(), 0)
     return file
 
 
@@ -153,7 +153,7 @@ def living(places: Places) -> Identity | None:
     return found if is_alive(found) else None
 
 
-def tell_to_end(places: Places) -> None:
+def send_sigterm(places: Places) -> None:
     """Send SIGTERM to the living gateway, which drains open requests for a moment."""
     if gateway := living(places):
         send(gateway, signal.SIGTERM)

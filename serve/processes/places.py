@@ -64,7 +64,7 @@ class Places:
         return self.folder / "engine-seed"
 
 
-def say(text: str) -> None:
+def log_lines(text: str) -> None:
     """Print each line with a UTC timestamp to standard error, which is a log of the service."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for line in text.splitlines():

@@ -94,7 +94,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
     return choose.payable(ordered, 1, settings, tell_of_run)
 
 
-def unread(service: Service) -> list[tuple[str, str]]:
+def ignored_settings(service: Service) -> list[tuple[str, str]]:
     """Return the machine settings of a service file that have no effect here, each with the rule that holds instead."""
     said = service.file.resources
     found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]

@@ -13,7 +13,7 @@ import aiohttp
 
 from serve.gateway.routing import Target
 from serve.loops import timeout
-from serve.policy.doubt import ReplicaDoubt, cleared, raised
+from serve.policy.doubt import ReplicaDoubt, after_failures, after_probe
 from serve.replicas.probe import CHAT, TOKEN, Counters, ProbeResult, answers, careful, probe
 from serve.service import Probe
 
@@ -45,12 +45,12 @@ class Prober:
             self._chats = await answers(session, target.url, target.key, model, asked, CHAT)
         self.counters, self.why = found.counters, found.why
         if found.passed and doubt.is_open:
-            self.doubt = cleared(self.doubt, doubt.errors)
+            self.doubt = after_probe(self.doubt, doubt.errors)
         return found
 
     def suspect(self, errors: int) -> None:
         """Record the number of consecutive failed requests; a growing number makes a careful probe due."""
-        self.doubt = raised(self.doubt, errors)
+        self.doubt = after_failures(self.doubt, errors)
         if self.doubt.is_open:
             self._is_due.set()
 

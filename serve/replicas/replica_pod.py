@@ -30,7 +30,7 @@ from infra.records import Plan
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance import terms_for
 from infra.runs.run_home import RunHome
-from infra.runs.sight import AskedParties, Observation, look
+from infra.runs.sight import AskedParties, Observation, observe_pod
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.settings import Settings
@@ -152,7 +152,7 @@ class ReplicaLauncher:
 
     def look(self, op: Op, asks: AskedParties) -> Observation:
         """Return the observed state of a replica's pod."""
-        return look(op, self.vendor(op.vendor), asks)
+        return observe_pod(op, self.vendor(op.vendor), asks)
 
     def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
         """Return the stage after `before`, by the pod's progress. Raises SlipwayError for an unreachable pod."""
@@ -166,7 +166,7 @@ class ReplicaLauncher:
         except FileNotFoundError:
             fresh = b""
         at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
-        return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
+        return replace(before, phase=engines.next_phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
 
     def end(self, op: Op, reason: str) -> None:
         """End a replica completely, and keep the log in the local mirror.

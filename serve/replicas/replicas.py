@@ -153,7 +153,7 @@ class Replicas:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            if not passes(error):
+            if not is_resource_shortage(error):
                 self.trouble = error
                 self.changed.set()
                 return
@@ -245,13 +245,13 @@ class Replicas:
                 self.say(f"{one.member.run}: {found.why}")
             if verdict := prober.verdict(doubt):
                 self.say(f"{one.member.run}: {verdict}")
-            facts = replica_states.probed(one.member.facts, found.passed, now)
+            facts = replica_states.after_probe(one.member.facts, found.passed, now)
             if facts.first_ready_at is not None and one.member.ready_at is None:
                 one.member = replace(one.member, ready_at=time.time())
             if facts.is_ready is not one.member.facts.is_ready:
                 self.say(f"{one.member.run}: {'ready' if facts.is_ready else f'not ready: {found.why}'}")
             self.note(one, facts)
-            facts, why = replica_states.must_end(facts, asked, now)
+            facts, why = replica_states.with_end_reason(facts, asked, now)
             if why:
                 at = f"; it was at: {one.stage.phase}" if facts.is_late else ""
                 self.end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
@@ -299,7 +299,7 @@ class Replicas:
     def _hear(self, one: KeptReplica, stage: Stage) -> None:
         """Record a new report of the pod; a silent agent reports nothing new."""
         if stage.told_at != one.stage.told_at:
-            facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
+            facts = replica_states.after_engine_report(one.member.facts, stage.engine_s, time.monotonic())
             one.member = replace(one.member, facts=facts)
         if stage.phase not in [phase for phase, _ in one.member.phases]:
             one.member = replace(one.member, phases=(*one.member.phases, (stage.phase, time.time())))
@@ -410,7 +410,7 @@ class Replicas:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *words)
 
 
-def passes(error: BaseException) -> bool:
+def is_resource_shortage(error: BaseException) -> bool:
     """Return whether the error comes from a shortage on this machine: descriptors, memory, threads or disk."""
     wants = (OSError, MemoryError, sqlite3.OperationalError)
     return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

@@ -76,7 +76,7 @@ class Mirror:
         """Yield the download folder of the artifact, locked against other processes."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
-        with local_files.held(f"{draft}.lock"):
+        with local_files.holding_lock(f"{draft}.lock"):
             yield draft
 
     def _bring(

@@ -52,12 +52,12 @@ def held(folder: Path, name: str) -> Path:
     In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
     if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
-        raise UnusableDocument(f"{outside.shown(name)} is not a valid file name in {folder}")
+        raise UnusableDocument(f"{outside.printable_line(name)} is not a valid file name in {folder}")
     if folder.parent.name == "snapshots":
         blob = os.path.realpath(folder / name)
         if os.path.dirname(blob) == os.path.realpath(folder.parent.parent / "blobs"):
             return folder / name
-    outside.within(folder, name)
+    outside.resolve_within(folder, name)
     return folder / name
 
 
@@ -82,7 +82,7 @@ def weight_files(folder: Path) -> list[Path]:
             index = outside.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
             said = outside.typed(index, "weight_map", dict)
             if not said or (odd := [one for one in said.values() if type(one) is not str]):
-                raise UnusableDocument(f"the weight_map names {outside.shown(odd[0]) if said else 'no file'}")
+                raise UnusableDocument(f"the weight_map names {outside.printable_line(odd[0]) if said else 'no file'}")
             names = set(said.values())
         files = [held(folder, name) for name in sorted(names)]
     except (UnusableDocument, OSError) as error:
@@ -110,15 +110,20 @@ def header(file: Path) -> dict[str, TensorHeader]:
 
 def _stored(name: str, said: Any, room: int) -> TensorHeader:
     if type(said) is not dict:
-        raise UnusableDocument(f"{outside.shown(name)} is {outside.shown(said)}")
+        raise UnusableDocument(f"{outside.printable_line(name)} is {outside.printable_line(said)}")
     dtype, shape = outside.typed(said, "dtype", str), outside.typed(said, "shape", list)
     places = outside.typed(said, "data_offsets", list)
     if len(places) != 2 or any(type(one) is not int or one < 0 for one in (*shape, *places)):
-        raise UnusableDocument(f"{outside.shown(name)} has shape {outside.shown(shape)} at {outside.shown(places)}")
+        raise UnusableDocument(
+            f"{outside.printable_line(name)} has shape {outside.printable_line(shape)} at "
+            f"{outside.printable_line(places)}"
+        )
     start, stop = places
     size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
     if not start <= stop <= room or stop - start != size:
-        raise UnusableDocument(f"{outside.shown(name)} needs {size} bytes, but has {start} to {stop} of {room}")
+        raise UnusableDocument(
+            f"{outside.printable_line(name)} needs {size} bytes, but has {start} to {stop} of {room}"
+        )
     return TensorHeader(dtype, tuple(shape), stop - start)
 
 
@@ -153,18 +158,20 @@ def check_sizes(config: dict[str, Any]) -> None:
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
-                raise UnusableDocument(f"{key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
+                raise UnusableDocument(
+                    f"{key} is {outside.printable_line(value)}; it must be a whole number from 1 to {MOST}"
+                )
         for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
             for key in ("rope_theta", "rms_norm_eps", "factor"):
                 value = at.get(key)
                 if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
-                    raise UnusableDocument(f"{key} is {outside.shown(value)}; it must be a number above 0")
+                    raise UnusableDocument(f"{key} is {outside.printable_line(value)}; it must be a number above 0")
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     if value is not None and type(value) is not dict:
-        raise UnusableDocument(f"{key} is {outside.shown(value)}, expected an object")
+        raise UnusableDocument(f"{key} is {outside.printable_line(value)}, expected an object")
     return value or {}
 
 
@@ -178,10 +185,10 @@ def templates_of(folder: Path) -> dict[str, str]:
 
 def template_of(folder: Path) -> str:
     """Return the default chat template of a folder, or "" if the folder has none. Raise UnusableDocument."""
-    return usual_template(templates_of(folder))
+    return default_template(templates_of(folder))
 
 
-def usual_template(templates: Mapping[str, str]) -> str:
+def default_template(templates: Mapping[str, str]) -> str:
     """Return the template for conversations: `default`, else the first template, or "" without templates."""
     return templates.get("default") or next(iter(templates.values()), "")
 

@@ -56,7 +56,7 @@ def _put(uri: str, new: Mapping[str, bytes], gone: list[str]) -> None:
         raise StoreError(f"{uri}: {FOLDER}: {error}") from error
 
 
-def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference]:
+def live_leases(uri: str, now: float, odd: list[str] | None = None) -> list[Reference]:
     """Return all leases that have not expired at `now`.
 
     Raise StoreError for an unreadable lease, which may protect any artifact; with `odd`, append the message to the list

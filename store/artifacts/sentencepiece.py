@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from store.outside import shown
+from store.outside import printable_line
 
 FILE = "tokenizer.model"
 MOST_BYTES, MOST_PIECES = 8 << 20, 1 << 20
@@ -126,19 +126,21 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> SpaceRule:
     if not isinstance(vocab, dict) or not BYTES.keys() <= vocab.keys():
         raise UnknownKind(f"{kind}, but without a token for each byte")
     if odd := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]:
-        raise UnknownKind(f"{kind} and {odd[0]} {shown(model[odd[0]])}")
+        raise UnknownKind(f"{kind} and {odd[0]} {printable_line(model[odd[0]])}")
     behind = tokenizer.get("post_processor")
     if behind is not None and (not isinstance(behind, dict) or behind.get("type") != "TemplateProcessing"):
-        raise UnknownKind(f"{kind}, with the post-processor {shown(behind)}")
+        raise UnknownKind(f"{kind}, with the post-processor {printable_line(behind)}")
     normal = list(_parts(tokenizer.get("normalizer"), "normalizers"))
     before = list(_parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
     if list(_parts(tokenizer.get("decoder"), "decoders")) not in (DECODERS, [*DECODERS, STRIPS]):
-        raise UnknownKind(f"{kind}, decoded by {shown(tokenizer.get('decoder'))}")
+        raise UnknownKind(f"{kind}, decoded by {printable_line(tokenizer.get('decoder'))}")
     if not before and normal in ([WRITES], [LEADS, WRITES]):
         return SpaceRule(ALWAYS if LEADS in normal else NOTHING, doubles=True)
     if not normal and len(before) == 1 and (lead := _metaspace(before[0])):
         return SpaceRule(lead, doubles=False)
-    raise UnknownKind(f"{kind}, with the normalizer {shown(normal)} and the pre-tokenizer {shown(before)}")
+    raise UnknownKind(
+        f"{kind}, with the normalizer {printable_line(normal)} and the pre-tokenizer {printable_line(before)}"
+    )
 
 
 def kind_of(tokenizer: Mapping[str, Any]) -> str:
@@ -146,7 +148,7 @@ def kind_of(tokenizer: Mapping[str, Any]) -> str:
     model = tokenizer.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind != "BPE":
-        return f"its model is {shown(kind)}"
+        return f"its model is {printable_line(kind)}"
     return "BPE on characters " + ("with byte fallback" if is_pieces(tokenizer) else "without byte fallback")
 
 
@@ -200,7 +202,7 @@ def _checked(raw: bytes) -> tuple[list[tuple[str, float, int]], bool]:
     if not trainer.byte_fallback:
         raise UnknownKind("SentencePiece's BPE without byte fallback: text without a matching piece would be lost")
     if rules.precompiled_charsmap:
-        name = shown(rules.name.decode("utf-8", "replace"))
+        name = printable_line(rules.name.decode("utf-8", "replace"))
         raise UnknownKind(f"SentencePiece's BPE with rules that rewrite text ({name})")
     if rules.remove_extra_whitespaces or not rules.escape_whitespaces or trainer.treat_whitespace_as_suffix:
         raise UnknownKind("SentencePiece's BPE with spaces that are removed, not escaped, or put behind words")
@@ -224,7 +226,7 @@ def _check_pieces(pieces: Sequence[tuple[str, float, int]]) -> None:
     long = [piece for piece in scores if len(piece) > 1]
     if wrong := [piece for piece in long if len(piece) > LONGEST or not all(one in scores for one in piece)]:
         raise UnknownKind(
-            f"the piece {shown(wrong[0])} is longer than {LONGEST}, or contains a character without a piece"
+            f"the piece {printable_line(wrong[0])} is longer than {LONGEST}, or contains a character without a piece"
         )
     if len({scores[piece] for piece in long}) < len(long):
         raise UnknownKind("some pieces have the same score, so the order of the pieces is unknown")
@@ -247,7 +249,7 @@ def _text(piece: bytes) -> str:
     try:
         return piece.decode()
     except UnicodeDecodeError:
-        raise UnknownKind(f"the piece {shown(piece.decode('utf-8', 'replace'))} is not UTF-8") from None
+        raise UnknownKind(f"the piece {printable_line(piece.decode('utf-8', 'replace'))} is not UTF-8") from None
 
 
 @cache

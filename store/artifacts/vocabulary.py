@@ -181,7 +181,6 @@ def _odd_special(read: Read, config: Mapping[str, Any], ids: Mapping[str, int]) 
         meant = generation.get(key)
         meant = meant if isinstance(meant, list) else [meant]
         if isinstance(token, str) and meant != [None] and ids.get(token) not in meant:
-            return (
-                f"its {key} is {outside.shown(generation.get(key))}, and {token!r} is {ids.get(token)} in {TOKENIZER}"
-            )
+            given = outside.printable_line(generation.get(key))
+            return f"its {key} is {given}, and {token!r} is {ids.get(token)} in {TOKENIZER}"
     return ""

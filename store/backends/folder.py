@@ -28,7 +28,7 @@ class Folder(Backend):
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         try:
-            with outside.opened(outside.within(self.root, name)) as file:
+            with outside.opened(outside.resolve_within(self.root, name)) as file:
                 file.seek(start)
                 return file.read(min(stop - start, PART_BYTES))
         except outside.UnusableDocument as error:

@@ -146,7 +146,7 @@ class GoogleBucket(BucketBackend):
     def _account(self) -> "GoogleAccount":
         try:
             return _account(
-                credentials.of("GOOGLE_CREDENTIALS"),
+                credentials.value_of("GOOGLE_CREDENTIALS"),
                 os.environ.get("STORAGE_EMULATOR_HOST", ""),
                 os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", ""),
             )

@@ -56,7 +56,7 @@ class Repository(Backend):
         set_client_factory(lambda: _client(self.patience.answer_s))
         told.set_verbosity_error()  # our own retries report failures
         logging.getLogger("httpx2").setLevel("WARNING")  # httpx2 would log full URLs, including signed URLs
-        token = next((value for name in credentials.HUB if (value := credentials.of(name))), None)
+        token = next((value for name in credentials.HUB if (value := credentials.value_of(name))), None)
         endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
         return HfApi(endpoint=endpoint, token=token)
 

@@ -45,7 +45,7 @@ class Bucket(BucketBackend):
 
     @property
     def _client(self) -> Any:
-        keys = tuple(credentials.of(name) for name in credentials.S3)
+        keys = tuple(credentials.value_of(name) for name in credentials.S3)
         asked = tuple(os.environ.get(name, "") for name in (*credentials.PLACES["s3"], "AWS_PROFILE"))
         try:
             with _making:

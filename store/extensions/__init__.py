@@ -57,7 +57,7 @@ def text_of(path: Path) -> str:
         about = os.fstat(file.fileno())
         real = Path(os.path.realpath(path))
         for place, one in ((real, about), *((folder, folder.stat()) for folder in real.parents)):
-            if said := complaint(one, trusted_owners()):
+            if said := ownership_problem(one, trusted_owners()):
                 whose = f"{place} {said}" if place == real else f"{path} lies in {place}, which {said}"
                 raise ExtensionError(
                     f"{whose}: the code would run with your keys; own the file, then: chmod go-w '{place}'"
@@ -81,7 +81,7 @@ def trusted_owners() -> frozenset[int]:
     return frozenset({os.geteuid(), 0, of_slipway, *([int(by_sudo)] if by_sudo.isdecimal() else [])})
 
 
-def complaint(about: os.stat_result, owners: frozenset[int]) -> str:
+def ownership_problem(about: os.stat_result, owners: frozenset[int]) -> str:
     """Return why an untrusted user may write the file or replace entries of the folder, or ""."""
     if about.st_uid not in owners:
         return f"belongs to {_user(about.st_uid)}"

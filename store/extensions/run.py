@@ -23,7 +23,7 @@ def function(extension: Extension, kind: str) -> Callable[..., Any]:
     return made
 
 
-def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], BaseException | None]:
+def call_with_timeout(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], BaseException | None]:
     """Call user code in a named thread; return its result and its exception.
 
     Both are empty if the call has not returned within `limit_s`; the thread may then run forever.
@@ -43,7 +43,7 @@ def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], 
     return made, raised[0] if raised else None
 
 
-def blame(extension: Extension, error: BaseException) -> str:
+def error_with_line(extension: Extension, error: BaseException) -> str:
     """Return the error message with the last traceback line inside the extension."""
     ours = {_place(extension, module) for module in extension.modules}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]
@@ -100,7 +100,7 @@ def _module(extension: Extension) -> Any:
             sys.meta_path.remove(finder)
             for name in finder.texts:
                 sys.modules.pop(name, None)
-        raise ExtensionError(blame(extension, error)) from error
+        raise ExtensionError(error_with_line(extension, error)) from error
 
 
 def _place(extension: Extension, module: str) -> str:

@@ -28,7 +28,7 @@ EARLIER = "state/earlier"  # earlier parts of logs that this pod had started bef
 T = TypeVar("T")
 
 
-def acknowledged_here(root: Path) -> dict[str, float]:
+def read_acknowledged(root: Path) -> dict[str, float]:
     """Return the names that the pod has recorded as stored, with times; {} if the record is unreadable."""
     try:
         known = outside.load(root / ACKNOWLEDGED)
@@ -37,7 +37,7 @@ def acknowledged_here(root: Path) -> dict[str, float]:
         return {}
 
 
-def earlier_of(root: Path, log: str) -> Path | None:
+def earlier_log_part(root: Path, log: str) -> Path | None:
     """Return the file with the part of a log from an earlier pod (for a `.times` file: of the dated log).
 
     Return None without an earlier part.
@@ -78,7 +78,7 @@ class Fetch:
         figures = [name for name in names if self._bring_figures(name, marks)]
         logs = [name for name in names if LOG.fullmatch(name) and self._bring_log(name)]
         if self.checkpoints:
-            acknowledged = {**acknowledged_here(self.root), **dict.fromkeys(self.checkpoints, time.time())}
+            acknowledged = {**read_acknowledged(self.root), **dict.fromkeys(self.checkpoints, time.time())}
             local_files.replace(self.root / ACKNOWLEDGED, json.dumps(acknowledged, indent=1).encode())
         for name in self.mounts:
             mount = MountFolder(self.folder.uri, name, self.root)

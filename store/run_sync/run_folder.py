@@ -282,7 +282,7 @@ def check_files(folder: Path) -> ListedCheckpoint:
     checkpoint = ListedCheckpoint.of(folder)
     for file in checkpoint.files:
         try:
-            _check(outside.within(folder, file.path), file)
+            _check(outside.resolve_within(folder, file.path), file)
         except (outside.UnusableDocument, PermissionError) as error:
             raise DamagedCheckpoint(str(error)) from None
     return checkpoint

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from data.config import TextSpec
-from data.manifest import parts, read_manifest
+from data.manifest import read_manifest, shard_folders
 from data.shards.pipeline import RunOptions, shard
 
 WORDS = ["one", "größer", "\U0001f600", "back\\slash", "a\nb", "\r\n", "\t", "\u2028", " ", "\\n", "\x00", "日本"]
@@ -95,7 +95,7 @@ def test_spawned_processes_make_the_same_bytes(corpus, tmp_path):
 def shards_digest(folder):
     """Return a hash over all shards, in order, and over the counts of their manifests."""
     digest = hashlib.sha256()
-    for part in parts(folder):
+    for part in shard_folders(folder):
         manifest = read_manifest(part)
         for one in manifest["shards"]:
             digest.update((part / one["name"]).read_bytes())

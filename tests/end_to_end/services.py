@@ -18,7 +18,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR
 from serve.load import LoadTest, RequestTiming, ask
 from serve.policy.replica_states import State
-from serve.policy.service_state import ServiceRecord, seen_of
+from serve.policy.service_state import ServiceRecord, parse_observed
 from serve.processes import gateway_orders
 from serve.processes.places import Places
 from tests.processes import command_line
@@ -68,7 +68,7 @@ class Installation:
         with self.journal() as journal:
             row = service_rows.find(journal, name)
         assert row is not None
-        return seen_of(row.seen)
+        return parse_observed(row.seen)
 
     def engines(self, name: str) -> dict[str, int]:
         """Return the pid of each replica's engine, by replica name."""

@@ -46,7 +46,7 @@ class Rehearsed(World):
 
     @property
     def base(self) -> Path:
-        return attach.beside(self.folder / "state" / "journal.db")
+        return attach.worlds_folder(self.folder / "state" / "journal.db")
 
     @property
     def world(self) -> attach.Running:

@@ -11,7 +11,7 @@ import pytest
 from infra.agent.environments import cache_folder
 from infra.agent.job import PodFolder
 from infra.agent.process import find
-from infra.agent.state import living
+from infra.agent.state import live_process
 from tests.hosts import HOME, Host
 from tests.hosts import hosts as hosts
 from tests.processes import command_line, in_network
@@ -55,7 +55,7 @@ def pod(world: World, run: str, rank: int) -> PodFolder:
 def victims(folder: PodFolder, what: str) -> list[int]:
     """Return the training processes of a node, or its agent."""
     if what == "agent":
-        found = living(folder, "agent")
+        found = live_process(folder, "agent")
         return [found.pid] if found else []
     wanted = {"worker": b"trainer\0base", "torchrun": b"trainer.spread"}[what]
     token = json.loads(folder.marker.read_text())["token"]

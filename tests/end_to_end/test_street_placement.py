@@ -73,7 +73,7 @@ def test_placement_prefers_own_machines_then_cheapest_spot_then_on_demand(tmp_pa
         shown = installation.world.json(*line)["placement"]
         assert {one["kind"] for one in shown} == {"spot", "on-demand"}
 
-        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        market = attach.find(attach.worlds_folder(tmp_path / "state" / "journal.db"))
         shutil.copy(tmp_path / "pools.yaml", market.folder)  # A rehearsal reads own machines here.
         own, *rented = installation.world.json(*line)["placement"]
         assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
@@ -124,7 +124,7 @@ def test_preempted_replicas_are_replaced_within_the_budget(tmp_path):
             "serve.status", "--rehearse"
         )
         installation.world.json(*line, "--yes")
-        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        market = attach.find(attach.worlds_folder(tmp_path / "state" / "journal.db"))
         first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
         market.tell("/preempt", {"id": first["id"]})
 

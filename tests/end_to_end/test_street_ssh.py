@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments.packages import to_carry
+from infra.agent.environments.packages import portable_sources
 from tests.end_to_end.test_street import EVERYTHING
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
@@ -52,7 +52,9 @@ def with_machines(folder, *machines):
     ]
     (folder / "pools.yaml").write_text(json.dumps({"box": {"user": machines[0].address.user, "hosts": known}}))
     # A world has a separate configuration folder, which hides the user's pip configuration.
-    places = {f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in to_carry().items()}
+    places = {
+        f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in portable_sources().items()
+    }
     known_places = {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places}
     return World(folder, {**known_places, **ONE_THREAD})
 

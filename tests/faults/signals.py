@@ -49,8 +49,8 @@ GONE_S = 40  # simulated; a vendor deletes for half a minute
 class Manners:
     """The parts of the program on trial, as shipped."""
 
-    heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.heed
-    finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.finishing
+    heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.raise_on_signals
+    finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.defer_interrupts
     tells: bool = True
 
 
@@ -149,7 +149,7 @@ class Rig:
         opened = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(opened, number)
-        launch.finishing, invoke_patch.heed = self.manners.finishing, self.manners.heed
+        launch.defer_interrupts, invoke_patch.raise_on_signals = self.manners.finishing, self.manners.heed
         if not self.manners.tells:
             importlib.import_module("scripts.cli.session").tell_what_is_left = lambda: None
 

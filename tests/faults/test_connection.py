@@ -13,7 +13,7 @@ import pytest
 
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import find
-from infra.agent.state import hold, lock
+from infra.agent.state import acquire_lock, lock
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -79,7 +79,7 @@ class Breaking(Ssh):
         if self.stage == "sync" and stdin is not None and "-ISX" in words:
             return super().run(words, stdin=self._cut(stdin), **more)
         if self.stage == "hand-over" and "start" in words and self.fault.at_s is None:
-            turn = hold(lock(self.pod, "command"))
+            turn = acquire_lock(lock(self.pod, "command"))
             with ThreadPoolExecutor(1) as threads:
                 struck = threads.submit(self._strike_while_it_waits, turn)
                 try:

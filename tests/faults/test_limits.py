@@ -18,7 +18,7 @@ import pytest
 from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import send
-from infra.agent.state import living, read_json, report
+from infra.agent.state import live_process, read_json, report
 from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.execution.test_steps import WAIT
@@ -223,7 +223,7 @@ def kill_until_the_end(root: Path, role: str, dice: random.Random) -> tuple[floa
             said = read_json(report(world.pod, "guard"))
             assert said["limit_s"] == LIMIT_S and said["elapsed_s"] >= elapsed_s, (said, elapsed_s)
             elapsed_s = said["elapsed_s"]
-            target = living(world.pod, role)
+            target = live_process(world.pod, role)
             kills += bool(target and kills < most and send(target, signal.SIGKILL))
             time.sleep(dice.uniform(0.0, 0.6))
         until(lambda: not world.members(), "the end of every process")

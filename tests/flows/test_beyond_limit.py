@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.limits.beyond_limit import beyond_limit, has_pace
+from flows.limits.beyond_limit import forecast_excess, has_pace
 from flows.supervisor.notice_watch import of_forecast
 from infra.agent.limits import Clocks
 from infra.ledger.op import Op
@@ -20,9 +20,9 @@ def at(seconds: float) -> Clocks:
 
 
 def test_a_forecast_within_the_limits_gives_no_message():
-    assert beyond_limit(OP, [OP], (100.0, 3999.0, 9000.0), at(1000), 1.0) is None
-    assert beyond_limit(replace(OP, cap=None), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
-    assert beyond_limit(replace(OP, rate=0), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
+    assert forecast_excess(OP, [OP], (100.0, 3999.0, 9000.0), at(1000), 1.0) is None
+    assert forecast_excess(replace(OP, cap=None), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
+    assert forecast_excess(replace(OP, rate=0), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
 
 
 @pytest.mark.parametrize(("limits", "scale", "command"), [
@@ -32,7 +32,7 @@ def test_a_forecast_within_the_limits_gives_no_message():
 ])  # fmt: skip
 def test_a_forecast_above_a_limit_names_the_cost_and_the_command_that_raises_it(limits, scale, command):
     op = replace(OP, **limits)
-    found = beyond_limit(op, [op], (3000.0, 5000.0, 6000.0), at(1000), scale)
+    found = forecast_excess(op, [op], (3000.0, 5000.0, 6000.0), at(1000), scale)
     assert found and found.micro_usd == 6_000_000 and "costs 6.00 USD" in found.words
     assert found.words.endswith(f"inv down calm-1, then inv resume calm-1 {command}")
     notice = of_forecast(op, found)
@@ -43,7 +43,7 @@ def test_the_cost_includes_all_nodes_and_earlier_pods_by_the_vendors_clock():
     op = replace(OP, request=json.dumps({"run": "calm-1", "nodes": 2}))
     assert Request(**json.loads(op.request)).nodes == 2
     earlier = replace(OP, token="sw1-b", state="TERMINATED", lived_s=10.0)
-    found = beyond_limit(op, [op, replace(op, token="sw1-c"), earlier], (50.0, 100.0, 120.0), at(10), 60.0)
+    found = forecast_excess(op, [op, replace(op, token="sw1-c"), earlier], (50.0, 100.0, 120.0), at(10), 60.0)
     assert found and found.micro_usd == 3 * 600_000 + 2 * 6_000_000
 
 

@@ -131,18 +131,18 @@ def test_a_tracker_is_a_name_or_a_file_and_duplicates_are_refused(settings_of, t
     text = (ROOT / "examples" / "tracker.py").read_text()
     settings = settings_of(table=text, plain=text)
     work = planned(settings, "base").job.steps
-    found = extensions.tracker_steps(extensions.asked_trackers("table,plain", settings), work)
+    found = extensions.tracker_steps(extensions.requested_trackers("table,plain", settings), work)
     assert [one.name for one in found] == ["track-table", "track-plain"] and found[0].config["code"] == text
     odd = tmp_path / "mes données"
     odd.mkdir()
     (odd / "le tableau.py").write_text(text)
     (odd / "table.py").write_text(text)
-    (named,) = extensions.tracker_steps(extensions.asked_trackers(str(odd / "le tableau.py"), settings), work)
+    (named,) = extensions.tracker_steps(extensions.requested_trackers(str(odd / "le tableau.py"), settings), work)
     assert (named.name, named.config["tracker"]) == ("track-le-tableau", "le-tableau")
     with pytest.raises(UsageError, match="two trackers have the same name"):
-        extensions.asked_trackers(f"table,{odd / 'table.py'}", settings)
+        extensions.requested_trackers(f"table,{odd / 'table.py'}", settings)
     with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has table, plain"):
-        extensions.asked_trackers("tabel", settings)
+        extensions.requested_trackers("tabel", settings)
 
 
 def test_a_receipt_names_the_code_that_ran_and_later_changes(settings_of, tmp_path):
@@ -150,10 +150,10 @@ def test_a_receipt_names_the_code_that_ran_and_later_changes(settings_of, tmp_pa
     job = planned(settings, "slow").job
     recorded = extensions.of_job({"steps": [{"config": one.config} for one in job.steps]}, "local", settings)
     assert {(one["name"], one["kind"]) for one in recorded} == {("slow", "phase"), ("words", "source")}
-    assert extensions.changed(recorded) == []
+    assert extensions.changed_extensions(recorded) == []
     (tmp_path / "slow.py").write_text(f"{PHASE}# edited\n")
     (tmp_path / "words.py").unlink()
-    edited, gone = sorted(extensions.changed(recorded), key=lambda said: "source" in said)
+    edited, gone = sorted(extensions.changed_extensions(recorded), key=lambda said: "source" in said)
     assert "phase slow: " in edited and "slow.py has changed: sha256" in edited
     assert "source words: " in gone and "words.py: no such file" in gone
 

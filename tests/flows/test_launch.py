@@ -40,7 +40,7 @@ def journal(settings):
 
 
 def resolved(settings, made="", **flags):
-    found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings)
+    found = launch.resolve(LaunchSpec(**{"phase": "base", **flags}), settings)
     return replace(found, work=replace(found.work, made=made or found.work.made))
 
 
@@ -135,10 +135,10 @@ def test_a_pod_with_foreign_code_gets_no_self_end_key(rl, mixture, why):
 
     learns = phases["rl"]
     with pytest.raises(UsageError, match=why):
-        launch.refuse_code_of_others(job(replace(learns, rl=replace(learns.rl, **rl), mixture=mixture)))
-    launch.refuse_code_of_others(job(replace(learns, mixture={"sort": 1.0, "math": 1.0})))
+        launch.refuse_foreign_code(job(replace(learns, rl=replace(learns.rl, **rl), mixture=mixture)))
+    launch.refuse_foreign_code(job(replace(learns, mixture={"sort": 1.0, "math": 1.0})))
     # sft reads the data, and runs no code
-    launch.refuse_code_of_others(job(replace(phases["sft"], mixture={"mbpp": 0.1, "identity": 0.9})))
+    launch.refuse_foreign_code(job(replace(phases["sft"], mixture={"mbpp": 0.1, "identity": 0.9})))
 
 
 def test_only_rented_pods_get_a_self_end_key(settings):
@@ -157,9 +157,9 @@ def test_only_rented_pods_get_a_self_end_key(settings):
 def test_no_self_end_key_reaches_code_of_a_third_party(settings, journal, tmp_path, flags, own, what):
     environ = {one: str(tmp_path / path) for one, path in (("SLIPWAY_STORE", "store"), ("HOME", "."))}
     settings = Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, **own})
-    job = launch.prepare(launch.understand(LaunchSpec(**flags), settings), journal, settings, print).plan.job
+    job = launch.prepare(launch.resolve(LaunchSpec(**flags), settings), journal, settings, print).plan.job
     with pytest.raises(UsageError, match=f"--self-end cannot be used with {what} runs code on the pod"):
-        launch.refuse_code_of_others(job)
+        launch.refuse_foreign_code(job)
 
 
 @pytest.mark.parametrize(("said", "why"), [
@@ -216,6 +216,6 @@ def test_a_launch_is_planned_for_the_picked_configuration(renting):
         asked = resolved(renting, provider="runpod", all_configs=all_configs, on_failure="keep")
         asked = replace(asked, request=replace(asked.request, gpu="L40S", num_gpus=1))
         plan = asked.work.plan(renting, asked.request, vendor, asked.limits, one)
-        found = launch.picked(launch.Launch(resolved=asked, plan=plan), [two, one, again], renting)
+        found = launch.with_picked_offers(launch.Launch(resolved=asked, plan=plan), [two, one, again], renting)
         assert found.offers == offers and found.plan.job.num_gpus == found.plan.request.num_gpus == number
-    assert launch.picked(found, [], renting).offers == ()
+    assert launch.with_picked_offers(found, [], renting).offers == ()

@@ -78,7 +78,7 @@ def finished_run(
         ("gone", {"reason": "its work has ended"}),
     ):
         op = journal.advance(op, event, **facts)
-    learned.remember(op, plan, ASKED_AT, settings)
+    learned.save_forecast(op, plan, ASKED_AT, settings)
     at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, []), *before]  # the environment was built
     for name, seconds in SECONDS.items():
         marks = [[5.0 * slower, 1 / 12], [35.0 * slower, 1.0]] if name == "base" else []
@@ -114,7 +114,7 @@ def test_a_plan_uses_the_table_until_a_run_and_then_the_measured_time(settings, 
     assert {one.source for one in first.forecast} == {"a guess"}
     finished_run(settings, journal, first)
     assert planned(settings).forecast == first.forecast  # no command has looked yet
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     second = planned(settings)
     assert {one.step: one.seconds for one in second.forecast} == {**SECONDS, AROUND: 8.0}
     assert {(one.source, one.times) for one in second.forecast} == {(SAME, 1)}
@@ -129,7 +129,7 @@ def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, j
     (first,) = learned.errors(journal, settings)
     assert (first.run, first.came_s, first.is_repeated) == ("calm-ox-1", 54.0, False)
     PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # the folder may be removed now
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     finished_run(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
     _, second = learned.errors(journal, settings)
     assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
@@ -168,7 +168,7 @@ def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal
     progress = json.loads(folder.progress.read_text())
     progress["steps"][-1]["marks"] = [[5.0, 0.5], [35.0, 1.0]]  # from a checkpoint of an earlier pod
     folder.progress.write_text(json.dumps(progress))
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     times, wall_s = kept(settings, resumed)
     assert wall_s is None and not any(one.is_whole for one in times.values())
     times, wall_s = kept(settings, went_on)
@@ -187,7 +187,7 @@ def test_a_journal_without_records_is_understood(settings, journal):
         del one["marks"], one["others_share"]
     del progress["agents"]
     folder.progress.write_text(json.dumps(progress))
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     seconds = {one.step: one.seconds for one in planned(settings).forecast}
     assert {name: seconds[name] for name in SECONDS} == SECONDS
     assert learned.errors(journal, settings) == []  # no forecast could be wrong
@@ -197,7 +197,7 @@ def test_a_journal_without_records_is_understood(settings, journal):
 def test_unreadable_records_of_a_pod_are_ignored(settings, journal, text):
     op = finished_run(settings, journal, planned(settings))
     PodFolder(settings.pods / op.run).progress.write_text(text.replace("TOKEN", op.token))
-    learned.gather(journal, settings)
+    learned.save_measured_times(journal, settings)
     assert {one.source for one in planned(settings).forecast} == {"a guess"}
 
 

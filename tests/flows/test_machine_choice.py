@@ -195,7 +195,7 @@ def test_a_launch_leaves_the_machine_open_and_remembers_the_chosen_machine(tmp_p
 
     def meant(profile: str, **flags) -> launch.ResolvedLaunch:
         settings = Settings.load(ROOT, {"profile": profile, "provider": "runpod"}, environ=environ)
-        return launch.understand(LaunchSpec(provider="runpod", **flags), settings)
+        return launch.resolve(LaunchSpec(provider="runpod", **flags), settings)
 
     open_one, guide = meant("tiny"), meant("d20")
     assert (open_one.request.gpu, open_one.request.num_gpus) == ("", 0)

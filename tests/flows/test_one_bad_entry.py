@@ -60,4 +60,4 @@ def test_an_unreadable_service_is_listed_with_its_reason(environ, tmp_path):
         (first, second) = service_view.look(["bad", "worse"], found, journal, True)
     assert (first["service"], first["state"]) == ("bad", service_view.UNREADABLE)
     assert "a service that this version cannot read" in second["held"]
-    assert service_state.seen_of("").members == ()
+    assert service_state.parse_observed("").members == ()

@@ -130,7 +130,7 @@ def test_a_successor_is_started_once_per_code_version(journal, settings, monkeyp
 
 def test_new_code_counts_after_two_looks_in_a_row(monkeypatch):
     clock, found = [0.0], [own_code.stamp()]
-    monkeypatch.setattr(own_code, "stamp_now", lambda: found[0])
+    monkeypatch.setattr(own_code, "hash_checkout", lambda: found[0])
     monkeypatch.setattr(own_code.time, "monotonic", lambda: clock[0])
     watch = own_code.CodeWatch()
     said = []

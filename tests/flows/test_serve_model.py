@@ -14,7 +14,7 @@ OLD = Version(number=1, document={}, where="x", engine="fake", provider="local",
 
 
 def model_of(document, config="service.yaml", model="", tag="", old=None):
-    return revision.model_meant(service.parse("x", {"service": {}, **document}), config, model, tag, old)
+    return revision.requested_model(service.parse("x", {"service": {}, **document}), config, model, tag, old)
 
 
 @pytest.mark.parametrize(

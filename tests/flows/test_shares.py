@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.limits.shares import MachineLine, offered
+from flows.limits.shares import MachineLine, find_launch_offers
 from infra.errors import Busy, NoOffer
 from infra.ledger import turns
 from infra.ledger.journal import Journal
@@ -35,7 +35,7 @@ def test_a_waiting_launch_takes_the_first_free_machine(tmp_path):
     wanted, plain = (Request(run="new", num_gpus=number) for number in (999, 0))
     told = []
     with Journal.open(tmp_path / "journal.db") as journal:
-        had = offered(
+        had = find_launch_offers(
             registry.candidates(settings), (wanted, plain), True, lambda: "a-1", journal, settings, told.append
         )
         assert had.request == plain and had.offers and had.turn is None and turns.waiting(journal) == []
@@ -46,7 +46,7 @@ def test_a_waiting_launch_takes_the_first_free_machine(tmp_path):
 def test_a_launch_without_offer_learns_the_reason_and_how_to_wait(tmp_path):
     settings = Settings.load(tmp_path, environ={"SLIPWAY_PROVIDER": "local", "HOME": str(tmp_path)})
     with Journal.open(tmp_path / "journal.db") as journal, pytest.raises(NoOffer) as error:
-        offered(
+        find_launch_offers(
             registry.candidates(settings), (Request(run="new", num_gpus=999),), True, None, journal, settings, print
         )
     *why, last = str(error.value).splitlines()

@@ -13,7 +13,7 @@ from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.flags import as_typed, given
+from infra.flags import command_words, nondefault_flags
 from infra.records import Request
 from infra.settings import Settings
 from tests.world import ROOT
@@ -77,8 +77,8 @@ def test_a_file_gives_options_nested_or_by_path_and_the_command_line_repeats_the
     spec = LaunchSpec(**{**read, "options": work.read_options(read["options"])})
     assert dict(spec.options) == {"sft.optimizer.lr": "0.001", "sft.rows": "16", "sft.steps": "7"}
     words = ["--spend-limit=12.5", *(f"--set={path}={text}" for path, text in spec.options.items())]
-    assert sorted(as_typed(spec)) == sorted(words)
-    assert given(spec)["spend-limit"] == "12.5"
+    assert sorted(command_words(spec)) == sorted(words)
+    assert nondefault_flags(spec)["spend-limit"] == "12.5"
     with pytest.raises(UsageError, match="unknown key 'sed'; did you mean seed"):
         files.read("f", {"sed": 1}, LaunchSpec)
 
@@ -101,7 +101,7 @@ def test_env_gives_a_setting_a_job_variable_or_a_secret_by_name(tmp_path):
 
 def test_a_working_run_with_a_different_environment_does_not_match():
     env = {"STAGE": "2", "MY_KEY": "hidden"}
-    asked = same_request.asking(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env=env)
+    asked = same_request.typed_launch(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env=env)
     assert "STAGE=2" in asked.record() and "hidden" not in asked.record()
     asked.check(SimpleNamespace(asked=asked.record(), run="a-1", vendor="local"))
     with pytest.raises(UsageError, match="--env MY_KEY STAGE=2"):

@@ -16,7 +16,7 @@ from infra.runs import pods
 from infra.runs.settle import settle
 from infra.selection import registry
 from infra.settings import Settings
-from scripts.runs.status import look
+from scripts.runs.status import refresh_rows
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process
@@ -61,7 +61,7 @@ def test_a_run_between_two_pods_waits_and_a_long_abandoned_run_is_stopped(settin
     assert [view.state for view in status(journal, settings)] == ["stopped"]
     lease = journal.leases.take(keeper_lease("otter-1"))
     assert [view.state for view in status(journal, settings)] == ["waiting"]
-    journal.leases.forsake(lease)
+    journal.leases.release_for_takeover(lease)
     assert [view.state for view in status(journal, settings)] == ["waiting"]
     monkeypatch.setattr(budgets, "RECENT_S", -1.0)
     assert [view.state for view in status(journal, settings)] == ["stopped"]
@@ -81,11 +81,11 @@ def test_an_ending_pod_is_settled_here_unless_the_supervisor_settles_it(settings
 def test_the_command_settles_overdue_rows_and_reports_once(settings, journal, capsys):
     for run in ("otter-1", "otter-2"):
         interrupted_end(settings, journal, run)
-    views = look(journal, settings, "otter-2")
+    views = refresh_rows(journal, settings, "otter-2")
     assert [view.run for view in views] == ["otter-2"] and not journal.ops(live=True)
     told = [f"{run} was settled: nobody wants it" for run in ("otter-1", "otter-2")]
     assert capsys.readouterr().err.splitlines() == told
-    look(journal, settings, "")
+    refresh_rows(journal, settings, "")
     assert capsys.readouterr().err == ""
 
 

@@ -126,7 +126,7 @@ def test_an_abandoned_run_continues_even_if_its_pod_is_gone_before_the_first_loo
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
         journal.leases.release(journal.leases.take(keeper_lease("far-1")))  # as the earlier follower does
-        supervisor_client.hand_on(op, settings)
+        supervisor_client.hand_over(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
 
@@ -165,7 +165,7 @@ def test_a_failing_duty_is_restarted_with_backoff_and_then_given_up(journal, set
 def test_a_failure_for_the_user_is_given_up_at_once_and_reported(journal, settings, supervisor_of, monkeypatch):
     begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
-    monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+    monkeypatch.setattr(supervisor_module, "send_now", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
         raise OutOfMoney("the balance is 0.10 USD")
@@ -208,7 +208,7 @@ def test_a_rented_pod_is_watched_until_its_limit_after_its_run_was_given_up(
 def test_a_run_without_a_keeper_is_reported(journal, settings, supervisor_of, monkeypatch):
     op = begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
-    monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+    monkeypatch.setattr(supervisor_module, "send_now", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
         if journal.op(op.token).is_live and supervisor.cares[keeper_lease(run)].begun_at[1:]:  # not the first time

@@ -73,13 +73,13 @@ def test_a_plan_without_steps_needs_no_disk():
     ],
 )
 def test_data_size_is_estimated_by_source(specs, gb):
-    assert estimates.made_bytes(specs, 0) == gb * GB
+    assert estimates.written_bytes(specs, 0) == gb * GB
 
 
 def test_local_files_count_by_unpacked_size(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 1000)
     (tmp_path / "b.txt.gz").write_bytes(b"x" * 1000)
-    assert estimates.made_bytes([TextSpec(source=str(tmp_path))], 0) == 5000
+    assert estimates.written_bytes([TextSpec(source=str(tmp_path))], 0) == 5000
 
 
 def test_training_environments_differ_by_their_torch_build():

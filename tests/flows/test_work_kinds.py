@@ -10,7 +10,7 @@ from flows.runs import work_kinds
 from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
-from infra.flags import Typed, as_typed, flag, given
+from infra.flags import Typed, command_words, flag, nondefault_flags
 from infra.selection.machine_spec import MachineSpec
 from store import packs
 from store.packs import Pack, PackWork
@@ -65,12 +65,14 @@ def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_p
     ours, theirs = tmp_path / "flags.yaml", tmp_path / "dance.yaml"
     ours.write_text("gpu: H100")
     theirs.write_text("name: one\n---\nwaltz: {}")
-    assert type(work_kinds.asked(spec(), "")) is type(work_kinds.asked(spec(), str(ours))) is AskedWork
-    assert type(work_kinds.asked(spec(), str(tmp_path / "none.yaml"))) is AskedWork
-    assert isinstance(work_kinds.asked(spec(steps_of="waltz"), str(ours)), Dance)
-    assert isinstance(work_kinds.asked(spec(), str(theirs)), Dance)
-    assert work_kinds.estimated(spec(), LaunchSpec(), None) is None
-    assert work_kinds.estimated(spec(steps_of="waltz"), LaunchSpec(), None).words == "a dance"
+    assert (
+        type(work_kinds.work_of_command(spec(), "")) is type(work_kinds.work_of_command(spec(), str(ours))) is AskedWork
+    )
+    assert type(work_kinds.work_of_command(spec(), str(tmp_path / "none.yaml"))) is AskedWork
+    assert isinstance(work_kinds.work_of_command(spec(steps_of="waltz"), str(ours)), Dance)
+    assert isinstance(work_kinds.work_of_command(spec(), str(theirs)), Dance)
+    assert work_kinds.work_to_estimate(spec(), LaunchSpec(), None) is None
+    assert work_kinds.work_to_estimate(spec(steps_of="waltz"), LaunchSpec(), None).words == "a dance"
     assert [one.text for one in work_kinds.findings(ours)] == ["too fast"]
 
 
@@ -82,7 +84,7 @@ def test_work_of_phases_matches_the_typed_flags():
 def test_a_record_of_a_pack_is_found_by_type_and_shown_with_the_command_flags():
     typed = spec(steps_of="waltz")
     assert typed.of(DanceFlags).steps_of == "waltz" and Typed().of(DanceFlags) == DanceFlags()
-    assert given(typed) == {"steps-of": "waltz"} and as_typed(typed) == ["--steps-of=waltz"]
+    assert nondefault_flags(typed) == {"steps-of": "waltz"} and command_words(typed) == ["--steps-of=waltz"]
 
 
 def test_a_file_or_request_of_a_missing_pack_names_the_pack(no_dances, tmp_path):
@@ -90,11 +92,13 @@ def test_a_file_or_request_of_a_missing_pack_names_the_pack(no_dances, tmp_path)
     path.write_text("waltz: {}")
     for asked in (
         lambda: work_kinds.kind_of_file(path),
-        lambda: work_kinds.asked(LaunchSpec(), str(path)),
+        lambda: work_kinds.work_of_command(LaunchSpec(), str(path)),
         lambda: work_kinds.findings(path),
     ):
         with pytest.raises(UsageError, match="belongs to the pack ball, and packs/ball is missing"):
             asked()
-    assert packs.lacking("command_flags", "launch --steps-of").startswith("launch --steps-of belongs to the pack ball")
+    assert packs.missing_pack_message("command_flags", "launch --steps-of").startswith(
+        "launch --steps-of belongs to the pack ball"
+    )
     path.write_text("gpu: H100")
     assert work_kinds.kind_of_file(path) is None and packs.flags_added_to("launch") == ["--steps-of"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infra.flags import SECRET, Typed, as_typed, flag, shown
+from infra.flags import SECRET, Typed, command_words, flag, masked_flags
 
 
 def test_secret_values_are_shown_masked_and_passed_on_unmasked():
@@ -15,5 +15,5 @@ def test_secret_values_are_shown_masked_and_passed_on_unmasked():
         gpu: str = flag("", "kind")
 
     spec = Asked(gpu="H100", added=(Added(secret=("DB_DSN=postgres://a=b", "HF_TOKEN")),))
-    assert shown(spec) == {"gpu": "H100", "secret": ["DB_DSN=***", "HF_TOKEN"]}
-    assert as_typed(spec) == ["--gpu=H100", "--secret=DB_DSN=postgres://a=b", "--secret=HF_TOKEN"]
+    assert masked_flags(spec) == {"gpu": "H100", "secret": ["DB_DSN=***", "HF_TOKEN"]}
+    assert command_words(spec) == ["--gpu=H100", "--secret=DB_DSN=postgres://a=b", "--secret=HF_TOKEN"]

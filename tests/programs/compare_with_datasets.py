@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 
 from data.__main__ import main
-from data.config import TextSpec, talk_spec
+from data.config import TextSpec, conversation_spec
 from data.config import load as load_spec
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
@@ -66,7 +66,7 @@ def made(case: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
     """Return the output of a step other than `text` by file, and the message of a failure."""
     out = folder / f"made-{number}"
     (step,) = case
-    spec = asdict(talk_spec(case["talk"])) if step == "talk" else case[step]
+    spec = asdict(conversation_spec(case["talk"])) if step == "talk" else case[step]
     (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": spec}))
     with redirect_stderr(io.StringIO()) as said:
         code = main([step, "--config", str(folder / "config.json")])

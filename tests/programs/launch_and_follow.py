@@ -8,7 +8,7 @@ from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.runs import pods, sight
 from infra.runs.acceptance import terms_for
-from infra.runs.settle import bring_home
+from infra.runs.settle import download_results
 from infra.runs.sight import follow
 from infra.settings import Settings
 from scripts.cli import render
@@ -23,6 +23,6 @@ with Journal.open(settings.state_file) as journal:
     secrets = job_environment.secrets(settings)
     op = launch_on(vendor, wanted, journal, root, render.say, secrets, terms_for(settings, vendor))
     _, verdict = list(follow(op, journal, vendor.reach(sight.pod_of(op))))[-1]
-    bring_home(op, vendor, settings)
+    download_results(op, vendor, settings)
     print(verdict["state"], op.token)
     pods.end(vendor, op, journal)

@@ -12,14 +12,14 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CheckpointOptions
 from trainer.device import prepare
 from trainer.loop import Training
-from trainer.model.decoder import initialise, unfilled
+from trainer.model.decoder import initialise, uninitialized_decoder
 from trainer.objectives import Batch
 from trainer.objectives.source import StepSource
-from trainer.parallel.fsdp import WHOLE, cut, parts_of
-from trainer.parallel.process_group import joined
-from trainer.parallel.zero import shared
+from trainer.parallel.fsdp import WHOLE, parts_of, shard_model
+from trainer.parallel.process_group import join_process_group
+from trainer.parallel.zero import shard_optimizer_state
 from trainer.recipes import PROFILES
-from trainer.speed import equipped
+from trainer.speed import training_setup
 
 way, machine = sys.argv[1], prepare()
 on_gpu = machine.device.type == "cuda"
@@ -33,19 +33,19 @@ def batch(step: int) -> Batch:
     return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
-with joined() as ranks, tempfile.TemporaryDirectory() as folder:
-    whole = unfilled(config.model, machine.dtype(config), "cpu")
+with join_process_group() as ranks, tempfile.TemporaryDirectory() as folder:
+    whole = uninitialized_decoder(config.model, machine.dtype(config), "cpu")
     initialise(whole, 1)
     if way == "ddp":
         model = whole.to(machine.device)
-        part = shared(model, ranks) if ranks.size > 1 else WHOLE
+        part = shard_optimizer_state(model, ranks) if ranks.size > 1 else WHOLE
     else:
-        model = unfilled(config.model, machine.dtype(config), "meta")
-        part = cut(model, way.removesuffix("-held"), ranks, is_held=way.endswith("-held"))
+        model = uninitialized_decoder(config.model, machine.dtype(config), "meta")
+        part = shard_model(model, way.removesuffix("-held"), ranks, is_held=way.endswith("-held"))
         model.to_empty(device=machine.device)
-        part.deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+        part.scatter_weights(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     saved = Checkpoints(Path(folder) / "saved", CheckpointOptions(reserve_bytes=0, samples=0))
-    with equipped(model, config, machine):
+    with training_setup(model, config, machine):
         Training(model, config, StepSource(batch), saved, {}, Path(folder) / "metrics", ranks, part).run()
     if ranks.is_first:
         lines = (Path(folder) / "metrics" / "metrics.jsonl").read_text().splitlines()

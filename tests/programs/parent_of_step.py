@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from infra import train_env as inside
-from infra.interrupts import ExitRequested, heed
+from infra.interrupts import ExitRequested, raise_on_signals
 
-with heed():
+with raise_on_signals():
     try:
         records = inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable))
         with closing(records):

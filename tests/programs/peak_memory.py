@@ -18,13 +18,13 @@ from trainer.checkpoints.saving import Saver
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import prepare
 from trainer.loop import accumulate
-from trainer.model.decoder import unfilled
+from trainer.model.decoder import uninitialized_decoder
 from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer
-from trainer.parallel.fsdp import WHOLE, cut, parts_of
-from trainer.parallel.process_group import joined
-from trainer.parallel.zero import shared
-from trainer.speed import equipped
+from trainer.parallel.fsdp import WHOLE, parts_of, shard_model
+from trainer.parallel.process_group import join_process_group
+from trainer.parallel.zero import shard_optimizer_state
+from trainer.speed import training_setup
 
 LIBRARIES_BYTES = 96 << 20  # of mapped files; the kernel decides how many pages of a file are mapped at once
 EVERY_S = 0.001
@@ -59,20 +59,22 @@ watch = Watch()
 watch.start()
 
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
-ranks = joined().__enter__()
+ranks = join_process_group().__enter__()
 is_cut = ranks.size > 1 and sys.argv[2] == "fsdp"
-model = unfilled(config.model, machine.dtype(config), "meta" if is_cut else machine.device)  # as a run does
+model = uninitialized_decoder(
+    config.model, machine.dtype(config), "meta" if is_cut else machine.device
+)  # as a run does
 part = WHOLE
 if is_cut:
-    part = cut(model, "fsdp", ranks)
+    part = shard_model(model, "fsdp", ranks)
     model.to_empty(device=machine.device)
 for one in parts_of(model.state_dict()).values():
     one.normal_(std=0.02)
 if ranks.size > 1 and part is WHOLE:
-    part = shared(model, ranks)
+    part = shard_optimizer_state(model, ranks)
 optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
-with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
+with tempfile.TemporaryDirectory() as folder, training_setup(model, config, machine):
     for step in range(2):  # during the most activations, the first step has neither gradients nor optimizer state
         batch = {"ids": ids, "targets": np.roll(ids, -1, 1)}
         part.clear()

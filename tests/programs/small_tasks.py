@@ -15,7 +15,7 @@ from scripts.cli.command import command
 from store.manifest import StoreError
 from tests.programs import small_flags
 
-program.mend()
+program.patch_invoke()
 
 
 @command(record=small_flags.Launch, world="", example="inv launch --num-gpus 2")

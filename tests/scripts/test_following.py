@@ -30,16 +30,16 @@ def test_error_that_ends_the_watch_shows_the_cost_of_the_pod_and_how_to_end_it(
         raise error
         yield
 
-    monkeypatch.setattr(follow, "keeping", fails)
+    monkeypatch.setattr(follow, "keep_run", fails)
     vendor, request = Local(tmp_path / "pods"), Request(run="a-1")
     with Journal.open(tmp_path / "journal.db", {"XDG_CONFIG_HOME": str(tmp_path)}) as journal:
         op = pods.rent(vendor, request, vendor.offers(request)[0], JOB, journal, pods.RowDraft())
         op = journal.note(op, rate=rate)
         settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
         with pytest.raises(Exit) as seen:
-            following.conclude(op, journal, settings, as_json=False)
+            following.follow_to_end(op, journal, settings, as_json=False)
         told = f"{error}\na-1 was not ended; {says}. Look: ./inv status a-1; end the run: ./inv down a-1"
         assert (seen.value.message, seen.value.code) == (told, error.exit_code)
         pods.end(vendor, op, journal)
         with pytest.raises(Exit, match=f"^{error}$"):
-            following.conclude(op, journal, settings, as_json=False)
+            following.follow_to_end(op, journal, settings, as_json=False)

@@ -16,4 +16,4 @@ def test_rehearsal_without_an_sshd_names_the_package_and_starts_no_world(tmp_pat
         UsageError, match="needs sshd, which is not installed on this machine; run: apt install openssh-server"
     ):
         rehearse.work(RehearseFlags(profile="tiny", yes=True))
-    assert not attach.beside(context.settings().state_file).exists() and not list(tmp_path.iterdir())
+    assert not attach.worlds_folder(context.settings().state_file).exists() and not list(tmp_path.iterdir())

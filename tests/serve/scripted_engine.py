@@ -104,7 +104,7 @@ class Front:
     session: aiohttp.ClientSession
 
     def add(self, engine: Engine, name: str) -> None:
-        self.gateway.replace([*self.gateway.turns.fleet.seats, engine.replica(name)])
+        self.gateway.replace([*self.gateway.turns.fleet.slots, engine.replica(name)])
 
     def ask(self, path: str = CHAT, **said: Any) -> Any:
         """Send a request, for `async with`: a chat of three tokens unless specified."""
@@ -140,7 +140,7 @@ async def gateway(
             yield Front(front, f"http://127.0.0.1:{port}", session)
         await until(lambda: front._proxy is not None and front._proxy.in_flight == 0, "the gateway is empty")
         fleet = front.turns.fleet
-        assert [seat.in_flight for seat in fleet.seats.values()] == [0] * len(fleet.seats)
+        assert [seat.in_flight for seat in fleet.slots.values()] == [0] * len(fleet.slots)
         assert not fleet.leaving and not front.turns.waiting
     finally:
         await front.stop(0)

@@ -46,7 +46,7 @@ def run(document: str) -> Iterator[Outcome]:
         world = stack.enter_context(installation(document, home))
         for line in read(document):
             begun = time.monotonic()
-            is_off = line.pack not in ("", *packs.installed()) or packs.lacking(
+            is_off = line.pack not in ("", *packs.installed()) or packs.missing_pack_message(
                 "commands", line.typed.partition(" ")[0]
             )
             problem = "" if line.reason or is_off else problem_of(line, world)
@@ -59,7 +59,7 @@ def installation(document: str, home: Path) -> Iterator[World]:
     with ExitStack() as stack:
         world = World(home, getattr(settings_of, document)(home, stack))
         if any("--rehearse" in one.practice + one.shell for one in read(document)):
-            attach.start(attach.beside(home / "state" / "journal.db"), speed=60)
+            attach.start(attach.worlds_folder(home / "state" / "journal.db"), speed=60)
             stack.callback(stop, world)
         yield world
 

@@ -9,7 +9,7 @@ import pytest
 
 from store import extensions
 from store.extensions import ExtensionError
-from store.extensions.run import blame, function
+from store.extensions.run import error_with_line, function
 
 REWARD = "def reward(question, answer, completion):\n    return len(completion)\n"
 
@@ -113,11 +113,13 @@ def about(mode, uid, gid=0):
 
 def test_code_of_a_second_user_is_refused_with_any_mode():
     owners = frozenset({0, 1000})
-    assert "belongs to" in extensions.complaint(about(stat.S_IFREG | 0o600, 4242), owners)
-    assert "belongs to" in extensions.complaint(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
-    assert extensions.complaint(about(stat.S_IFREG | 0o644, 1000), owners) == ""
-    assert "by the group" in extensions.complaint(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
-    assert extensions.complaint(about(stat.S_IFREG | 0o664, 4242, 4242), frozenset({4242})) == "", "a group of its own"
+    assert "belongs to" in extensions.ownership_problem(about(stat.S_IFREG | 0o600, 4242), owners)
+    assert "belongs to" in extensions.ownership_problem(about(stat.S_IFDIR | stat.S_ISVTX | 0o777, 4242), owners)
+    assert extensions.ownership_problem(about(stat.S_IFREG | 0o644, 1000), owners) == ""
+    assert "by the group" in extensions.ownership_problem(about(stat.S_IFREG | 0o664, 1000, 4343), owners)
+    assert extensions.ownership_problem(about(stat.S_IFREG | 0o664, 4242, 4242), frozenset({4242})) == "", (
+        "a group of its own"
+    )
     assert {0, os.geteuid()} <= extensions.trusted_owners()
 
 
@@ -155,7 +157,7 @@ def test_an_exception_is_reported_with_the_line_of_the_file(write):
     found = extensions.read(word)
     with pytest.raises(KeyError) as error:
         next(function(found, "source")())
-    assert blame(found, error.value) == f"{word}:2: KeyError: 'x'"
+    assert error_with_line(found, error.value) == f"{word}:2: KeyError: 'x'"
 
 
 def test_constants_are_read_and_must_be_literals(write):

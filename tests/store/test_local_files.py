@@ -108,15 +108,18 @@ def test_one_of_two_concurrent_creators_gets_a_file(tmp_path):
 @pytest.mark.process
 def test_a_lock_of_a_second_process_is_refused_awaited_and_taken(tmp_path, holder):
     busy = RuntimeError("somebody else")
-    assert local_files.hold(tmp_path / "lock") is None
+    assert local_files.acquire_lock(tmp_path / "lock") is None
     began = time.monotonic()
-    with pytest.raises(RuntimeError, match="somebody else"), local_files.held(tmp_path / "lock", busy, wait_s=0.3):
+    with (
+        pytest.raises(RuntimeError, match="somebody else"),
+        local_files.holding_lock(tmp_path / "lock", busy, wait_s=0.3),
+    ):
         pass
     assert time.monotonic() - began >= 0.3
     threading.Timer(0.2, holder.stdin.close).start()
-    with local_files.held(tmp_path / "lock"):  # waits without a limit
-        assert local_files.hold(tmp_path / "lock") is None
-    descriptor = local_files.hold(tmp_path / "lock")
+    with local_files.holding_lock(tmp_path / "lock"):  # waits without a limit
+        assert local_files.acquire_lock(tmp_path / "lock") is None
+    descriptor = local_files.acquire_lock(tmp_path / "lock")
     assert descriptor is not None
     os.close(descriptor)
 
@@ -124,7 +127,7 @@ def test_a_lock_of_a_second_process_is_refused_awaited_and_taken(tmp_path, holde
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
-        local_files.hold(tmp_path / "lock")
+        local_files.acquire_lock(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from store import catalogue, outside
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
-from store.run_sync.restore import acknowledged_here
+from store.run_sync.restore import read_acknowledged
 from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder
 from tests import hostile, seeds
 from tests.programs import source
@@ -81,7 +81,7 @@ def test_a_checkpoint_with_any_manifest_is_reported_as_damaged_and_hides_no_chec
             there.mkdir(parents=True, exist_ok=True)
             (there / "MANIFEST.json").write_bytes(content)
             (there / FILE["path"]).write_text("{}")
-    for found in (catalogue.in_store(str(tmp_path)), catalogue.here({"x": tmp_path / "here"})):
+    for found in (catalogue.stored_checkpoints(str(tmp_path)), catalogue.local_checkpoints({"x": tmp_path / "here"})):
         assert [one.step for one in found] == [5, 6] and not found[1].trouble
         assert not catalogue.problem(found[1])
         if not found[0].trouble:
@@ -104,7 +104,7 @@ def test_an_arbitrary_list_of_acknowledged_checkpoints_is_read_or_refused(tmp_pa
         assert all(type(at) is float for at in RunFolder(str(tmp_path), "calm-ox-1").acknowledged().values())
     except StoreError as error:
         assert "remove the file" in str(error) or "bytes" in str(error)
-    assert all(type(at) is float for at in acknowledged_here(tmp_path / "runs/calm-ox-1").values())
+    assert all(type(at) is float for at in read_acknowledged(tmp_path / "runs/calm-ox-1").values())
 
 
 @MANY
@@ -162,7 +162,7 @@ def test_a_path_outside_its_folder_is_refused_for_any_links(tmp_path, path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/link").symlink_to("/etc")
     with pytest.raises(outside.UnusableDocument):
-        outside.within(tmp_path / "in", path)
+        outside.resolve_within(tmp_path / "in", path)
 
 
 def test_a_manifest_of_flat_files_names_no_file_in_a_folder():

@@ -37,11 +37,11 @@ def test_a_pack_is_on_if_its_folder_exists(folder):
     folder("one")
     folder("two", is_there=False)
     assert list(packs.installed()) == ["one"]
-    assert packs.lacking("commands", "one") == ""
-    assert packs.lacking("commands", "two") == (
+    assert packs.missing_pack_message("commands", "one") == ""
+    assert packs.missing_pack_message("commands", "two") == (
         "two belongs to the pack two, and packs/two is missing; to restore the pack: git checkout HEAD -- packs/two"
     )
-    assert packs.lacking("commands", "three") == ""
+    assert packs.missing_pack_message("commands", "three") == ""
 
 
 def test_a_pack_is_off_without_its_required_packs_recursively(folder):
@@ -50,10 +50,10 @@ def test_a_pack_is_off_without_its_required_packs_recursively(folder):
     folder("top", needs=("middle",))
     folder("other")
     assert list(packs.installed()) == ["other"]
-    assert packs.lacking("commands", "middle").endswith(
+    assert packs.missing_pack_message("commands", "middle").endswith(
         "packs/low is missing; to restore the pack: git checkout HEAD -- packs/low"
     )
-    assert "packs/low is missing" in packs.lacking("commands", "top")
+    assert "packs/low is missing" in packs.missing_pack_message("commands", "top")
 
 
 def test_a_pack_with_a_different_name_than_its_folder_is_refused(folder):

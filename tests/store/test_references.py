@@ -20,18 +20,18 @@ def root(tmp_path):
 def test_a_lease_holds_until_it_ends_and_is_renewed(root):
     references.hold(str(root), "a-run", "run a", [("tokens", "f1"), ("base_checkpoints", "f2")], NOW)
     references.hold(str(root), "b-run", "run b", [("tokens", "f1")], NOW - 10)
-    readers = references.readers(references.living(str(root), NOW))
+    readers = references.readers(references.live_leases(str(root), NOW))
     assert readers == {("tokens", "f1"): ("run a", "run b"), ("base_checkpoints", "f2"): ("run a",)}
     late = NOW + references.LEASE_S - 5
-    assert references.readers(references.living(str(root), late)).keys() == {
+    assert references.readers(references.live_leases(str(root), late)).keys() == {
         ("tokens", "f1"),
         ("base_checkpoints", "f2"),
     }
-    assert [one.owner for one in references.living(str(root), late)] == ["run a"]
+    assert [one.owner for one in references.live_leases(str(root), late)] == ["run a"]
     references.release(str(root), "a-run")
     references.release(str(root), "a-run")
     references.hold(str(root), "b-run", "run b", [("tokens", "f1")], NOW)
-    assert [one.owner for one in references.living(str(root), late)] == ["run b"]
+    assert [one.owner for one in references.live_leases(str(root), late)] == ["run b"]
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_an_unreadable_lease_stops_removals_and_is_reported_in_plans(root, conte
     (root / "references").mkdir(parents=True)
     (root / "references" / "x.json").write_text(content)
     with pytest.raises(StoreError, match="x.json"):
-        references.living(str(root), NOW)
+        references.live_leases(str(root), NOW)
     odd: list[str] = []
-    assert references.living(str(root), NOW, odd) == [] and "x.json" in odd[0]
+    assert references.live_leases(str(root), NOW, odd) == [] and "x.json" in odd[0]
 
 
 def test_unreferenced_artifacts_are_found_and_unknown_files_are_not():

@@ -24,7 +24,7 @@ def screen(monkeypatch):
 
 def test_lines_end_between_words(screen):
     said = "noble-curlew-1 succeeded in 1 min 55 s, and all that it has made is in the store."
-    assert terminal.fitted(said, screen).split("\n") == [
+    assert terminal.wrap_text(said, screen).split("\n") == [
         "noble-curlew-1 succeeded in 1 min 55 s, and all that it has",
         "made is in the store.",
     ]
@@ -36,19 +36,19 @@ def test_lines_end_between_words(screen):
 ])  # fmt: skip
 def test_a_command_is_never_cut(screen, command):
     for room in range(20, 60):
-        assert command in terminal.fitted(f"{'x' * room} go on: {command}; that is all of it for this one", screen)
+        assert command in terminal.wrap_text(f"{'x' * room} go on: {command}; that is all of it for this one", screen)
 
 
 def test_columns_stay_columns(screen):
     said = "/model [NAME]    who answers; with NAME: that one from here on, where there are several\n/help  this"
-    first, second, third = terminal.fitted(said, screen).split("\n")
+    first, second, third = terminal.wrap_text(said, screen).split("\n")
     assert first == "/model [NAME]    who answers; with NAME: that one from here"
     assert second == f"{' ' * 17}on, where there are several"
     assert third == "/help  this"
 
 
 def test_a_program_gets_the_unwrapped_text(screen):
-    assert terminal.fitted("word " * 40, io.StringIO()) == "word " * 40
+    assert terminal.wrap_text("word " * 40, io.StringIO()) == "word " * 40
 
 
 def test_the_width_of_the_written_stream_counts(monkeypatch):

@@ -132,7 +132,7 @@ def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[
 
 def recorded() -> dict[str, dict[str, Any]]:
     read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
-    return {name: one for name, one in read.items() if not packs.lacking("phases", one["config"]["phase"])}
+    return {name: one for name, one in read.items() if not packs.missing_pack_message("phases", one["config"]["phase"])}
 
 
 def furthest(ours: list[float], theirs: list[float]) -> float:

@@ -76,7 +76,7 @@ def test_gpu_with_emulated_bfloat16_computes_in_float32(monkeypatch, capability,
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)
-    assert device.choose(device.look()).fast == dtype
+    assert device.choose(device.detect_hardware()).fast == dtype
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_gpus_listed_by_the_driver_count_unless_hidden(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert device.look().gpus == ("GPU 0: NVIDIA H100 80GB HBM3",)
+    assert device.detect_hardware().gpus == ("GPU 0: NVIDIA H100 80GB HBM3",)
     with pytest.raises(Refused, match="does not fall back to the CPU"):
         device.prepare()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -112,9 +112,11 @@ def test_chat_and_evaluation_run_on_the_training_device(inputs, tmp_path, monkey
     folder, machine = tmp_path / "hf", Machine(torch.device("meta"), torch.bfloat16, 1)
     shape = dataclasses.replace(LLAMA, vocab_size=320)
     export.write(folder, shape, random_model(shape).state_dict(), inputs[0] / "tokenizer")
-    model = export.opened(folder, machine)
+    model = export.load_for_inference(folder, machine)
     assert {(one.device.type, one.dtype) for one in model.parameters()} == {("meta", torch.bfloat16)}
-    assert export.opened(folder, Machine(torch.device("cpu"), torch.bfloat16, 1)).head.dtype == torch.float32
+    assert (
+        export.load_for_inference(folder, Machine(torch.device("cpu"), torch.bfloat16, 1)).head.dtype == torch.float32
+    )
     seen = []
     monkeypatch.setattr(device, "prepare", lambda: machine)
     monkeypatch.setattr(torch, "Generator", lambda where: torch.default_generator)  # meta has none.
@@ -133,7 +135,7 @@ def test_full_gpu_ends_with_a_fitting_batch_size(monkeypatch):
     config = dataclasses.replace(config, micro_rows=config.rows // 8)
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 24 << 30)
     cpu = Machine(torch.device("cpu"), torch.bfloat16, 1)
-    with pytest.raises(OutOfMemory) as raised, placement.memory_told(config, cpu, "ddp", Ranks()):
+    with pytest.raises(OutOfMemory) as raised, placement.explain_out_of_memory(config, cpu, "ddp", Ranks()):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     said = str(raised.value)
     assert said.endswith("[CUDA out of memory. Tried to allocate 2.00 GiB.]")
@@ -160,19 +162,23 @@ def test_rows_are_fitted_to_a_gpu_at_the_start_and_kept_over_restarts(monkeypatc
     config = recipes.PROFILES["runpod_2b"]().phases["base"]
     gpu, cpu = (Machine(torch.device(kind), torch.bfloat16, 1) for kind in ("cuda", "cpu"))
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 141 * 10**9)
-    found = placement.fitted(config, Ranks(), gpu, {})
+    found = placement.with_fitting_micro_batch(config, Ranks(), gpu, {})
     assert found.micro_rows > config.micro_rows and config.rows % found.micro_rows == 0
     assert memory.estimate(found).total < 141e9 and found.digest() == config.digest()
-    assert placement.fitted(config, Ranks(), cpu, {}) == config
-    in_32_bits = placement.fitted(config, Ranks(), Machine(torch.device("cuda"), torch.float32, 1), {})
+    assert placement.with_fitting_micro_batch(config, Ranks(), cpu, {}) == config
+    in_32_bits = placement.with_fitting_micro_batch(
+        config, Ranks(), Machine(torch.device("cuda"), torch.float32, 1), {}
+    )
     assert memory.estimate(dataclasses.replace(in_32_bits, dtype="float32")).total < 141e9
     assert in_32_bits.dtype == "auto" and in_32_bits.micro_rows < found.micro_rows
     asked = phase_options.with_options(config, {"base.micro_rows": "4"})
-    assert placement.fitted(asked, Ranks(), gpu, {}).micro_rows == 4
+    assert placement.with_fitting_micro_batch(asked, Ranks(), gpu, {}).micro_rows == 4
     kept = {"micro_rows": 4, "recompute": True}  # Of a checkpoint.
-    assert placement.fitted(config, Ranks(), gpu, kept) == dataclasses.replace(config, **kept)
+    assert placement.with_fitting_micro_batch(config, Ranks(), gpu, kept) == dataclasses.replace(config, **kept)
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 48 * 10**9)
-    smaller = placement.fitted(config, Ranks(), gpu, {"micro_rows": found.micro_rows, "recompute": False})
+    smaller = placement.with_fitting_micro_batch(
+        config, Ranks(), gpu, {"micro_rows": found.micro_rows, "recompute": False}
+    )
     assert memory.estimate(smaller).total < 48e9
 
 
@@ -215,10 +221,10 @@ def test_compiled_attention_is_refused_without_a_compiler(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     for config, machine in ((masked, wide), (blocks, gpu)):
         words = f"{config.phase}: on a GPU the attention of this phase must be compiled, but triton is not installed"
-        with pytest.raises(Refused, match=words), speed.equipped(Decoder(config.model), config, machine):
+        with pytest.raises(Refused, match=words), speed.training_setup(Decoder(config.model), config, machine):
             pass
     for config in (masked, dataclasses.replace(phases["base"], compile="never")):  # By varlen, or by a plain kernel.
-        with speed.equipped(Decoder(config.model), config, gpu):
+        with speed.training_setup(Decoder(config.model), config, gpu):
             pass
 
 

@@ -14,13 +14,13 @@ from serve import model_kinds
 from store import packs
 from tests.trainer.conftest import TINY
 from trainer.config import load_phase
-from trainer.model.huggingface import model_config, written
+from trainer.model.huggingface import config_json, model_config
 from trainer.plan.wanted import parse_phases, profile_named
 from trainer.records import model_config as shapes
 from trainer.records import phase_options
 
 LACKING = "belongs to the pack bits, and packs/bits is missing; to restore the pack: git checkout HEAD -- packs/bits"
-PLAIN = written(TINY, "float32", 0, [0])
+PLAIN = config_json(TINY, "float32", 0, [0])
 ONE_BIT = {**PLAIN, "model_type": "llama", "architectures": ["BitnetForCausalLM"]}
 ROUNDED = {**PLAIN, "model_type": "bitnet", "quantization_config": {"quant_method": "bitnet"}}
 IN_BLOCKS = {**PLAIN, "model_type": "block_diffusion", "block_diffusion": {"shape": "llama", "mask_id": 300}}
@@ -65,8 +65,8 @@ def test_block_decoding_model_and_the_sizes_of_its_phase_are_refused(without_pac
         variables.applied(LaunchSpec(), {"TOKENS": "5"})
     with pytest.raises(UsageError, match="job.yaml: block_size belongs to the pack blocks"):
         files.read("job.yaml", {"block-size": 5}, LaunchSpec)
-    assert "belongs to the pack blocks" in packs.lacking("command_flags", "launch --block-size")
-    assert "belongs to the pack blocks" in packs.lacking("settings", "block_size")
+    assert "belongs to the pack blocks" in packs.missing_pack_message("command_flags", "launch --block-size")
+    assert "belongs to the pack blocks" in packs.missing_pack_message("settings", "block_size")
     assert filled(LaunchSpec(), {"block_size": 5, "seed": 7}) == LaunchSpec(seed=7)
     with pytest.raises(UsageError, match="dlm belongs to the pack blocks"):
         parse_phases("sft+dlm")

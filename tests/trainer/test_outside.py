@@ -19,7 +19,7 @@ from infra.settings import Settings
 from tests import hostile, seeds
 from tests.programs import source
 from tests.trainer.model.test_model import LLAMA, QWEN2, QWEN3
-from trainer.checkpoints.checkpoint import problem_of
+from trainer.checkpoints.checkpoint import find_damage
 from trainer.errors import Refused
 from trainer.model import export, huggingface
 from trainer.model.decoder import Decoder
@@ -27,7 +27,7 @@ from trainer.reporting import jsonl_log
 
 ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
-CONFIG = huggingface.written(TINY, "float32", 0, [1])
+CONFIG = huggingface.config_json(TINY, "float32", 0, [1])
 MANY = settings(
     max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -59,7 +59,7 @@ def try_all(folder: Path) -> bool:
         assert len(str(error)) < 2000
         is_model = False
     try:
-        init_model.look(str(folder), Settings.load(ROOT))
+        init_model.resolve_import(str(folder), Settings.load(ROOT))
     except UsageError as error:
         assert not is_model and len(str(error)) < 2000
     return is_model
@@ -108,7 +108,7 @@ def test_compared_shapes_are_the_shapes_of_the_decoder(config):
         name: tuple(one.shape) for name, one in Decoder(config).state_dict().items()
     }
     assert sum(one.numel() for one in Decoder(config).parameters()) == config.num_params
-    assert huggingface.model_config(huggingface.written(config, "float32", 0, [1])) == config
+    assert huggingface.model_config(huggingface.config_json(config, "float32", 0, [1])) == config
 
 
 HUGE = [
@@ -144,7 +144,7 @@ def test_index_that_names_an_outside_file_is_refused(folder, name):
     with pytest.raises(Refused, match="not a valid index of weights"):
         export.read(folder)
     with pytest.raises(UsageError, match="not a valid index of weights"):
-        init_model.look(str(folder), Settings.load(ROOT))
+        init_model.resolve_import(str(folder), Settings.load(ROOT))
 
 
 @pytest.mark.parametrize("which", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])
@@ -201,4 +201,4 @@ def test_checkpoint_with_any_manifest_has_a_problem_in_words(tmp_path, document)
     folder = tmp_path / "step-000000005"
     folder.mkdir(exist_ok=True)
     (folder / "MANIFEST.json").write_bytes(document)
-    assert problem_of(folder)
+    assert find_damage(folder)

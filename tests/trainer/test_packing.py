@@ -38,7 +38,7 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import StepSource
-from trainer.parallel.allocator import SETTINGS, let_segments_grow
+from trainer.parallel.allocator import SETTINGS, enable_expandable_segments
 from trainer.parallel.process_group import Ranks
 from trainer.records.model_config import BlocksConfig
 
@@ -198,12 +198,12 @@ def test_bench_skips_8_bits_on_gpus_without_the_units(tmp_path, monkeypatch):
 )
 def test_gpu_memory_is_taken_in_growing_segments_in_runs_and_in_the_bench(monkeypatch, given, wanted):
     for module in (trainer.__main__, bench.gpu):
-        assert module.let_segments_grow is let_segments_grow
+        assert module.let_segments_grow is enable_expandable_segments
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    let_segments_grow()
+    enable_expandable_segments()
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == wanted
 
 
@@ -341,8 +341,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_the_mask(kernel_for_cpus, mo
     monkeypatch.setattr("trainer.objectives.passes.has_varlen", lambda *about: True)
     (whole,) = passes(batch, 2, model)
     seen = []
-    told = attention.one_after_another
-    monkeypatch.setattr(attention, "one_after_another", lambda *given: seen.append(given) or told(*given))
+    told = attention.attend_packed_documents
+    monkeypatch.setattr(attention, "attend_packed_documents", lambda *given: seen.append(given) or told(*given))
     found = gradients(model, *(whole[name] for name in ("ids", "targets", "documents", "bounds", "counted")))
     assert len(seen) == QWEN3.num_hidden_layers
     for name, one in expected.items():

@@ -280,7 +280,7 @@ def test_phase_does_not_resume_checkpoints_of_different_data(world, monkeypatch,
 
     def stopped(making) -> int:
         with monkeypatch.context() as hasty:
-            hasty.setattr(loop, "stop_noted", lambda: nullcontext(lambda: True))
+            hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: True))
             return run(world, monkeypatch, "mid", chat_phase("mid", steps=9), making)
 
     parts = ["a" * 12, "b" * 12, "c" * 12]

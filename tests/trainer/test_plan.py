@@ -19,7 +19,7 @@ from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.fingerprints import CheckoutCode, choices, differences
 from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
-from trainer.plan.estimates import smaller
+from trainer.plan.estimates import smallest_fitting_options
 from trainer.recipes import PROFILES
 from trainer.records import model_formats
 
@@ -389,24 +389,24 @@ def test_plan_shows_the_distribution_of_a_model_over_several_gpus():
 @pytest.mark.parametrize(("num_gpus", "nodes"), [(1, 1), (8, 1), (8, 2)])
 def test_least_memory_of_a_phase_is_the_limit_of_inv_fit(profile, phase, num_gpus, nodes):
     config = PROFILES[profile]().phases[phase]
-    least = estimates.least_bytes(config, num_gpus, nodes)
+    least = estimates.min_gpu_bytes(config, num_gpus, nodes)
     assert memory.largest(config, least, num_gpus, nodes).fits
     assert not memory.largest(config, int(0.999 * least), num_gpus, nodes).fits
     fixed = replace(config, fit=False)
-    assert estimates.least_bytes(fixed, num_gpus, nodes) >= least
-    assert memory.fits(fixed, estimates.least_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
+    assert estimates.min_gpu_bytes(fixed, num_gpus, nodes) >= least
+    assert memory.fits(fixed, estimates.min_gpu_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
 
 
 def test_smallest_change_of_an_oversized_phase_fits_and_preserves_the_result_if_possible():
     base = PROFILES["runpod_1b"]().phases["base"]
     fixed = replace(base, fit=False)
     has = 40 * 10**9
-    assert estimates.least_bytes(fixed, 1) > has
-    assert smaller(fixed, has, 1) == "--set base.micro_rows=4"
+    assert estimates.min_gpu_bytes(fixed, 1) > has
+    assert smallest_fitting_options(fixed, has, 1) == "--set base.micro_rows=4"
     whole = PROFILES["runpod_4b"]().phases["base"]
-    flags = smaller(whole, 73_500 * 10**6, 1)
+    flags = smallest_fitting_options(whole, 73_500 * 10**6, 1)
     assert flags == "--set base.sequence_len=1024"
-    assert smaller(whole, 10**9, 1) == ""
+    assert smallest_fitting_options(whole, 10**9, 1) == ""
 
 
 def test_given_artifact_is_never_planned_and_must_exist():

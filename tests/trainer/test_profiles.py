@@ -83,10 +83,10 @@ def test_deeper_dial_trains_longer_at_lower_rates_with_less_decay():
 
 def test_fewer_steps_rescale_the_warm_up_and_rounding_options_stay_out_of_fingerprints():
     base = PROFILES["runpod_1b"]().phases["base"]
-    short = base.in_steps(base.steps // 100)
+    short = base.with_steps(base.steps // 100)
     assert (short.steps, short.schedule.warmup_steps) == (378, 5)
     assert short.schedule.decay == base.schedule.decay
-    assert base.in_steps(3).schedule.warmup_steps == 1
+    assert base.with_steps(3).schedule.warmup_steps == 1
     for same in ({"micro_rows": 2}, {"recompute": True}, {"compile": "always"}):
         assert replace(base, **same).digest() == base.digest()
     for other in ({"seed": 1}, {"dtype": "float8"}, {"document_masks": True}, {"rows": 512}):
@@ -207,7 +207,7 @@ def test_model_too_large_for_one_gpu_is_sharded_over_several():
     assert not memory.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
     for size in (24, 40, 80):  # A run decides like the forecast.
         found = memory.largest(base, size * 10**9, 8)
-        assert memory.parallel(found.config, size * 10**9, 8) == found.parallel
+        assert memory.fastest_layout(found.config, size * 10**9, 8) == found.parallel
     shared = memory.estimate(base, sharers=8)
     sizes = [memory.estimate(base).total, shared.total, *(memory.estimate(base, parts=n).total for n in (2, 8))]
     assert sizes == sorted(sizes, reverse=True)

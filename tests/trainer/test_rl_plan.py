@@ -233,8 +233,8 @@ def test_plan_assigns_gpus_to_training_and_answers_and_the_step_follows(devices,
 def test_estimate_covers_the_training_gpus():
     nodes = recipe(("rl",), rl={"engine": "vllm", "train_devices": (2,)})
     request = Request(run="r", num_gpus=4)
-    assert list(estimates.ways_of(nodes["rl"].spec, request)) == ["ddp"]
-    assert list(estimates.ways_of(recipe(("rl",))["rl"].spec, request)) == ["ddp", "fsdp"]
+    assert list(estimates.gpu_layouts(nodes["rl"].spec, request)) == ["ddp"]
+    assert list(estimates.gpu_layouts(recipe(("rl",))["rl"].spec, request)) == ["ddp", "fsdp"]
 
 
 def test_job_of_an_earlier_version_with_a_number_of_gpus_resumes():
@@ -246,17 +246,17 @@ def test_job_of_an_earlier_version_with_a_number_of_gpus_resumes():
         config = load(PhaseConfig, said)
         assert config.rl.divided(4) == parts and config.digest() == nodes["rl"].spec.digest()
     for number in (1, 3):
-        assert spread.divided(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
+        assert spread.divide_gpus(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
             *([*range(4 - number)], [*range(4 - number, 4)], ["-m", "trainer", "rl"]),
         )
     with pytest.raises(ValueError, match="4 of 4 GPUs are reserved for answers, and no GPU remains for training"):
-        spread.divided(["--spare", "4", "-m", "trainer"], 4)
+        spread.divide_gpus(["--spare", "4", "-m", "trainer"], 4)
 
 
 def test_machine_with_fewer_gpus_than_planned_is_refused_and_a_cpu_machine_trains_on_its_cpu(capfd):
-    assert spread.divided(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
+    assert spread.divide_gpus(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
     with pytest.raises(ValueError, match="GPU 5 does not exist: this machine has 2"):
-        spread.divided(["--train", "0", "--answer", "1,5", "-m", "trainer"], 2)
+        spread.divide_gpus(["--train", "0", "--answer", "1,5", "-m", "trainer"], 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.device_count", lambda: 2)
         assert spread.main(["--train", "3", "--answer", "1", "-m", "trainer"]) == 2

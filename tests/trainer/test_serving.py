@@ -23,7 +23,7 @@ from trainer.model import export, generate
 from trainer.records.model_config import BlocksConfig
 from trainer.serving import server
 from trainer.serving.asks import CompletionRequest
-from trainer.serving.server import EngineLimits, EngineServer, listening
+from trainer.serving.server import EngineLimits, EngineServer, serve_in_background
 from trainer.serving.text_engine import TextEngine
 from trainer.serving.torch_engine import TorchEngine
 
@@ -50,7 +50,7 @@ def ask(model: TorchEngine, body: dict[str, Any], limits: EngineLimits, *others:
     async def run() -> list[httpx.Response]:
         wanted = [(CHAT, body, {"Authorization": "Bearer secret"}), *others]
         async with (
-            listening(EngineServer(model, "demo", limits, "secret"), 0) as port,
+            serve_in_background(EngineServer(model, "demo", limits, "secret"), 0) as port,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
         ):
             return await asyncio.gather(*(client.post(path, json=one, headers=head) for path, one, head in wanted))
@@ -186,7 +186,7 @@ def test_no_pass_is_computed_for_a_disconnected_client(inputs, streams):
             await asyncio.sleep(0.01)
 
     async def run() -> None:
-        async with listening(served, 0) as port:
+        async with serve_in_background(served, 0) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head + body)
             await until(lambda: engine.count > 10)
@@ -203,7 +203,7 @@ def test_body_size_is_bounded(inputs, monkeypatch):
 
     async def run() -> list[httpx.Response]:
         async with (
-            listening(served, 0) as port,
+            serve_in_background(served, 0) as port,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
         ):
             return [await client.post("/v1/completions", content=b" " * size) for size in (1000, 1001)]

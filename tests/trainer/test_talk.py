@@ -53,7 +53,9 @@ def hold(tmp_path, monkeypatch, capsys):
     def hold(*lines, partner=None, typed=True):
         text = "".join(f"{line}\n" for line in lines)
         monkeypatch.setattr(sys, "stdin", Typed(text) if typed else io.StringIO(text))
-        talk.hold(partner or EchoPartner(), place=ConversationFiles(str(tmp_path / "state" / "history"), str(tmp_path)))
+        talk.run_chat(
+            partner or EchoPartner(), place=ConversationFiles(str(tmp_path / "state" / "history"), str(tmp_path))
+        )
         return capsys.readouterr()
 
     return hold

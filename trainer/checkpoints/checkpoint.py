@@ -164,7 +164,7 @@ class Checkpoints:
         Raises CheckpointError when another trainer holds the lock.
         """
         busy = CheckpointError(f"{self.folder}: another trainer writes to this folder. Stop the other trainer first")
-        with local_files.held(self.folder / "LOCK", busy):
+        with local_files.holding_lock(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
                 shutil.rmtree(leftover)
             yield
@@ -213,7 +213,7 @@ class Checkpoints:
         """
         target = self._target(step)
         if target.exists():
-            if not problem_of(target):
+            if not find_damage(target):
                 return Checkpoint(target, _read_manifest(target))
             self._set_aside(target)
         self._require_space(num_bytes)
@@ -260,7 +260,7 @@ class Checkpoints:
         """
         problems = []
         for folder in reversed(self.steps()):
-            problem = problem_of(folder)
+            problem = find_damage(folder)
             if not problem:
                 return Checkpoint(folder, _read_manifest(folder))
             log.warning("checkpoint of step %d unreadable (%s), trying the one before it", step_of(folder), problem)
@@ -300,12 +300,12 @@ class Checkpoints:
             log.warning("%s: LATEST not updated: %s", self.folder, error)
 
 
-def problem_of(folder: Path) -> str:
+def find_damage(folder: Path) -> str:
     """Return a description of the damage in a checkpoint, or "" when every file matches the manifest."""
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:
-            return f"schema {outside.shown(schema)}, this trainer reads {SCHEMA}"
+            return f"schema {outside.printable_line(schema)}, this trainer reads {SCHEMA}"
     except FileNotFoundError:
         return "no manifest"
     except (DamagedCheckpoint, OSError) as error:
@@ -318,12 +318,12 @@ def open_final(folder: Path) -> Checkpoint:
     found = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
     if len(found) != 1:
         raise CheckpointError(f"{folder}: expected one step-<9 digits> folder, found {len(found)}")
-    if problem := problem_of(found[0]):
+    if problem := find_damage(found[0]):
         raise CheckpointError(f"{found[0]}: {problem}")
     return Checkpoint(found[0], _read_manifest(found[0]))
 
 
-def masters(folder: Path) -> Mapping[str, Tensor] | None:
+def master_weights(folder: Path) -> Mapping[str, Tensor] | None:
     """Return the float32 parameters of a published phase, or None for a folder without a checkpoint.
 
     Raises CheckpointError.

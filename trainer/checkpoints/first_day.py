@@ -9,7 +9,7 @@ from trainer.parallel.process_group import Ranks
 NAME = ".first-day"
 
 
-def first_day(folder: Path, ranks: Ranks) -> datetime:
+def run_start_date(folder: Path, ranks: Ranks) -> datetime:
     """Return the start date of the run with these checkpoints, equal on all processes; write the date on first use."""
     file = folder / NAME
     if ranks.is_first and not file.is_file():

@@ -54,10 +54,10 @@ class Saver:
         """
         assert not self.is_busy, "one save at a time"
         size = sum(one.nbytes for named in tensors.values() for one in named.values())
-        sizes, has_some = zip(*self.ranks.tell_all((size, self.checkpoints.has(step))), strict=True)
+        sizes, has_some = zip(*self.ranks.all_gather((size, self.checkpoints.has(step))), strict=True)
         opened = self._open(step, sum(sizes))
         # Only the first process verifies an existing checkpoint, which may take long: use the patient group.
-        said = self.ranks.tell(opened) if has_some[0] else self.ranks.tell_all(opened)[0]
+        said = self.ranks.tell(opened) if has_some[0] else self.ranks.all_gather(opened)[0]
         if "error" in said:
             raise OSError(said["errno"], said["error"])
         if said["is_there"]:
@@ -72,7 +72,7 @@ class Saver:
         self._hurry.clear()
         draft, rest = self._draft, self._rester()
         if self.ranks.size > 1:
-            far = self.ranks.tell_all(bool(copies) and not draft.folder.is_dir())
+            far = self.ranks.all_gather(bool(copies) and not draft.folder.is_dir())
             self._work(f"save {step}", lambda: self._write_or_send(draft, copies, far, rest))
         else:
             self._is_finishing = True
@@ -95,7 +95,7 @@ class Saver:
         if self._draft is None or self.ranks.total(self._at_work.done())[0] < self.ranks.size:
             return False
         draft, mine = self._draft, self._outcome()
-        outcomes = self.ranks.tell_all(mine)
+        outcomes = self.ranks.all_gather(mine)
         failed = [one for one in outcomes if "error" in one]
         if failed or self._is_finishing:
             self._draft = None

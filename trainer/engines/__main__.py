@@ -13,12 +13,12 @@ from typing import Any
 
 from data.errors import DataError
 from data.tokens import tokenizer
-from store.terminal import waiting
+from store.terminal import show_while
 from trainer.engines import gguf_file
 from trainer.engines.conversation import ChatSession
-from trainer.engines.words import add_talk, place_of
+from trainer.engines.words import add_chat_flags, place_of
 from trainer.errors import TrainerError
-from trainer.talk import hold
+from trainer.talk import run_chat
 
 
 def main(words: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     one.set_defaults(run=chat)
     one.add_argument("--model", type=Path, required=True)
     one.add_argument("--gguf", type=Path, help="GGUF file; created if missing (default: a file in the cache)")
-    add_talk(one)
+    add_chat_flags(one)
     one = commands.add_parser("serve")
     one.set_defaults(run=serve)
     one.add_argument("--model", type=Path, required=True)
@@ -75,7 +75,7 @@ def export(flags: argparse.Namespace) -> None:
 
 def chat(flags: argparse.Namespace) -> None:
     name = flags.name or flags.model.name
-    with waiting(f"{name} is loaded"):
+    with show_while(f"{name} is loaded"):
         from trainer.engines.llama_cpp import LlamaCpp
 
         folder = folder_of_model(flags.model)
@@ -87,7 +87,7 @@ def chat(flags: argparse.Namespace) -> None:
         engine = LlamaCpp(gguf, config.max_position_embeddings, **how)
         talk = ChatSession(engine, tokenizer.load(folder), flags.max_tokens, name)
     talk.system = flags.system
-    hold(talk, flags.prompt, place_of(flags))
+    run_chat(talk, flags.prompt, place_of(flags))
 
 
 def serve(flags: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from data.chat import conversations
-from data.tokens.pieces import as_text
+from data.tokens.pieces import decode_stream
 from data.tokens.tokenizer import Tokenizer
 from trainer.errors import Refused
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
         """Yield at most `max_new` ids continuing the prompt; ids may follow an id in `stop`."""
 
 
-def room_of(positions: int, max_new: int) -> int:
+def max_prompt_len(positions: int, max_new: int) -> int:
     """Return the maximum prompt length in ids, leaving room for `max_new` ids; at least half of the positions."""
     return positions - min(max_new, positions // 2)
 
@@ -68,9 +68,9 @@ class ChatSession:
         words = words.encode("utf-8", "replace").decode()  # the tokenizer requires valid Unicode
         told = self.system.encode("utf-8", "replace").decode()
         head = [{"role": "system", "content": told}] if told else []
-        room = room_of(self.engine.positions, self.max_new)
+        room = max_prompt_len(self.engine.positions, self.max_new)
         asked = [*head, *self.messages, {"role": "user", "content": words}]
-        kept, prompt = conversations.recent(asked, self.tokenizer, room, self.engine.align)
+        kept, prompt = conversations.fit_history(asked, self.tokenizer, room, self.engine.align)
         if len(prompt) > room:
             raise Refused(f"the question has {len(prompt)} tokens; the model takes at most {room}")
         if len(kept) < len(asked) and not self.has_forgotten:
@@ -84,7 +84,7 @@ class ChatSession:
         pieces: list[str] = []
         self.tokens = 0
         try:
-            for piece in as_text(self._tokens(prompt), self.tokenizer.decode):
+            for piece in decode_stream(self._tokens(prompt), self.tokenizer.decode):
                 pieces.append(piece)
                 yield piece
         finally:  # also store an interrupted answer: user and assistant must alternate

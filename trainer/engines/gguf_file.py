@@ -109,7 +109,7 @@ def ensure(folder: Path, gguf: Path, kind: str) -> None:
     if gguf.exists():
         return
     gguf.parent.mkdir(parents=True, exist_ok=True)
-    with local_files.held(gguf.with_name(f".{gguf.name}.lock")):
+    with local_files.holding_lock(gguf.with_name(f".{gguf.name}.lock")):
         if not gguf.exists():
             for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # drafts left by killed processes
                 draft.unlink()

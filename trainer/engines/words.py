@@ -5,7 +5,7 @@ import argparse
 from trainer.talk import ConversationFiles
 
 
-def add_talk(one: argparse.ArgumentParser) -> None:
+def add_chat_flags(one: argparse.ArgumentParser) -> None:
     """Add the flags of a conversation to a parser."""
     one.add_argument("--name", default="", help="name of the model in the conversation")
     one.add_argument("--prompt", help="a single question; without --prompt, a conversation on stdin")

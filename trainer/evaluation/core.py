@@ -4,7 +4,7 @@ Tasks come from a folder in nanochat's layout (`core.yaml`, `eval_meta_data.csv`
 examples, prompt format, scored ids and correctness follow nanochat, so scores are comparable.
 Sources: Li et al., DataComp-LM, arXiv 2406.11794; nanochat, `core_eval.py`.
 
-`read` -> `questions` -> `right` (correctness per question) -> `core`
+`read` -> `questions` -> `score_questions` (correctness per question) -> `core`
 """
 
 import csv
@@ -129,7 +129,7 @@ def prompts(task: CoreTask, some: Sequence[Mapping[str, Any]], number: int) -> l
     return [without.strip(), f"{without}{one['continuation']}"]
 
 
-def counted(kind: str, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
+def scored_rows(kind: str, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Return the id rows to score, each with the number of scored ids at the end."""
     if kind == WORDS:
         without, whole = rows
@@ -149,7 +149,7 @@ def common(rows: Sequence[Sequence[int]]) -> int:
     return next((at for at, ids in enumerate(pairs) if len(set(ids)) > 1), min(map(len, rows)))
 
 
-def right(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, words: Tokenizer) -> list[bool]:
+def score_questions(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, words: Tokenizer) -> list[bool]:
     """Return, per question, whether the model is right.
 
     The model chooses the text with the lowest mean nats per scored token. A language modeling answer is right when
@@ -158,7 +158,7 @@ def right(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, wor
     of_each = []
     for number in range(len(some)):
         texts = prompts(task, some, number)
-        of_each.append(counted(task.kind, [[*words.begin, *words.encode(text)] for text in texts]))
+        of_each.append(scored_rows(task.kind, [[*words.begin, *words.encode(text)] for text in texts]))
     found = iter(Asking(model, words, as_text=True).costs([row for rows in of_each for row in rows]))
     truths = []
     for one, rows in zip(some, of_each, strict=True):

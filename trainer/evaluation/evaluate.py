@@ -17,7 +17,7 @@ from torch import Tensor
 from data.chat import conversations as chat
 from data.events import emit
 from data.tokens.tokenizer import Tokenizer
-from trainer.engines.conversation import room_of
+from trainer.engines.conversation import max_prompt_len
 from trainer.model import hooks
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
@@ -62,7 +62,7 @@ def nats_and_greedy(
 
     The bools are all False when a pack computes the likelihoods of the model.
     """
-    for one in hooks.of(model.config):
+    for one in hooks.feature_hooks(model.config):
         if (own := one.nats(model, ids, targets)) is not None:
             return own, torch.zeros_like(targets, dtype=torch.bool)
     hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
@@ -106,7 +106,7 @@ def answers(
     Drop the oldest turns of a conversation exceeding the model's context.
     """
     room, align = room_for(model, max_new), hooks.align(model.config)
-    prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
+    prompts = [chat.fit_history(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # minimize padding
     stop = set(tokenizer.stops)
     said = [""] * len(prompts)
@@ -120,10 +120,10 @@ def answers(
 
 def room_for(model: Decoder, max_new: int) -> int:
     """Return the maximum prompt length in ids, leaving room for `max_new` ids; at least half of the positions."""
-    return room_of(model.config.max_position_embeddings, max_new)
+    return max_prompt_len(model.config.max_position_embeddings, max_new)
 
 
-def says(name: str, answer: str) -> bool:
+def contains_name(name: str, answer: str) -> bool:
     """Return whether an answer contains `name` as a whole word, ignoring case; "maximum" does not contain "Max"."""
     pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
     return re.search(pattern, plain(answer)) is not None

@@ -53,7 +53,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], below: Sequence
     return ratio([b - a for a, b in zip(ours, theirs, strict=True)], below, factor)
 
 
-def apart(first: Interval, second: Interval) -> Interval:
+def unpaired_difference(first: Interval, second: Interval) -> Interval:
     """Return `second` minus `first` for different questions, with Newcombe's interval from both intervals."""
     value = second.value - first.value
     low = value - math.hypot(second.value - second.low, first.high - first.value)

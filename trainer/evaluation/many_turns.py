@@ -1,7 +1,7 @@
 """Multi-turn evaluation: held-out questions asked at every turn of a conversation.
 
-`hold` runs many conversations side by side and returns the answers by turn, with the same questions at every turn, so
-that turns are comparable question by question.
+`run_conversations` runs many conversations side by side and returns the answers by turn, with the same questions at
+every turn, so that turns are comparable question by question.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,8 @@ from random import Random
 
 from data.chat import smalltalk
 from data.chat.conversations import Message, read_rows
-from data.chat.phrasing import talk
-from trainer.evaluation.evaluate import admits_not_knowing, begins_like, says
+from data.chat.phrasing import make_conversation
+from trainer.evaluation.evaluate import admits_not_knowing, begins_like, contains_name
 
 TURNS = 8
 EACH = 40  # questions per kind
@@ -32,7 +32,7 @@ class TurnsQuestion:
     def is_right(self, answer: str, name: str) -> bool:
         """Return whether an answer is right; `name` is the name of the persona."""
         if self.kind == "identity":
-            return says(name, answer)
+            return contains_name(name, answer)
         if self.kind == "pydocs":
             return begins_like(answer, self.expected) or not self.is_taught and admits_not_knowing(answer)
         both_admit = admits_not_knowing(answer) and admits_not_knowing(self.expected)
@@ -40,7 +40,7 @@ class TurnsQuestion:
 
     def leaks(self, answer: str, name: str) -> bool:
         """Return whether the answer names the persona without being asked."""
-        return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
+        return self.kind != "identity" and contains_name(name, answer) and not contains_name(name, self.expected)
 
 
 def read(kind: str, path: Path) -> list[TurnsQuestion]:
@@ -59,7 +59,7 @@ def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestio
     return found
 
 
-def hold(
+def run_conversations(
     questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
     """Return the answers as a list of turns, each with one answer per question.
@@ -73,7 +73,7 @@ def hold(
     found = []
     for place in Random(SEED).sample(range(count), min(turns, count)):
         asked = [questions[(number + place) % count].text for number in range(count)]
-        said = answer([[*before, *talk(words)] for before, words in zip(talks, asked, strict=True)])
-        talks = [[*before, *talk(*pair)] for before, *pair in zip(talks, asked, said, strict=True)]
+        said = answer([[*before, *make_conversation(words)] for before, words in zip(talks, asked, strict=True)])
+        talks = [[*before, *make_conversation(*pair)] for before, *pair in zip(talks, asked, said, strict=True)]
         found.append([said[(number - place) % count] for number in range(count)])
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.conversations import Message
-from data.chat.phrasing import talk
+from data.chat.phrasing import make_conversation
 from data.report.compressors import anchors
 from data.tokens import tokenize, tokenizer
 from data.tokens.loader import heldout
@@ -25,7 +25,7 @@ from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
 from trainer.evaluation import core, intervals, many_turns, of_problems, question_files
-from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
+from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, contains_name, rows_of_text
 from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.model import export
 from trainer.model.decoder import Decoder
@@ -48,7 +48,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
-    model, words = export.opened(folder, machine), tokenizer.load(folder)
+    model, words = export.load_for_inference(folder, machine), tokenizer.load(folder)
     odd = next((one.about for one in model.config.features if not one.is_left_to_right), "")
     if of_core and odd:
         raise Refused(f"{spec.model} {odd}; CORE needs a model that continues a text from left to right")
@@ -97,7 +97,7 @@ def about_core(
     asked = {one.label: core.questions(one, most) for one in tasks}  # fail on invalid files before any work
     measures, truths = dict[str, dict[str, Any]](), dict[str, list[bool]]()
     for one in tasks:
-        truths[one.label] = core.right(one, asked[one.label], model, words)
+        truths[one.label] = core.score_questions(one, asked[one.label], model, words)
         found = of_share(truths[one.label], [one.file], as_text=True, shots=one.shots)
         measures[f"core {one.label}"] = found | {"chance": one.chance}
     whole = {
@@ -122,7 +122,7 @@ def about_answers(
     figures: dict[str, Any] = {}
     measures: dict[str, Any] = {}
     asked = {kind: many_turns.read(kind, path) for kind, path in paths.items()}
-    said = {kind: answer([talk(one.text) for one in some]) for kind, some in asked.items()}
+    said = {kind: answer([make_conversation(one.text) for one in some]) for kind, some in asked.items()}
     pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
 
     def share(what: str, kinds: Sequence[str], is_so: Callable[[TurnsQuestion, str], bool], want: bool) -> None:
@@ -138,7 +138,7 @@ def about_answers(
         measures[what] = of_share(truths, [paths[kind] for kind in kinds])
 
     if "identity" in paths:
-        share("identity", ["identity"], lambda _, words: says(name, words), want=True)
+        share("identity", ["identity"], lambda _, words: contains_name(name, words), want=True)
     if "pydocs" in paths:
         right = [begins_like(words, question.expected) for question, words in pairs["pydocs"]]
         figures["pydocs_right"] = sum(right) / len(right)
@@ -164,7 +164,7 @@ def by_turn(
     `right turn N` is the accuracy; `leaks turn N` the share of answers naming the persona without being asked.
     """
     found: dict[str, Any] = {}
-    for turn, said in enumerate(many_turns.hold(questions, answer), 1):
+    for turn, said in enumerate(many_turns.run_conversations(questions, answer), 1):
         pairs = list(zip(questions, said, strict=True))
         right = [question.is_right(words, name) for question, words in pairs]
         leaks = [question.leaks(words, name) for question, words in pairs if question.kind != "identity"]

@@ -49,7 +49,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     `documents_mask`; or an `OwnAttention`. is_causal: requires S = T and a mask that already excludes later keys.
     """
     if isinstance(mask, DocumentBounds):
-        return one_after_another(q, k, v, mask)
+        return attend_packed_documents(q, k, v, mask)
     if isinstance(mask, OwnAttention):
         return mask.attend(q, k, v)
     grouped = q.shape[1] != k.shape[1]
@@ -63,7 +63,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     return flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
+def attend_packed_documents(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
     """Return the attention output (B, H, T, D) of concatenated documents, S = T, in bfloat16 or float16 on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
+def sample_token(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
     """Return one token id (B,) per row of fp32 logits (B, V); temperature 0 is greedy, top_k 0 disables the limit."""
     if temperature <= 0:
         return logits.argmax(dim=-1)

@@ -96,7 +96,7 @@ class Linear(nn.Linear):
 
 def matrix(config: ModelConfig, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """Return a linear layer for a block: the pack's layer for a feature of the config, else `Linear`."""
-    made = (one.matrix(config, inputs, outputs) for one in hooks.of(config))
+    made = (one.matrix(config, inputs, outputs) for one in hooks.feature_hooks(config))
     return next((one for one in made if one is not None), None) or Linear(inputs, outputs, bias)
 
 
@@ -207,7 +207,7 @@ PRODUCTS = (
 )
 
 
-def kept_or_not(about: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+def selective_checkpoint_policy(about: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
     """Return the checkpoint policy: save outputs of matrix products and attention, recompute cheap operations."""
     return CheckpointPolicy.MUST_SAVE if str(operator) in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -228,7 +228,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         if self.keeps_products and torch.is_grad_enabled():  # inside the block, visible to the compiler
-            contexts = partial(create_selective_checkpoint_contexts, kept_or_not)
+            contexts = partial(create_selective_checkpoint_contexts, selective_checkpoint_policy)
             given = (x, at, cache, layer)
             return checkpoint(self.through, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         return self.through(x, at, cache, layer)
@@ -391,7 +391,7 @@ class SkipInitialization(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def unfilled(
+def uninitialized_decoder(
     config: ModelConfig, compute_dtype: torch.dtype = torch.float32, device: torch.device | str = "meta"
 ) -> Decoder:
     """Return a decoder with uninitialized parameters for the caller to fill; on `meta`, call `to_empty` first.

@@ -22,18 +22,18 @@ from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model import hooks
-from trainer.model.decoder import Decoder, unfilled
+from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.model.huggingface import (
     EMBEDDING,
     HEAD,
     OURS,
+    config_json,
     differences,
     is_spare,
     kind_of,
     model_config,
-    odd_parts,
     only_head,
-    written,
+    unsupported_parts,
 )
 from trainer.records.model_config import ModelConfig
 
@@ -58,7 +58,7 @@ def write(
     bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
     pad = eos[0] if pad is None else pad
     folder.mkdir(parents=True)
-    shape = written(config, str(dtype).removeprefix("torch."), bos, eos)
+    shape = config_json(config, str(dtype).removeprefix("torch."), bos, eos)
     _write_json(folder / "config.json", {**shape, "pad_token_id": pad, **(said or {})})
     generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
@@ -127,12 +127,12 @@ def check_tokenizer(folder: Path) -> None:
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     """Load the model of a Hugging Face folder on the CPU with fp32 parameters. Raises Refused."""
-    model = unfilled(read_config(folder), compute_dtype, "cpu")
+    model = uninitialized_decoder(read_config(folder), compute_dtype, "cpu")
     load(model, folder)
     return model
 
 
-def opened(folder: Path, machine: Machine) -> Decoder:
+def load_for_inference(folder: Path, machine: Machine) -> Decoder:
     """Load the model of a Hugging Face folder for inference on the device of this machine. Raises Refused.
 
     Use the fast dtype on a GPU and float32 on a CPU. Master weights stay float32, because their rounding depends on the
@@ -150,7 +150,7 @@ def load(model: Decoder, folder: Path) -> None:
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
-    stored = [found for one in hooks.of(model.config) if (found := one.stored(folder, files)) is not None]
+    stored = [found for one in hooks.feature_hooks(model.config) if (found := one.stored(folder, files)) is not None]
     for file in files:
         tensors = _tensors(file)
         for each in stored:
@@ -222,8 +222,8 @@ def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tens
     config = read_config(source)
     if kind_of(config) == OURS:
         raise Refused(
-            f"{source} cannot be exported: no class of transformers has this shape ({odd_parts(config)}). Slipway can "
-            "train, evaluate and chat with the model: inv chat"
+            f"{source} cannot be exported: no class of transformers has this shape ({unsupported_parts(config)}). "
+            "Slipway can train, evaluate and chat with the model: inv chat"
         )
     write(out, config, masters or read(source).state_dict(), source, dtype)
 

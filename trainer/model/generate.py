@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.model import hooks
-from trainer.model.choice import choose
+from trainer.model.choice import sample_token
 from trainer.model.decoder import Cache, Decoder
 
 
@@ -29,7 +29,7 @@ def steps(
     capacity = min(longest + max_new, model.config.max_position_embeddings)
     cache = Cache.empty(model.config, starts, capacity, model.compute_dtype)
     for _ in range(capacity - longest):
-        chosen = choose(model(ids, cache, last_only=True)[:, 0], temperature, top_k, generator)
+        chosen = sample_token(model(ids, cache, last_only=True)[:, 0], temperature, top_k, generator)
         yield chosen
         ids = chosen[:, None]
 
@@ -75,7 +75,7 @@ def decoding(
 ) -> Iterator[list[list[int]]] | None:
     """Return an iterator over new final ids per prompt and pass from a pack's decoding, or None for a plain decoder."""
     how = (prompts, stop, max_new, temperature, top_k, generator)
-    found = (one.decoding(model, *how) for one in hooks.of(model.config))
+    found = (one.decoding(model, *how) for one in hooks.feature_hooks(model.config))
     return next((one for one in found if one is not None), None)
 
 

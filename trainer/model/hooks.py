@@ -64,9 +64,9 @@ class ModelHooks:
 
 def align(config: ModelConfig) -> int:
     """Return the token alignment of answers for a model: the maximum over features, at least 1."""
-    return max((one.align(config) for one in of(config)), default=1)
+    return max((one.align(config) for one in feature_hooks(config)), default=1)
 
 
-def of(config: ModelConfig) -> list[ModelHooks]:
+def feature_hooks(config: ModelConfig) -> list[ModelHooks]:
     """Return the hooks of each feature of a model."""
     return [packs.load(one.hooks)() for one in config.features]

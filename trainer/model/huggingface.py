@@ -1,7 +1,8 @@
 """Conversion between a Hugging Face `config.json` and `ModelConfig`. No torch import.
 
 `model_config` parses the content of a config.json and raises ConfigError for models the decoder does not support;
-`written` produces the content. A pack may know a dialect: its function returns the config in the project's spelling.
+`config_json` produces the content. A pack may know a dialect: its function returns the config in the project's
+spelling.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
-from store.outside import shown
+from store.outside import printable_line
 from trainer.records.model_config import BlocksConfig, ModelConfig, RopeScaling, Ternary
 
 ARCHITECTURES = {
@@ -84,7 +85,7 @@ def kind_of(config: ModelConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
 
 
-def odd_parts(config: ModelConfig) -> str:
+def unsupported_parts(config: ModelConfig) -> str:
     """Return a comma-separated description of the parts of a shape missing in transformers."""
     parts = {
         "an MLP of relu(x)**2": config.mlp != "swiglu",
@@ -96,7 +97,7 @@ def odd_parts(config: ModelConfig) -> str:
     return ", ".join(name for name, has in parts.items() if has)
 
 
-def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
+def config_json(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
     """Return the content of config.json, with the RoPE keys of both old and new transformers releases."""
     kind = kind_of(config)
     extra: dict[str, Any] = {} if kind in ("bitnet", OURS) else {"mlp_bias": False, "pretraining_tp": 1}
@@ -138,16 +139,16 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Parse the content of a config.json. Raises ConfigError for a model the decoder does not support."""
-    raw = in_our_spelling(raw)
+    raw = normalize_config(raw)
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
         said = raw.get(IN_BLOCKS)
         if not isinstance(said, Mapping):
-            raise ConfigError(f"{IN_BLOCKS} is {shown(said)}; it must be an object")
+            raise ConfigError(f"{IN_BLOCKS} is {printable_line(said)}; it must be an object")
         kind = said.get("shape")
         blocks = load(BlocksConfig, {name: one for name, one in said.items() if name != "shape"}, IN_BLOCKS)
     if type(kind) is not str or kind not in (*ARCHITECTURES, OURS):
-        raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
+        raise ConfigError(f"model_type is {printable_line(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
     if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
         raise ConfigError(f"config.json lacks {', '.join(missing)}")
     _refuse_odd(raw)
@@ -160,7 +161,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError("sliding windows are not supported")
     act = raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")
     if act != "silu" and (act, kind) != ("relu2", "bitnet"):
-        raise ConfigError(f"hidden_act is {shown(act)}; supported: silu, and relu2 for bitnet")
+        raise ConfigError(f"hidden_act is {printable_line(act)}; supported: silu, and relu2 for bitnet")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     unsaid = {"num_key_value_heads": heads, **COMMON, **UNSAID.get(kind, {})}
@@ -187,7 +188,8 @@ def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
     mlp, embed_norm = raw.get("mlp", "swiglu"), raw.get("embed_norm", False)
     if type(mlp) is not str or type(embed_norm) is not bool:
         raise ConfigError(
-            f"mlp is {shown(mlp)}, embed_norm is {shown(embed_norm)}; mlp must be a text, and embed_norm true or false"
+            f"mlp is {printable_line(mlp)}, embed_norm is {printable_line(embed_norm)}; mlp must be a text, and "
+            "embed_norm true or false"
         )
     return {"mlp": mlp, "embed_norm": embed_norm}
 
@@ -201,18 +203,18 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("rope_parameters", "rope_scaling"):
         if one := raw.get(name):
             if not isinstance(one, Mapping):
-                raise ConfigError(f"RoPE scaling is {shown(one)}; it must be an object")
+                raise ConfigError(f"RoPE scaling is {printable_line(one)}; it must be an object")
             if any(isinstance(value, Mapping) for value in one.values()):
                 raise ConfigError(
-                    f"{name} is {shown(dict(one))}; different positions per kind of layer are not supported"
+                    f"{name} is {printable_line(dict(one))}; different positions per kind of layer are not supported"
                 )
             _refuse_odd(one)
             found.append(one)
     positions = raw.get("max_position_embeddings") or 2048
     if len(found) > 1 and _scaling(found[0], positions) != _scaling(found[1], positions):
         raise ConfigError(
-            f"rope_parameters is {shown(dict(found[0]))} and rope_scaling {shown(dict(found[1]))}; both must be "
-            "equal, because other programs read only one. Remove the wrong entry from config.json"
+            f"rope_parameters is {printable_line(dict(found[0]))} and rope_scaling {printable_line(dict(found[1]))}; "
+            "both must be equal, because other programs read only one. Remove the wrong entry from config.json"
         )
     thetas = {float(one["rope_theta"]) for one in (raw, *found) if one.get("rope_theta") is not None}
     if len(thetas) > 1:
@@ -226,13 +228,13 @@ def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
     """Parse the `ternary` entry of a config. Raises ConfigError for an invalid entry or `quantization_config`."""
     if (said := raw.get("quantization_config")) is not None:
         kinds = ", ".join(packs.words(DIALECTS))
-        raise ConfigError(f"quantization_config is {shown(said)}; supported quantised models: {kinds}")
+        raise ConfigError(f"quantization_config is {printable_line(said)}; supported quantised models: {kinds}")
     how = raw.get("ternary")
     if how is None:
         return None
     is_known = isinstance(how, Mapping) and not set(how) - {"per_row", "haar"}
     if not is_known or any(type(one) is not bool for one in how.values()):
-        raise ConfigError(f"ternary is {shown(how)}; it must be null or an object with per_row and haar")
+        raise ConfigError(f"ternary is {printable_line(how)}; it must be null or an object with per_row and haar")
     return Ternary(**how)
 
 
@@ -242,13 +244,15 @@ def _refuse_odd(said: Mapping[str, Any]) -> None:
         if value is None or (name == SOFTCAP and value == 0):
             continue
         if name in MOST and not (type(value) is int and 1 <= value <= MOST[name]):
-            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number from 1 to {MOST[name]}")
+            raise ConfigError(f"{name} is {printable_line(value)}; it must be a whole number from 1 to {MOST[name]}")
         if name in RANGES:
             least, most = RANGES[name]
             if type(value) not in (int, float) or not least < value <= most:
-                raise ConfigError(f"{name} is {shown(value)}; it must be a number above {least:g}, at most {most:g}")
+                raise ConfigError(
+                    f"{name} is {printable_line(value)}; it must be a number above {least:g}, at most {most:g}"
+                )
         if name in ("tie_word_embeddings", "truncate") and type(value) is not bool:
-            raise ConfigError(f"{name} is {shown(value)}; it must be true or false")
+            raise ConfigError(f"{name} is {printable_line(value)}; it must be true or false")
 
 
 def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -310,11 +314,11 @@ def _scaling(rope: Mapping[str, Any], positions: int) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind not in ("linear", "llama3", "yarn"):
-        raise ConfigError(f"RoPE scaling {shown(dict(rope))} is not supported; known: linear, llama3, yarn")
+        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))} is not supported; known: linear, llama3, yarn")
     if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"RoPE scaling {shown(dict(rope))}: mscale and partial rotation are not supported")
+        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))}: mscale and partial rotation are not supported")
     if rope.get("factor") is None:
-        raise ConfigError(f"RoPE scaling {shown(dict(rope))} lacks a factor")
+        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))} lacks a factor")
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")
     given = {name: rope[name] for name in names if rope.get(name) is not None}
     before = 0 if kind == "linear" else int(rope.get("original_max_position_embeddings") or positions)
@@ -342,14 +346,14 @@ def words_of_dialect(raw: Mapping[str, Any]) -> list[str]:
     return [one for one in [*(classes if isinstance(classes, list) else []), *found] if isinstance(one, str)]
 
 
-def in_our_spelling(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def normalize_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config.json in the project's spelling, unchanged if no pack knows the dialect.
 
     Raises ConfigError if a pack knows but cannot read the config, or with the name of a missing pack.
     """
     known = packs.entries(DIALECTS)
     for word in words_of_dialect(raw):
-        if said := packs.lacking(DIALECTS, word):
+        if said := packs.missing_pack_message(DIALECTS, word):
             raise ConfigError(said)
         if word in known:
             found: Mapping[str, Any] = packs.load(known[word])(raw)

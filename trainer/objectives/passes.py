@@ -25,13 +25,13 @@ def passes(batch: Batch, micro_rows: int, model: Decoder) -> list[dict[str, Tens
     """
     device, found = model.head.device, list[dict[str, Tensor]]()
     by_bounds = "documents" in batch and has_varlen(device, model.compute_dtype, model.config.head_dim)
-    whole = {name: sent(one, device) for name, one in batch.items()}
+    whole = {name: to_device(one, device) for name, one in batch.items()}
     for start in range(0, len(batch["ids"]), micro_rows):
         rows = slice(start, start + micro_rows)
         part = {name: one[rows] for name, one in whole.items()}
-        part["counted"] = sent(np.flatnonzero(batch["targets"][rows].ravel() != IGNORED), device)
+        part["counted"] = to_device(np.flatnonzero(batch["targets"][rows].ravel() != IGNORED), device)
         if by_bounds:
-            part["bounds"] = sent(bounds(batch["documents"][rows]), device)
+            part["bounds"] = to_device(bounds(batch["documents"][rows]), device)
         found.append(part)
     return found
 
@@ -59,12 +59,12 @@ def seen_len(documents: np.ndarray) -> int:
     return round(int((sizes * sizes).sum()) / documents.size)
 
 
-def sent(array: np.ndarray, device: torch.device) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     one = torch.from_numpy(np.ascontiguousarray(array))
     return one.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else one
 
 
-def counted_in(batch: Mapping[str, Tensor]) -> Tensor:
+def target_indices(batch: Mapping[str, Tensor]) -> Tensor:
     """Return the indices (N,) of counted targets in the flattened rows of a pass."""
     if "counted" in batch:
         return batch["counted"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.model.decoder import Decoder
 from trainer.model.token_losses import logprobs_and_entropy
-from trainer.objectives.passes import counted_in
+from trainer.objectives.passes import target_indices
 from trainer.objectives.shared_rows import Spots, added_up, hidden_of
 from trainer.records.rl_config import RlConfig
 
@@ -49,7 +49,7 @@ class PolicyLoss:
         `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
-        counted = counted_in(batch)
+        counted = target_indices(batch)
         hidden = hidden_of(model, batch).flatten(0, 1).index_select(0, counted)
         now, entropy = logprobs_and_entropy(
             hidden, model.head, batch["targets"].flatten()[counted], model.shape, config.temperature

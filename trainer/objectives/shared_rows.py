@@ -1,8 +1,8 @@
 """Prefix sharing for answers: rows of tokens in which a common prefix of several answers is stored and computed once.
 
-`as_rows` converts prompts and answers to batch arrays and the target positions of each answer. A row is a prefix tree
-in depth-first order. `ends` holds the end of the subtree of each token: token i attends to an earlier token j exactly
-if i < ends[j].
+`pack_answers` converts prompts and answers to batch arrays and the target positions of each answer. A row is a prefix
+tree in depth-first order. `ends` holds the end of the subtree of each token: token i attends to an earlier token j
+exactly if i < ends[j].
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class _Row:
         self.parts += [self.count] * len(ids)
 
 
-def as_rows(
+def pack_answers(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     pad: int,
@@ -106,7 +106,7 @@ def as_rows(
 
 
 def hidden_of(model: Decoder, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return hidden states (rows, T, d) of a batch from `as_rows`; tokens attend within prompt and own answer."""
+    """Return hidden states (rows, T, d) of a batch from `pack_answers`; tokens attend within prompt and own answer."""
     if "ends" not in batch:
         return model.hidden(batch["ids"])
     index = torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
@@ -115,7 +115,7 @@ def hidden_of(model: Decoder, batch: Mapping[str, Tensor]) -> Tensor:
     return model.hidden(batch["ids"], at=model.positions(batch["places"], sees.tril()[:, None], is_causal=True))
 
 
-def at_targets(targets: np.ndarray, spots: Spots, values: Sequence[Sequence[float]]) -> np.ndarray:
+def scatter_to_targets(targets: np.ndarray, spots: Spots, values: Sequence[Sequence[float]]) -> np.ndarray:
     """Scatter per-token values of the answers to the target positions; return fp32 (rows, T), 0 elsewhere.
 
     At a shared position, the last answer's value wins.

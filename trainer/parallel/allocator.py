@@ -5,7 +5,7 @@ import os
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def let_segments_grow() -> None:
+def enable_expandable_segments() -> None:
     """Enable expandable segments in PyTorch's CUDA allocator, unless the user configured the allocator.
 
     Without expandable segments, rows of many lengths fragment GPU memory.

@@ -1,11 +1,11 @@
 """Fully sharded training with PyTorch's FSDP2: parameters, gradients and optimizer state are sharded over processes.
 
-`cut` shards a decoder in place, over all processes (`fsdp`) or within each node with replicas across nodes (`hybrid`),
-and returns an `FsdpSharding` describing the rows of this process: chunk `rank` of `torch.chunk(N, size)` for a
-parameter of N rows. FSDP gathers a block in the dtype of activations just before use and frees the copy afterwards;
-parameters outside the blocks stay gathered through forward and backward. With `is_held`, all parameters stay gathered
-for the whole step, and gradients are reduced on the last pass only. Source of the wrapping order: torchtitan's
-`parallelize` for dense decoders.
+`shard_model` shards a decoder in place, over all processes (`fsdp`) or within each node with replicas across nodes
+(`hybrid`), and returns an `FsdpSharding` describing the rows of this process: chunk `rank` of `torch.chunk(N, size)`
+for a parameter of N rows. FSDP gathers a block in the dtype of activations just before use and frees the copy
+afterwards; parameters outside the blocks stay gathered through forward and backward. With `is_held`, all parameters
+stay gathered for the whole step, and gradients are reduced on the last pass only. Source of the wrapping order:
+torchtitan's `parallelize` for dense decoders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.decoder import Decoder
-from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, timeout_s
+from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, convert_peer_errors, timeout_s
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class FsdpSharding:
 
     def part(self, tensor: Tensor) -> Tensor:
         """Return a view of the rows of a parameter updated by this process."""
-        return part_of(tensor)
+        return local_shard(tensor)
 
     def grad(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of this process's rows, summed over all processes, or None without a gradient."""
-        return None if parameter.grad is None else part_of(parameter.grad)
+        return None if parameter.grad is None else local_shard(parameter.grad)
 
     def before_pass(self, model: Any, is_last: bool) -> None:
         """Configure FSDP for a pass of a step: delay gradient reduction across processes until the last pass."""
@@ -75,7 +75,7 @@ class FsdpSharding:
         if self.size == 1:
             return mine
         squares = mine.square()
-        with passing():
+        with convert_peer_errors():
             torch.distributed.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
@@ -113,11 +113,11 @@ class FsdpSharding:
     def _swap(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
         """Run an all-to-all exchange of `given`; `out` and `back` are the sent and received lengths per process."""
         got = given.new_empty(sum(back))
-        with passing():
+        with convert_peer_errors():
             torch.distributed.all_to_all_single(got, given, back, out, group=self.group)
         return list(got.split(back))
 
-    def deal(self, mine: Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: Ranks) -> None:
+    def scatter_weights(self, mine: Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: Ranks) -> None:
         """Fill the shards of all processes from the whole tensors of the first process. Raises PeerLost.
 
         mine: shards to fill in place. whole: read on the first process only, one tensor in memory at a time. A
@@ -137,17 +137,19 @@ class FsdpSharding:
 WHOLE = FsdpSharding()
 
 
-def part_of(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return the local shard of a parameter or gradient, detached and sharing memory."""
     found = tensor.detach()
     return found.to_local() if hasattr(found, "to_local") else found
 
 
 def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: part_of(one) for name, one in tensors.items()}
+    return {name: local_shard(one) for name, one in tensors.items()}
 
 
-def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> FsdpSharding:
+def shard_model(
+    model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False
+) -> FsdpSharding:
     """Shard a decoder in place with FSDP2. Parameters on `meta` stay uninitialized. Raises PeerLost on a timeout.
 
     parallel: `fsdp` or `hybrid`. method: the entry method of the model, at which FSDP gathers the parameters outside
@@ -160,7 +162,7 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     size = ranks.per_node if parallel == "hybrid" else ranks.size
     ids = torch.arange(ranks.size).view(-1, size)  # (copies, pieces)
-    with passing():
+    with convert_peer_errors():
         rows, columns = _groups(ids.tolist(), ranks.rank), _groups(ids.t().tolist(), ranks.rank)
     if parallel == "hybrid":
         mesh = DeviceMesh.from_group([columns, rows], kind, ids, mesh_dim_names=("copies", "pieces"))

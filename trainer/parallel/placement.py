@@ -1,7 +1,7 @@
 """Placement of a phase on the available GPUs: the parallel layout and the micro-batch size, from `trainer.memory`.
 
-`PhaseConfig`, `Ranks` and `Machine` -> `fitted` and `how` -> `PhaseConfig` and layout. After an out-of-memory error,
-`memory_told` raises an error listing settings that fit.
+`PhaseConfig`, `Ranks` and `Machine` -> `with_fitting_micro_batch` and `choose_layout` -> `PhaseConfig` and layout.
+After an out-of-memory error, `explain_out_of_memory` raises an error listing settings that fit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ FITTED = ("micro_rows", "recompute")
 PASS_TOKENS = 1 << 16  # larger passes gain nothing: fixed costs per pass are 1 % at this size
 
 
-def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
+def choose_layout(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
     """Return `ddp`, `fsdp` or `hybrid`: the configured layout, or for `auto` the first layout fitting into GPU memory.
 
     Raises Refused for `hybrid` without several nodes of several processes.
@@ -39,10 +39,12 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
         return config.parallel
     if machine.device.type == "cpu":
         return "ddp"
-    return memory.parallel(counted(config, machine), gpu_bytes(machine), ranks.per_node, nodes)
+    return memory.fastest_layout(counted(config, machine), gpu_bytes(machine), ranks.per_node, nodes)
 
 
-def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[str, Any]) -> PhaseConfig:
+def with_fitting_micro_batch(
+    config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[str, Any]
+) -> PhaseConfig:
     """Return the phase with the largest micro-batch fitting into the GPU by estimate; unchanged on a CPU.
 
     A resumed run keeps the micro-batch of its start and so ends with the same bits. before: the configuration in the
@@ -87,7 +89,7 @@ def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bo
 
 
 @contextmanager
-def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
+def explain_out_of_memory(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
     """Convert a CUDA out-of-memory error inside the block to OutOfMemory with settings that fit."""
     try:
         yield

@@ -53,7 +53,7 @@ class Ranks:
         missing = -(-len(rows) // self.size) - len(mine)
         return np.concatenate([mine, np.full((missing, *rows.shape[1:]), fill, rows.dtype)]) if missing else mine
 
-    def add_up(self, figures: Tensor) -> Tensor:
+    def all_reduce(self, figures: Tensor) -> Tensor:
         """Return the sums over all processes in float64, on the same device without synchronizing. Raises PeerLost."""
         sums = figures.detach().double()
         if self.size > 1:
@@ -82,7 +82,7 @@ class Ranks:
             torch.distributed.broadcast(said, 0, group=self.words)
         return json.loads(bytes(said.tolist()))
 
-    def tell_all(self, words: Any, is_patient: bool = False) -> list[Any]:
+    def all_gather(self, words: Any, is_patient: bool = False) -> list[Any]:
         """Gather a JSON value from each process on all processes, in rank order. Raises PeerLost.
 
         is_patient: use the group with the long timeout, when a process may arrive late.
@@ -107,7 +107,7 @@ class Ranks:
                 for tensor in tensors:  # NCCL does not support CPU tensors
                     torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
-    def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_named_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Broadcast CPU tensors by name from the first process, names and shapes included. Raises PeerLost."""
         if self.size == 1:
             return dict(tensors)
@@ -138,7 +138,7 @@ class Ranks:
             about = json.loads(bytes(said.tolist()))
             return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
 
-    def hurry(self, *groups: Any) -> None:
+    def shorten_timeout(self, *groups: Any) -> None:
         """Shorten the collective timeout to STEP_TIMEOUT_S after the first step. groups: further groups to change.
 
         PyTorch has no public function for this; torchtitan calls the same private function.
@@ -169,7 +169,7 @@ class Ranks:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_process_group() -> Iterator[Ranks]:
     """Join the process group if torchrun started several processes. Raises PeerLost when a process does not join."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -217,6 +217,6 @@ def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
         raise PeerLost(f"a process of this run exited or does not answer: {error}") from error
 
 
-def passing() -> AbstractContextManager[None]:
+def convert_peer_errors() -> AbstractContextManager[None]:
     """Convert communication errors during a pass through a sharded model to PeerLost."""
     return _others(GONE)

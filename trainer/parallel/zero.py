@@ -1,9 +1,9 @@
 """ZeRO stage 1: every process holds the whole model, and the optimizer state is sharded by rows.
 
-`shared` returns an `FsdpSharding` in which every process updates some rows of each parameter. During the backward pass
-of a step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping with the
-remaining backward pass, and freed. After the update, an all-gather distributes the new rows. The traffic equals an
-all-reduce of the gradients. Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's
+`shard_optimizer_state` returns an `FsdpSharding` in which every process updates some rows of each parameter. During the
+backward pass of a step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping
+with the remaining backward pass, and freed. After the update, an all-gather distributes the new rows. The traffic
+equals an all-reduce of the gradients. Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's
 DistributedDataParallel.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.model.decoder import Decoder
 from trainer.parallel.fsdp import FsdpSharding
-from trainer.parallel.process_group import Ranks, passing
+from trainer.parallel.process_group import Ranks, convert_peer_errors
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Shared(FsdpSharding):
 
     def reduced(self) -> None:
         """Wait until the gradients of this process's rows are summed over all processes. Raises PeerLost."""
-        with passing():
+        with convert_peer_errors():
             while self.waiting:
                 self._send(self.waiting.pop(0))
             for unit in self.units:
@@ -82,7 +82,7 @@ class Shared(FsdpSharding):
     def changed(self) -> None:
         """Distribute the updated rows of every process with an all-gather. Raises PeerLost."""
         begun: list[tuple[Unit, Any, Tensor, Tensor]] = []
-        with passing():
+        with convert_peer_errors():
             for unit in reversed(self.units):  # in forward order, two all-gathers in flight
                 mine = unit.parameters[0].new_zeros(sum(self._widths(unit)))
                 for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
@@ -150,7 +150,7 @@ class Shared(FsdpSharding):
             start += rows
 
 
-def shared(model: Decoder, ranks: Ranks) -> FsdpSharding:
+def shard_optimizer_state(model: Decoder, ranks: Ranks) -> FsdpSharding:
     """Shard the optimizer state over all processes and register the gradient hooks of the model."""
     units = [Unit(some) for some in _units(model) if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})

@@ -31,7 +31,7 @@ def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ra
 
 def rows_of(phase: PhaseRun) -> Source:
     """Return the batch source of the mixture, packed if configured. Raises Refused for an empty mixture."""
-    conversations, config = talk_of(phase), phase.config
+    conversations, config = open_mixture(phase), phase.config
     is_packed = config.is_packed(phase.machine.device.type)
 
     def batch(step: int) -> Batch:
@@ -43,7 +43,7 @@ def rows_of(phase: PhaseRun) -> Source:
     return StepSource(batch, conversations.counts)
 
 
-def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
+def open_mixture(phase: PhaseRun, align: int = 1) -> Conversations:
     """Return the conversations of the mixture and report their counts. Raises Refused for an empty mixture.
 
     align: token alignment of answers.
@@ -56,11 +56,11 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
     files = {kind: [conversations_of(phase, kind)] for kind in mixture}
     found = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align)
     if phase.ranks.is_first:
-        tell_counts(config.phase, found.counts)
+        report_counts(config.phase, found.counts)
     return found
 
 
-def tell_counts(phase: str, found: TalkCounts) -> None:
+def report_counts(phase: str, found: TalkCounts) -> None:
     """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
     if not found.is_whole:

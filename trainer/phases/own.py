@@ -6,7 +6,7 @@ from data.config import StepContext
 from data.errors import DataError
 from store import extensions
 from store.extensions import ExtensionError
-from store.extensions.run import blame, function
+from store.extensions.run import error_with_line, function
 from store.manifest import StoreError
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.errors import Refused, TrainerError
@@ -33,7 +33,7 @@ def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ra
         except (TrainerError, DataError, StoreError):
             raise
         except Exception as error:
-            raise TrainerError(blame(extension, error)) from error
+            raise TrainerError(error_with_line(extension, error)) from error
     if ranks.is_first and (not isinstance(about, dict) or "phase" not in about):
         raise Refused(
             f"{extension.where}: phase(run) did not return the result of run.publish, so no model is published. "

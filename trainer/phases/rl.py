@@ -48,13 +48,13 @@ def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ra
             )
         judges: dict[str, Judge] = {task: judge_of(task, rl) for task in mixture}
         try:
-            return learnt(phase, mixture, judges)
+            return train_and_publish(phase, mixture, judges)
         finally:
             for judge in judges.values():
                 judge.close()
 
 
-def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
+def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
     """Train, evaluate and publish the model; return facts about the artifact, {} on other processes."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None

@@ -23,12 +23,12 @@ from store.manifest import kind_of
 from trainer.config import CheckpointOptions, ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import CheckoutCode, Choice, Node, choices, differences, digest, needed
 from trainer.plan import estimates
-from trainer.plan.estimates import STATE_BYTES, told, ways_of
+from trainer.plan.estimates import STATE_BYTES, gpu_layouts, layouts_text
 from trainer.plan.nodes import own_sources, recipe
 from trainer.plan.phase_needs import needs_of
 from trainer.plan.wanted import TrainingRequest, profile_named, profile_of
 from trainer.records import phase_options
-from trainer.records.fields import what_counts
+from trainer.records.fields import fingerprint_fields
 from trainer.records.model_config import FEATURES, feature
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 
@@ -122,7 +122,7 @@ def resolve(
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
-    spread = [ways_of(phase, request) for phase in phases]
+    spread = [gpu_layouts(phase, request) for phase in phases]
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     for name in FEATURES:
@@ -133,7 +133,7 @@ def resolve(
         f"{phase.phase}: {said}" for phase in phases if (said := needs_of(phase).note(phase, request.num_gpus))
     )
     notes += tuple(
-        f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
+        f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := layouts_text(found))
     )
     notes += tuple(
         f"the plan keeps {one.name}, although the code has changed: {', '.join(one.differs)}"
@@ -146,7 +146,7 @@ def resolve(
         sizes = {(kind_of(one.name), one.fingerprint): one.num_bytes for one in _held(inventory)}
         read = {of for name in due for of in nodes[name].inputs.values() if of not in due}
         fetched = sum(sizes.get((kind_of(nodes[name].artifact), chosen[name].fingerprint), 0) for name in read)
-        data = fetched + estimates.made_bytes([nodes[name].spec for name in due], fetched)
+        data = fetched + estimates.written_bytes([nodes[name].spec for name in due], fetched)
     return Plan(
         target,
         inventory.store,
@@ -242,7 +242,7 @@ def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
 
 def plain(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec that count for the fingerprint, as JSON values."""
-    return dict(json.loads(json.dumps(what_counts(spec))))
+    return dict(json.loads(json.dumps(fingerprint_fields(spec))))
 
 
 def _of_unknown_code(makers: Sequence[tuple[str, str]]) -> tuple[str, ...]:

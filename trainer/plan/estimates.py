@@ -16,11 +16,11 @@ from trainer import memory
 from trainer.config import ImportSpec, PhaseConfig
 from trainer.fingerprints import digest
 from trainer.plan.phase_needs import needs_of
-from trainer.records.fields import what_counts
+from trainer.records.fields import fingerprint_fields
 from trainer.records.phase_registry import KINDS
 
 
-def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
+def min_gpu_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
     """Return the least GPU memory in bytes for a phase on machines of `num_gpus` GPUs, as `inv fit` counts.
 
     A training reduces the micro-batch down to one row, and recomputes activations, before failing
@@ -36,15 +36,15 @@ def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
     return math.ceil(least / memory.USABLE)
 
 
-def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
+def gpu_layouts(phase: PhaseConfig, request: Request) -> dict[str, int]:
     """Return the possible layouts of a model over the requested GPUs, with the estimated bytes per GPU."""
     training = needs_of(phase).training_gpus(phase, request.num_gpus)
     found = memory.ways(phase, max(1, training), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 
 
-def told(found: Mapping[str, int]) -> str:
-    """Return the layouts of `ways_of` in words; "" if plain data parallelism (ddp) is the only layout."""
+def layouts_text(found: Mapping[str, int]) -> str:
+    """Return the layouts of `gpu_layouts` in words; "" if plain data parallelism (ddp) is the only layout."""
     if list(found) == ["ddp"]:
         return ""
     sizes = [f"{way} with {size / 1e9:.0f} GB on each GPU" for way, size in found.items()]
@@ -105,7 +105,7 @@ def shape(config: PhaseConfig) -> str:
     for one in fields(config):
         value = getattr(config, one.name)
         if one.name not in TIMELESS and value != one.default:
-            found[one.name] = what_counts(value)
+            found[one.name] = fingerprint_fields(value)
     return digest(found)
 
 
@@ -121,7 +121,7 @@ NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of t
 IMPORT_COPIES = 2  # float32 copies: the download and the converted model
 
 
-def made_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
+def written_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
     """Return the bytes written by steps with these specs.
 
     fetched_bytes: size of the inputs made elsewhere, which stands in for the text if no step makes text.
@@ -157,14 +157,14 @@ def _text_bytes(spec: TextSpec) -> int:
 SHORTEST = 128  # minimum sequence length in tokens: below, a phase learns something different
 
 
-def smaller(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1) -> str:
+def smallest_fitting_options(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1) -> str:
     """Return the options of the smallest change that fits; "" if no change suffices."""
     for change in _smaller_changes(phase):
         try:
             changed = replace(phase, **change)
         except ConfigError:  # invalid sequence length for the phase
             continue
-        if least_bytes(changed, num_gpus, nodes) <= memory_bytes:
+        if min_gpu_bytes(changed, num_gpus, nodes) <= memory_bytes:
             return " ".join(f"--set {phase.phase}.{name}={_as_typed(value)}" for name, value in change.items())
     return ""
 

@@ -24,8 +24,8 @@ from data.config import (
     TextSpec,
     TokenizerSpec,
     TokensSpec,
+    conversation_spec,
     filled_files,
-    talk_spec,
 )
 from data.references import HUB
 from infra.errors import UsageError
@@ -196,9 +196,9 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
         if "/" not in source and "." not in source:
             hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl, a .parquet or hf://user/name"
             raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
-        spec = talk_spec(source)
+        spec = conversation_spec(source)
         if not spec.source.startswith(HUB):
-            path = located(spec.source)
+            path = absolute_source(spec.source)
             spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
         slug = slug_of(spec.source)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
@@ -220,12 +220,12 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
                 near = difflib.get_close_matches(source, TASKS, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with a question and an answer per line"
                 raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
-            path = located(source)
+            path = absolute_source(source)
             spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))
             name = slug_of(path)
             name = f"{name}-problems" if name in {*taken, *KINDS, *ORDER, *PHASES, TEACHER} else name
         elif folder and source != "sort":
-            path = located(folder)
+            path = absolute_source(folder)
             spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
         else:
             spec = ProblemsSpec(task=source)
@@ -262,14 +262,14 @@ def _phase(
 ) -> Node:
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
-        tuned = street.fine_tuned if config.rl is None else street.learning_on_policy
+        tuned = street.imported_chat_phase if config.rl is None else street.learning_on_policy
         config = tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         warm_ups = tuple(f"{phase}.{name}." for name in config.WARM_UPS)  # keep the user's settings
         given = {path: text for path, text in wanted.options.items() if path.startswith(warm_ups)}
-        config = phase_options.with_options(config.in_steps(wanted.steps), given)
+        config = phase_options.with_options(config.with_steps(wanted.steps), given)
     if PHASES[phase].sizes and any(wanted.sizes.values()):
         if odd := [name for name, size in wanted.sizes.items() if size < 0]:
             raise UsageError(f"{odd[0].upper()} is {wanted.sizes[odd[0]]}; it must be a whole number from 0")
@@ -284,7 +284,7 @@ def _phase(
     return Node(phase, f"{PHASES[phase].folder}/{tag}", words, code, config, inputs)
 
 
-def located(source: str) -> str:
+def absolute_source(source: str) -> str:
     """Return a path as an absolute path on this machine; a data set of the hub unchanged."""
     return source if source.startswith(HUB) else str(Path(source).expanduser().absolute())
 

@@ -14,7 +14,7 @@ from trainer.records.phase_registry import PHASES
 class PhaseNeeds:
     """Requirements of a phase that trains on every GPU of the machine and runs no code from outside Slipway."""
 
-    def fewest_gpus(self, config: PhaseConfig) -> int:
+    def min_gpus(self, config: PhaseConfig) -> int:
         """Return the minimum number of GPUs of a machine for the phase."""
         return 1
 

@@ -73,7 +73,7 @@ def fewest(rl: RlConfig) -> int:
     return MOST_GPUS
 
 
-def words(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
+def spread_arguments(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
     """Return the arguments for `trainer.spread` that divide the GPUs; () if all GPUs train."""
     training, answering = rl.divided(num_gpus)
     return ("--train", joined(training), "--answer", joined(answering)) if answering else ()

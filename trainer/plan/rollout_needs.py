@@ -15,7 +15,7 @@ RUNS_CODE = ("mbpp",)  # tasks with programs as answers; the judge runs the prog
 class RolloutNeeds(PhaseNeeds):
     """Requirements of `rl`."""
 
-    def fewest_gpus(self, config: PhaseConfig) -> int:
+    def min_gpus(self, config: PhaseConfig) -> int:
         return rollout_engine.fewest(_rl(config))
 
     def training_gpus(self, config: PhaseConfig, num_gpus: int) -> int:
@@ -28,7 +28,7 @@ class RolloutNeeds(PhaseNeeds):
         return (rollout_engine.environment_of(torch),) if _rl(config).engine == "vllm" else ()
 
     def spread_words(self, config: PhaseConfig, num_gpus: int) -> tuple[str, ...]:
-        return rollout_engine.words(_rl(config), num_gpus)
+        return rollout_engine.spread_arguments(_rl(config), num_gpus)
 
     def note(self, config: PhaseConfig, num_gpus: int) -> str:
         return rollout_engine.told(_rl(config), num_gpus)

@@ -79,7 +79,7 @@ def parse_phases(words: str) -> tuple[str, ...]:
     aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
     asked = [aliases.get(word, word) for word in words.split("+")]
     for word in asked:
-        if said := packs.lacking("phases", word):
+        if said := packs.missing_pack_message("phases", word):
             raise UsageError(said)
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
@@ -127,7 +127,7 @@ def profile_named(name: str) -> Profile:
         if path.parent.name != "configs" or path.stem not in recipes.PROFILES or path.exists():
             return _with_own(recipes.from_file(path))
         name = path.stem
-    if said := packs.lacking("profiles", name):
+    if said := packs.missing_pack_message("profiles", name):
         raise UsageError(said)
     if name not in recipes.PROFILES:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)

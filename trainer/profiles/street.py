@@ -99,7 +99,7 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
 
     mid starts at 0.3 of base's rates, and sft at 0.1, about the final rate of base. Both decay to 0.
     """
-    slow = after(base.optimizer, 0.3)
+    slow = scale_rates(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
     mid = replace(
         base,
@@ -116,12 +116,12 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     sft = replace(
         mid,
         phase="sft",
-        optimizer=after(base.optimizer, 0.1),
+        optimizer=scale_rates(base.optimizer, 0.1),
         schedule=ScheduleConfig(decay=1.0),
         steps=200,
         mixture=TALK,
     )
-    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05))}
+    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, scale_rates(base.optimizer, 0.05))}
 
 
 def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
@@ -143,7 +143,7 @@ def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
     )
 
 
-def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+def imported_chat_phase(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     """Return a chat phase for an imported model: AdamW only, at a rate low enough to preserve the pretraining.
 
     The rate is close to published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). The model
@@ -163,13 +163,13 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     """Return rl for an imported model: the rates of GRAIL, with at most twenty warm-up steps."""
     return replace(
-        fine_tuned(phase, model),
+        imported_chat_phase(phase, model),
         optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=min(20, phase.steps // 5), decay=0.0),
     )
 
 
-def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
+def scale_rates(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
     """Return an optimizer with all rates multiplied by `share`."""
     rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
     return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})

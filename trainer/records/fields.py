@@ -8,7 +8,7 @@ from typing import Any
 from data.config import ConfigError
 
 
-def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
+def check_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
     """Raise ConfigError for a field below `least` (`above`: or equal to `least`), or not finite; None is valid."""
     for name in names.split():
         value = getattr(record, name)
@@ -29,14 +29,16 @@ def newer(default: Any) -> Any:
     return field(default=default, metadata={"newer": True})
 
 
-def what_counts(spec: Any) -> Any:
+def fingerprint_fields(spec: Any) -> Any:
     """Return the fields of a record that count for the fingerprint, as plain values, recursively."""
     if is_dataclass(spec):
-        return {one.name: what_counts(getattr(spec, one.name)) for one in fields(spec) if not _is_neutral(spec, one)}
+        return {
+            one.name: fingerprint_fields(getattr(spec, one.name)) for one in fields(spec) if not _is_neutral(spec, one)
+        }
     if isinstance(spec, Mapping):
-        return {key: what_counts(value) for key, value in spec.items()}
+        return {key: fingerprint_fields(value) for key, value in spec.items()}
     if isinstance(spec, (list, tuple)):
-        return [what_counts(value) for value in spec]
+        return [fingerprint_fields(value) for value in spec]
     return spec
 
 

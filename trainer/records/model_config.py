@@ -12,7 +12,7 @@ from typing import Any
 from data.config import ConfigError
 from store import packs
 from store.artifacts.model_files import TensorHeader
-from trainer.records.fields import in_bounds, newer
+from trainer.records.fields import check_bounds, newer
 
 KIND = "model_features"
 FEATURES = ("ternary", "blocks")  # fields of `ModelConfig`
@@ -44,7 +44,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3", "yarn"):
             raise ConfigError(f"RoPE scaling is {self.kind!r}; known: linear, llama3, yarn")
-        in_bounds(self, "factor", 0, above=True)
+        check_bounds(self, "factor", 0, above=True)
         if self.kind != "linear" and self.original_max_position_embeddings < 1:
             raise ConfigError(f"RoPE scaling {self.kind} needs original_max_position_embeddings")
 
@@ -144,7 +144,7 @@ class ModelFeature:
         """Return the tensors of a file in the layout of the project's decoder."""
         return header
 
-    def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
+    def has_coded_weights(self, raw: Mapping[str, Any]) -> bool:
         """Return True if the parameters are decoded from stored symbols, so the files' dtypes say nothing."""
         return False
 
@@ -154,7 +154,7 @@ def feature(name: str) -> ModelFeature:
     """Return a feature of an installed pack. Raises ConfigError with the name of a missing pack."""
     where = packs.entries(KIND).get(name)
     if where is None:
-        raise ConfigError(packs.lacking(KIND, name) or f"no pack has the model feature {name!r}")
+        raise ConfigError(packs.missing_pack_message(KIND, name) or f"no pack has the model feature {name!r}")
     found: ModelFeature = packs.load(where)()
     return found
 
@@ -195,10 +195,10 @@ class ModelConfig:
     """nanochat: an RMSNorm between the embedding and the first block."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
-        in_bounds(self, "num_key_value_heads head_dim max_position_embeddings", 1)
-        in_bounds(self, "rms_norm_eps logit_softcap", 0)
-        in_bounds(self, "rope_theta", 0, above=True)
+        check_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
+        check_bounds(self, "num_key_value_heads head_dim max_position_embeddings", 1)
+        check_bounds(self, "rms_norm_eps logit_softcap", 0)
+        check_bounds(self, "rope_theta", 0, above=True)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"

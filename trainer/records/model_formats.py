@@ -45,11 +45,11 @@ def installed() -> dict[str, ModelFormat]:
     return {name: packs.load(where) for name, where in packs.entries(KIND).items()}
 
 
-def known(name: str) -> ModelFormat:
+def find_format(name: str) -> ModelFormat:
     """Return the format of this name. Raises ConfigError with the name of a missing pack."""
     where = packs.entries(KIND).get(name)
     if where is None:
-        raise ConfigError(packs.lacking(KIND, name) or f"no pack has the model format {name!r}")
+        raise ConfigError(packs.missing_pack_message(KIND, name) or f"no pack has the model format {name!r}")
     found: ModelFormat = packs.load(where)
     return found
 
@@ -62,12 +62,12 @@ def detect(folder: Path) -> tuple[str, str]:
 def absent() -> Sequence[str]:
     """Return a message for each format of a pack not installed, with the name of the pack."""
     names = [name for words in packs.known().values() for name in words.get(KIND, ())]
-    return [said for name in names if (said := packs.lacking(KIND, name))]
+    return [said for name in names if (said := packs.missing_pack_message(KIND, name))]
 
 
 def code_of(name: str) -> tuple[str, ...]:
     """Return the folder with the import code for this format; () for "". Raises ConfigError."""
     if not name:
         return ()
-    known(name)
+    find_format(name)
     return ("/".join(packs.entries(KIND)[name].split(".")[:2]),)

@@ -28,7 +28,7 @@ class OwnPhase:
     """Phases from whose model this phase can start, nearest first; () = the same as for `like`."""
 
 
-def adopt(extension: Extension) -> Phase:
+def register_phase(extension: Extension) -> Phase:
     """Register the phase of an extension in this process and return the phase.
 
     Raises ConfigError for an invalid extension.

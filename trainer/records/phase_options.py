@@ -97,7 +97,7 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
     for path in options:
         name, _ = phase_of(path)
         if name not in phases and name != MODEL:
-            if said := packs.lacking("phases", name):
+            if said := packs.missing_pack_message("phases", name):
                 raise ConfigError(f"--set {path}: {said}")
             near = difflib.get_close_matches(name, phases, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(phases)}"

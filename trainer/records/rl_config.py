@@ -6,7 +6,7 @@ from typing import Any
 
 from data.config import ConfigError
 from data.references import COLUMNS
-from trainer.records.fields import in_bounds, newer, rounding
+from trainer.records.fields import check_bounds, newer, rounding
 
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "plain")
 ENGINES = ("embedded", "vllm")
@@ -92,13 +92,13 @@ class RlConfig:
     """Reward answers to gsm8k as GRAIL does, including GRAIL's mistakes."""
 
     def __post_init__(self) -> None:
-        in_bounds(
+        check_bounds(
             self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1
         )
-        in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
-        in_bounds(self, "lag", 0)
-        in_bounds(self, "engine_tensor_parallel", 1)
-        in_bounds(self, "temperature", 0, above=True)
+        check_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
+        check_bounds(self, "lag", 0)
+        check_bounds(self, "engine_tensor_parallel", 1)
+        check_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
             raise ConfigError(
                 f"group is {self.group}; it must be at least 2, because the loss compares the answers of a group"

@@ -45,7 +45,7 @@ class Test:
         return same(value, self.expected)
 
 
-def parsed(words: str, setup: str = "") -> Test:
+def parse_assertion(words: str, setup: str = "") -> Test:
     """Return the parsed assertion; `how` is `whole` for any form except a call of the answer with an expected value."""
     try:
         (statement,) = ast.parse(words.strip()).body

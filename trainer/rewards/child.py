@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from store.extensions import ExtensionError, of_text
 from store.extensions.run import function
 from trainer.rewards.worker import READY
@@ -22,7 +22,7 @@ MEMORY_BYTES = 4 << 30
 
 def main() -> None:
     """Answer questions until stdin ends."""
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

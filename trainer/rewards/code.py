@@ -13,7 +13,7 @@ from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.answers import answer_of, thinks, trailing
-from trainer.rewards.assertions import parsed
+from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.reward import JudgedAnswer, Reward
 
 SHORT = 50  # maximum characters after the answer
@@ -60,7 +60,7 @@ class Mbpp:
 
     def judged(self, code: str, setup: str, words: Sequence[str]) -> tuple[bool, float]:
         """Return True if the code compiles, and the share of passed tests (0 without tests)."""
-        tests = [parsed(one, setup) for one in words]
+        tests = [parse_assertion(one, setup) for one in words]
         calls = [one for one in tests if one.how != "whole"]
         wholes = [one.call for one in tests if one.how == "whole"]
         found = self.jail.tried(code, [one.call for one in calls], wholes, setup)

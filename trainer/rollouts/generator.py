@@ -1,10 +1,10 @@
 """Generation of many answers per prompt in parallel, the most expensive part of reinforcement learning.
 
-`answer_all` takes a model, prompts as ids, the number of answers per prompt and uniform random numbers, and returns
-`BatchedAnswers`: ids with log-probabilities. Each prompt is prefilled once, for any number of answers. On a GPU, a row
-with a finished answer starts the next answer at once, so that shapes stay constant; without further answers, finished
-rows are removed. On a CPU, identical beginnings of answers to a prompt share a row until the answers differ. The random
-numbers of an answer depend only on the position of the answer.
+`generate_answers` takes a model, prompts as ids, the number of answers per prompt and uniform random numbers, and
+returns `BatchedAnswers`: ids with log-probabilities. Each prompt is prefilled once, for any number of answers. On a
+GPU, a row with a finished answer starts the next answer at once, so that shapes stay constant; without further answers,
+finished rows are removed. On a CPU, identical beginnings of answers to a prompt share a row until the answers differ.
+The random numbers of an answer depend only on the position of the answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.losses import capped
 from trainer.rollouts.branches import Branches
-from trainer.rollouts.laid_out import Product, laid_out
+from trainer.rollouts.laid_out import Product, optimized_layout
 from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # attention reads caches up to a multiple of this number of tokens
@@ -74,7 +74,7 @@ class Prefix:
 
 
 @torch.inference_mode()
-def answer_all(
+def generate_answers(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
     each: int,
@@ -99,7 +99,7 @@ def answer_all(
     found = _Found.empty(len(prompts) * each, how.max_new, device)
     prefix = read(model, prompts)
     if device.type in BRANCHING:
-        with laid_out(model, rows) as logits_of:
+        with optimized_layout(model, rows) as logits_of:
             for jobs in torch.arange(len(prompts) * each).split(rows):
                 _answer_branching(model, logits_of, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)
     else:

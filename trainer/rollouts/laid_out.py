@@ -1,7 +1,7 @@
 """Weight layout that the CPU's matrix library reads fastest, kept while a model generates answers.
 
-`laid_out` takes a model whose weights do not change meanwhile. Without this layout, every product first rearranges the
-matrices, at up to a quarter of the product's time.
+`optimized_layout` takes a model whose weights do not change meanwhile. Without this layout, every product first
+rearranges the matrices, at up to a quarter of the product's time.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def laid_out(model: Decoder, rows: int) -> Iterator[Product]:
+def optimized_layout(model: Decoder, rows: int) -> Iterator[Product]:
     """Convert a model's matrices to the layout for products with `rows` rows; yield a function hidden states -> logits.
 
     Leaving the context restores the normal layout. Without MKL-DNN, the matrices stay unchanged.

@@ -17,11 +17,11 @@ from torch import Tensor
 from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
-from trainer.model.decoder import Decoder, unfilled
+from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, JudgedAnswer, Reward
 from trainer.rollouts.drawn import Drawn, uniform
-from trainer.rollouts.generator import BatchedAnswers, answer_all
+from trainer.rollouts.generator import BatchedAnswers, generate_answers
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 
@@ -91,7 +91,7 @@ class Embedded:
         if model.compute_dtype == torch.float32:
             return
         if self.copy is None:
-            self.copy = unfilled(model.config, model.compute_dtype).to(model.compute_dtype)
+            self.copy = uninitialized_decoder(model.config, model.compute_dtype).to(model.compute_dtype)
             self.copy.to_empty(device=model.head.device)
         for mine, its in zip(self.copy.parameters(), model.parameters(), strict=True):
             mine.data.copy_(its.data)
@@ -103,7 +103,7 @@ class Embedded:
         """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
         assert self.model is not None
         with uncompiled(self.model) if self.copy is None else nullcontext():
-            return answer_all(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
+            return generate_answers(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
 
 
 class RemoteEngine:

@@ -20,7 +20,7 @@ from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
 from trainer.objectives.rl import advantages, has_signal, row_weights, worth
-from trainer.objectives.shared_rows import as_rows, at_targets, hidden_of
+from trainer.objectives.shared_rows import hidden_of, pack_answers, scatter_to_targets
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
@@ -126,7 +126,7 @@ class Rollouts(Source):
         if self.policy.engine.is_apart or self.ranks.size == 1:
             return self.policy.measure(self.watched, k, seed) if self.ranks.is_first else {}
         mine = self.policy.right(self.watched[rank :: self.ranks.size], k, seed, rank)
-        greedy, drawn = zip(*self.ranks.tell_all(mine, is_patient=True), strict=True)
+        greedy, drawn = zip(*self.ranks.all_gather(mine, is_patient=True), strict=True)
         return shares(list(chain(*greedy)), list(chain(*drawn)), k)
 
     def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
@@ -173,7 +173,7 @@ class Rollouts(Source):
         if self.policy.engine.is_apart:
             return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
         # Patient, because answers differ in length, and the first process also shows samples before joining.
-        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said(), is_patient=True)]
+        heard = [Round.heard(one) for one in self.ranks.all_gather(mine.said(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
         for number in range(self.groups):
@@ -205,7 +205,7 @@ class Rollouts(Source):
         kept = (lengths > 0) if rl.beta else (better != 0) & (lengths > 0)
         weights = row_weights(lengths, kept, rl)
         rows = np.flatnonzero(kept).tolist() or [0]
-        batch, spots = as_rows(
+        batch, spots = pack_answers(
             [found.prompts[row // rl.group] for row in rows],
             [found.ids[row] for row in rows],
             found.prompts[0][0],
@@ -214,7 +214,7 @@ class Rollouts(Source):
         )
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
-        sampled = at_targets(targets, spots, [found.logprobs[row] for row in rows])
+        sampled = scatter_to_targets(targets, spots, [found.logprobs[row] for row in rows])
         if rl.lag:  # the sampling policy is gone; only the engine's log-probabilities remain
             batch["old"] = sampled
         elif rl.correction or rl.num_iterations > 1:
@@ -247,7 +247,7 @@ class Rollouts(Source):
                 known = np.zeros(targets.numel(), np.float32)
                 known[counted.numpy()] = each.cpu().numpy()
                 found[part] = known.reshape(targets.shape)
-        return self.ranks.add_up(torch.from_numpy(found).to(device)).float().cpu().numpy()
+        return self.ranks.all_reduce(torch.from_numpy(found).to(device)).float().cpu().numpy()
 
     def _listen(self, signal: float) -> None:
         """Emit an alarm after LONG consecutive steps with hardly any signal."""

@@ -10,13 +10,13 @@ import os
 import sys
 from typing import Any
 
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from trainer.rewards.worker import READY
 
 
 def main() -> None:
     """Serve requests until stdin ends."""
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(json.dumps(READY), file=out)

@@ -68,7 +68,7 @@ class CompletionRequest:
         return {**self.head, "choices": [choice], "usage": self.usage(tokens)}
 
 
-def read(
+def parse(
     said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int
 ) -> CompletionRequest:
     """Return the parsed request. Raises BadRequest.

@@ -148,7 +148,7 @@ class EngineServer:
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
-        ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
+        ask = asks.parse(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
         job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
@@ -247,7 +247,7 @@ class _Listener(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(engine: EngineServer, port: int) -> AsyncIterator[int]:
+async def serve_in_background(engine: EngineServer, port: int) -> AsyncIterator[int]:
     """Serve on loopback, and yield the port; port 0 selects a free port."""
     # h11 limits the size of the request head; httptools does not.
     config = uvicorn.Config(
@@ -277,7 +277,7 @@ async def serve(model: TextEngine, name: str, port: int, limits: EngineLimits) -
     engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with listening(engine, port) as port:
+    async with serve_in_background(engine, port) as port:
         print(f"Starting server on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
         print(f"listening on {port}", flush=True)
         await ended.wait()

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from data.errors import InputError
-from data.tokens.untrusted.plain_parts import odd_part
+from data.tokens.untrusted.plain_parts import find_unknown_component
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 CHARS = 1 << 20  # maximum characters of texts per request
@@ -64,7 +64,7 @@ def of_untrusted(raw: bytes) -> LimitedTokenizer | None:
     said = json.loads(raw)
     if not isinstance(said, dict):
         raise ValueError("the file holds no object")
-    odd = odd_part(said)
+    odd = find_unknown_component(said)
     return LimitedTokenizer(raw, odd) if odd else None
 
 

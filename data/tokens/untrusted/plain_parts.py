@@ -1,9 +1,9 @@
 """Find tokenizer components of unknown cost. Pure.
 
-From a tokenizer.json, `odd_part` returns the first component of unknown cost, or "". An untrusted regular expression
-may take hours on a single word, and a replacement may expand a word to gigabytes; the expressions in `patterns` take
-time proportional to the text. A file with an unknown component is not rejected: it runs in a child process
-(`limited_tokenizer`).
+From a tokenizer.json, `find_unknown_component` returns the first component of unknown cost, or "". An untrusted regular
+expression may take hours on a single word, and a replacement may expand a word to gigabytes; the expressions in
+`patterns` take time proportional to the text. A file with an unknown component is not rejected: it runs in a child
+process (`limited_tokenizer`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ INNER = {"normalizers", "pretokenizers", "decoders", "processors"}
 MOST_PARTS, MOST_CHARS, MOST_IDS = 64, 64, 16
 
 
-def odd_part(said: Mapping[str, Any]) -> str:
+def find_unknown_component(said: Mapping[str, Any]) -> str:
     """Return a description of the first component of unknown cost, or ""."""
     model = said.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
@@ -36,7 +36,7 @@ def odd_part(said: Mapping[str, Any]) -> str:
     for kind in SIMPLE:
         for number, part in enumerate(_parts(said.get(kind))):
             if number >= MOST_PARTS or not _is_plain(kind, part):
-                return f"its {kind} {outside.shown(part)}"
+                return f"its {kind} {outside.printable_line(part)}"
     return ""
 
 

@@ -45,7 +45,9 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
     for number, content, flags in _beside(folder):
         expected = ids.get(content, len(ids))
         if number is not None and number != expected:
-            raise InputError(f"the added token {outside.shown(content)} has the id {number}, but would get {expected}")
+            raise InputError(
+                f"the added token {outside.printable_line(content)} has the id {number}, but would get {expected}"
+            )
         ids[content] = expected
         added[content] = sentencepiece.added_token(expected, content, **flags)
     said = {**said, "added_tokens": sorted(added.values(), key=lambda one: one["id"])}
@@ -83,7 +85,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
         raise InputError("the ids of the added tokens are not numbers") from None
     for number, content, one in rows:
         if not isinstance(content, str) or not content:
-            raise InputError(f"the added token {number} is {outside.shown(content)}")
+            raise InputError(f"the added token {number} is {outside.printable_line(content)}")
         is_special = bool(one.get("special", content in names))
         flags = {name: bool(one.get(name, name == "normalized" and not is_special)) for name in FLAGS}
         yield number, content, {**flags, "special": is_special}

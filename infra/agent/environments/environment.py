@@ -37,7 +37,7 @@ from infra.agent.environments.packages import (
     uv_environ,
 )
 from infra.agent.job import write_durably
-from infra.agent.state import hold
+from infra.agent.state import acquire_lock
 
 Say = Callable[[str], None]
 
@@ -156,7 +156,7 @@ def ensure_at(
                 if not _is_whole(target, spec.key, program):  # another process may have finished the build
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
-            said = f"the {spec.name} environment cannot be made: {denied.told(error, CODE)}"
+            said = f"the {spec.name} environment cannot be made: {denied.error_with_hint(error, CODE)}"
             hint = "" if target.parent == CODE else "; to use a different folder, set SLIPWAY_ENVIRONMENTS"
             raise EnvironmentFailed(said + hint) from error
         except (configparser.Error, UnicodeDecodeError) as error:
@@ -252,10 +252,10 @@ def _mark(target: Path, key: str) -> str:
 def _locked(target: Path, say: Say) -> Iterator[int]:
     """Hold the lock of `target` and yield the descriptor; children inherit the lock, which outlives a killed parent."""
     path = target.with_name(f"{target.name}.lock")
-    lock = hold(path, wait_s=0.0)
+    lock = acquire_lock(path, wait_s=0.0)
     if lock is None:
         say(f"waiting for another process that is making {target}")
-        lock = hold(path, wait_s=None)
+        lock = acquire_lock(path, wait_s=None)
     assert lock is not None
     try:
         yield lock

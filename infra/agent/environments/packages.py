@@ -35,7 +35,7 @@ class CarriedSources:
 NOTHING = CarriedSources()
 
 
-def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
+def portable_sources(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
     """Return the package locations of this machine for use on a pod, without credentials."""
     told = uv_environ(pip_settings(environ), environ)
     places = {}

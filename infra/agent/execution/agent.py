@@ -18,36 +18,45 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from infra.agent import limits, step_zero
 from infra.agent.execution import steps
-from infra.agent.execution.beside import Beside
+from infra.agent.execution.beside import Sidecar
 from infra.agent.execution.nodes import NodeCallbacks, Nodes, environ_of, nodes_of
 from infra.agent.execution.progress import Growth, Progress, RecordTail, Redactor
 from infra.agent.job import Job, PodFolder, Step, private
-from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
-from infra.agent.shortage import Backoff, outlasting, patient, spare_me
+from infra.agent.process import (
+    TOKEN,
+    become_subreaper,
+    current_identity,
+    descendants,
+    describe_survivors,
+    end_all,
+    find,
+    send,
+)
+from infra.agent.shortage import Backoff, exempt_from_oom_killer, retry_shortages, tolerate_shortage
 from infra.agent.state import (
     ENGINE,
     LEFT,
     NODE_LOST,
     UNCARRIED,
     AgentError,
+    acquire_lock,
     ask_to_stop,
-    carry_s,
-    end_of_machine,
-    give_room,
     grace_s,
-    hold,
     is_held,
-    keep_room,
-    living,
+    live_process,
     lock,
+    machine_end_state,
     read_job,
     read_json,
+    release_space,
     report,
-    said_in,
+    reserve_space,
     say,
     spawn,
     stop_file,
-    tell,
+    try_read_json,
+    try_write_json,
+    upload_allowance_s,
     verdict,
     write_json,
 )
@@ -66,9 +75,9 @@ def run(root: Path) -> int:
     """
     pod = PodFolder(root)
     job = read_job(pod)
-    if hold(lock(pod, "agent")) is None or pod.verdict.exists():
+    if acquire_lock(lock(pod, "agent")) is None or pod.verdict.exists():
         return 0
-    spare_me()
+    exempt_from_oom_killer()
     become_subreaper()
     agent = Agent(pod, job, read_json(pod.secrets))
     signal.signal(signal.SIGTERM, agent.on_term)
@@ -88,7 +97,7 @@ class Agent:
         self.job = job
         self.secrets = secrets
         self.redact = Redactor(secrets)
-        self.told_to_end = False
+        self.received_sigterm = False
         self.step = ""
         self.unsaid: Dict[str, int] = {}
         self.guard: Optional[subprocess.Popen[bytes]] = None
@@ -96,23 +105,23 @@ class Agent:
         zero = step_zero.step_of(job, pod.code)
         self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
         self.pythons: Dict[str, str] = {"": sys.executable}
-        tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
+        try_write_json(report(pod, "agent"), {"token": job.token, "identity": asdict(current_identity())})
         self.nodes: Optional[Nodes] = None
-        self.beside: Optional[Beside] = None
+        self.beside: Optional[Sidecar] = None
         if job.beside and not job.group.rank:
-            self.beside = self.beside_of(job.beside)
+            self.beside = self.create_uploader(job.beside)
         self.trackers = [self.tracker_of(step) for step in job.trackers] if not job.group.rank else []
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
         """Run the steps of the job; return the verdict."""
         self.nodes = nodes_of(self.job.group)
-        self.keep_guard()
-        self.unsaid = steps.unsaid(self.pod)
+        self.restart_guard()
+        self.unsaid = steps.unreported_exits(self.pod)
         self.end_tree(steps.LEFTOVER_GRACE_S)  # also ends the sidecars of an earlier agent
         for stale in (self.pod.ending, self.pod.waiting):
-            patient(stale.unlink)(missing_ok=True)
-        keep_room(self.pod)
+            retry_shortages(stale.unlink)(missing_ok=True)
+        reserve_space(self.pod)
         missing = [name for name in self.job.secrets if name not in self.secrets]
         if missing:
             return verdict(self.job, "failed", f"not in {self.pod.secrets.name}: {', '.join(missing)}")
@@ -120,8 +129,8 @@ class Agent:
             self.step = step.name
             if self.stop_request():
                 return self.stopped(None)
-            with outlasting(say, "keeping company"):
-                self.keep_company()
+            with tolerate_shortage(say, "keeping company"):
+                self.supervise_sidecars()
             ending = self.run_step(step)
             if ending:
                 return ending
@@ -130,7 +139,7 @@ class Agent:
 
     def run_step(self, step: Step) -> Optional[Dict[str, Any]]:
         """Run a step; return None when the step is done, else the verdict."""
-        mark = steps.marked(self.pod, step)
+        mark = steps.read_mark(self.pod, step)
         if mark:
             self.progress.end(step.name, "reused", mark["result"])
             if self.nodes:
@@ -141,7 +150,7 @@ class Agent:
             return self.run_together(step)
         if step.name in self.unsaid:  # for example, memory would run out again
             code = self.unsaid[step.name]
-            return self.failed(step, steps.in_words(steps.AttemptOutcome(code), step), code)
+            return self.failed(step, steps.describe_failure(steps.AttemptOutcome(code), step), code)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
             say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
@@ -152,7 +161,7 @@ class Agent:
                 self.progress.end(step.name, "waiting")
                 return self.stopped(ending.exit_code)
             if ending.cut == "timeout" or ending.cut == "" and ending.exit_code != steps.RESUME_ME:
-                return self.failed(step, steps.in_words(ending, step), ending.exit_code)
+                return self.failed(step, steps.describe_failure(ending, step), ending.exit_code)
         why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
@@ -162,7 +171,7 @@ class Agent:
 
         def wait(text: str) -> None:
             self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}])
-            self.keep_company()
+            self.supervise_sidecars()
             time.sleep(steps.POLL_S)
 
         here = NodeCallbacks(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
@@ -188,7 +197,7 @@ class Agent:
             fresh = records.read()
             self.progress.see(step.name, fresh)
             log.look()
-            self.keep_company()
+            self.supervise_sidecars()
             return bool(fresh)
 
         several = self.nodes is not None or self.job.num_gpus > 1
@@ -246,25 +255,25 @@ class Agent:
         if self.nodes:
             self.nodes.close(ending["state"], ending["reason"], ending["lost"])
         if ending["state"] == LEFT:
-            return self.give_way(ending)
-        with outlasting(say, "dismissing the trackers"):
-            self.dismiss_trackers()
+            return self.exit_for_engine(ending)
+        with tolerate_shortage(say, "dismissing the trackers"):
+            self.stop_trackers()
         if self.beside:
-            self.finish_beside(self.beside, ending)
-        give_room(self.pod.verdict)  # no other process writes to the disk any more
+            self.finish_uploads(self.beside, ending)
+        release_space(self.pod.verdict)  # no other process writes to the disk any more
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
         while not self.pod.verdict.exists():
-            with outlasting(say, "writing the verdict"):
+            with tolerate_shortage(say, "writing the verdict"):
                 write_json(self.pod.verdict, ending)
                 break
-            with outlasting(say, "checking the guard"):  # the guard enforces the limits meanwhile
-                self.keep_guard()
+            with tolerate_shortage(say, "checking the guard"):  # the guard enforces the limits meanwhile
+                self.restart_guard()
         if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the guard ends the pod
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 
-    def give_way(self, ending: Dict[str, Any]) -> int:
+    def exit_for_engine(self, ending: Dict[str, Any]) -> int:
         """Exit without a verdict, because the engine restarts the work."""
         ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # prevents the guard from restarting this agent
         self.progress.close("waiting")
@@ -278,36 +287,38 @@ class Agent:
         except AgentError as error:
             _add(ending, str(error))
 
-    def finish_beside(self, beside: Beside, ending: Dict[str, Any]) -> None:
+    def finish_uploads(self, beside: Sidecar, ending: Dict[str, Any]) -> None:
         """Wait for the sidecar's remaining uploads within the time allowed by the guard; report missing uploads."""
         asked = self.stop_request()
-        guard = said_in(report(self.pod, "guard"))
-        ends_at = time.monotonic() + (0.9 * carry_s(self.job, asked) if asked else limits.carry_s(self.job, guard))
-        tell(self.pod.ending, {**ending, "ends_at_monotonic_s": ends_at})
+        guard = try_read_json(report(self.pod, "guard"))
+        ends_at = time.monotonic() + (
+            0.9 * upload_allowance_s(self.job, asked) if asked else limits.upload_allowance_s(self.job, guard)
+        )
+        try_write_json(self.pod.ending, {**ending, "ends_at_monotonic_s": ends_at})
 
         def deadline() -> float:
             nonlocal asked, ends_at
             if not asked:
                 asked = self.stop_request()
                 if asked:  # a stop request shortens the deadline
-                    ends_at = min(ends_at, time.monotonic() + 0.9 * carry_s(self.job, asked))
+                    ends_at = min(ends_at, time.monotonic() + 0.9 * upload_allowance_s(self.job, asked))
             return ends_at
 
         if self.job.beside and self.job.beside.environment not in self.pythons:
             _add(ending, "the logs are not in the store: the pod has no environment to upload the logs")
         elif not beside.finish(deadline, self.look_after):
-            names = said_in(self.pod.waiting).get("names", [])
+            names = try_read_json(self.pod.waiting).get("names", [])
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
         self.beside = None  # from here on the sidecar may be ended too
         self.end_steps(ending, 0.0)
 
-    def dismiss_trackers(self) -> None:
+    def stop_trackers(self) -> None:
         """Wait briefly for the trackers to send remaining metrics; the verdict does not depend on trackers."""
         for one in self.trackers:
             one.dismiss()
         began = time.monotonic()
-        guard = said_in(report(self.pod, "guard"))
-        longest_s = min(TRACKERS_S, limits.carry_s(self.job, guard) / 4)
+        guard = try_read_json(report(self.pod, "guard"))
+        longest_s = min(TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
         while any(one.pid() is not None for one in self.trackers):
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
                 say("a tracker did not finish in time; the agent ended the tracker")
@@ -317,7 +328,7 @@ class Agent:
         self.trackers = []
 
     def look_after(self) -> None:
-        self.keep_guard()
+        self.restart_guard()
         self.progress.refresh()
 
     def write_error(self, ending: Dict[str, Any]) -> None:
@@ -355,46 +366,46 @@ class Agent:
     def stop_request(self) -> Dict[str, Any]:
         """Return the stop request (state, reason, grace), or {} without a request."""
         asked = read_json(stop_file(self.pod))
-        if not asked and self.told_to_end:
-            return {"state": end_of_machine(), "reason": "the agent received SIGTERM", "grace_s": grace_s()}
+        if not asked and self.received_sigterm:
+            return {"state": machine_end_state(), "reason": "the agent received SIGTERM", "grace_s": grace_s()}
         return asked
 
     def stop_grace_s(self) -> Optional[float]:
         return self.stop_request().get("grace_s")
 
     def on_term(self, *_: Any) -> None:
-        self.told_to_end = True
+        self.received_sigterm = True
 
-    def beside_of(self, step: Step) -> Beside:
+    def create_uploader(self, step: Step) -> Sidecar:
         def words() -> List[str]:
-            tell(self.pod.config(step.name), step.config)
+            try_write_json(self.pod.config(step.name), step.config)
             return [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
 
-        return Beside(self.pod, step, words, lambda: self.environ(step))
+        return Sidecar(self.pod, step, words, lambda: self.environ(step))
 
-    def tracker_of(self, step: Step) -> Beside:
+    def tracker_of(self, step: Step) -> Sidecar:
         """Return the sidecar for a tracker; the sidecar builds a separate environment by itself."""
 
         def words() -> List[str]:
-            tell(self.pod.config(step.name), step.config)
+            try_write_json(self.pod.config(step.name), step.config)
             return [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
 
         def environ() -> Dict[str, str]:
             own = {"SLIPWAY_ENVIRONMENTS": self.job.environments} if self.job.environments else {}
             return {**self.environ(step), **own}
 
-        return Beside(self.pod, step, words, environ, TRACKING)
+        return Sidecar(self.pod, step, words, environ, TRACKING)
 
-    def keep_company(self) -> None:
+    def supervise_sidecars(self) -> None:
         """Keep the guard alive, and each sidecar once the environment of the sidecar exists."""
-        self.keep_guard()
+        self.restart_guard()
         for one in self.trackers:
             if one.step.environment in self.pythons:
                 one.keep()
         if self.beside and self.job.beside and self.job.beside.environment in self.pythons:
             self.beside.keep()
 
-    def keep_guard(self) -> None:
+    def restart_guard(self) -> None:
         """Restart the guard, except after a stop request."""
         now = time.monotonic()
         if now - self.revived_at < REVIVE_EVERY_S or is_held(lock(self.pod, "guard")) or self.stop_request():
@@ -404,30 +415,30 @@ class Agent:
             say("the guard is not running; starting a guard")
             self.guard = spawn(self.pod, self.job, "guard")
 
-    def spared(self) -> Set[int]:
-        guard = living(self.pod, "guard")
+    def protected_pids(self) -> Set[int]:
+        guard = live_process(self.pod, "guard")
         asked = self.progress.figures.asked  # on a broken driver nvidia-smi cannot be killed
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
         for beside in (self.beside, *self.trackers):
             pid = beside.pid() if beside else None
-            young |= below(pid) if pid else set()
+            young |= descendants(pid) if pid else set()
         # the parent may be a guard without a written report
         return young | ({guard.pid} if guard else set()) | {os.getppid()}
 
     def signal_all(self, number: int) -> None:
-        spared = self.spared() | {os.getpid()}
+        spared = self.protected_pids() | {os.getpid()}
         for one in find(self.job.token):
             if one.pid not in spared:
                 send(one, number)
 
-    @patient
+    @retry_shortages
     def end_tree(self, patience_s: float) -> None:
         """End all processes of the pod except guard and agent. Raises AgentError with the surviving processes."""
         if self.is_taken(steps.POLL_S):  # children of the step may have received the signal too, and be saving
             patience_s = grace_s()
-        left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
+        left = end_all(self.job.token, min(patience_s, grace_s()), self.protected_pids())
         if left:
-            raise AgentError(in_words(left))
+            raise AgentError(describe_survivors(left))
 
 
 def _add(ending: Dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional
 
 from infra.agent.execution.steps import begin
 from infra.agent.job import PodFolder, Step
-from infra.agent.shortage import Backoff, outlasting
+from infra.agent.shortage import Backoff, tolerate_shortage
 from infra.agent.state import say
 
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # a single process on a pod needs no jitter
@@ -20,7 +20,7 @@ FINISHED = (0, 1)
 POLL_S = 0.05
 
 
-class Beside:
+class Sidecar:
     def __init__(
         self,
         pod: PodFolder,
@@ -64,7 +64,7 @@ class Beside:
             self.process.terminate()
         self.due_at = 0.0
         while time.monotonic() < deadline():
-            with outlasting(say, f"checking {self.step.name}"):
+            with tolerate_shortage(say, f"checking {self.step.name}"):
                 if self.pid() is None:
                     if was_told and self.process is not None and self.process.returncode in FINISHED:
                         say(f"{self.step.name}: finished with exit code {self.process.returncode}")

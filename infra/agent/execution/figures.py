@@ -23,7 +23,7 @@ STAT = Path("/proc/stat")
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
-class Figures:
+class UtilizationSampler:
     """A sampler of the machine's utilization at regular intervals."""
 
     def __init__(self, folder: Path, devices: str = "", history: Optional[Path] = None) -> None:

@@ -30,9 +30,9 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
 from infra.agent.amounts import duration
-from infra.agent.execution.steps import LEAVE_S, RESUME_ME, AttemptOutcome, in_words
+from infra.agent.execution.steps import LEAVE_S, RESUME_ME, AttemptOutcome, describe_failure
 from infra.agent.job import NodeGroup, Step
-from infra.agent.shortage import patient
+from infra.agent.shortage import retry_shortages
 from infra.agent.state import NODE_LOST, AgentError, say
 
 TALK_EVERY_S = 0.3
@@ -209,7 +209,7 @@ class Leader:
         Waits until the other nodes have left the current round.
         """
         if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
-            return StepOutcome("failed", in_words(ending, step), ending.exit_code)
+            return StepOutcome("failed", describe_failure(ending, step), ending.exit_code)
         self.why = self.why or f"{self._name(0)} {'fell silent' if ending.cut else f'left with {ending.exit_code}'}"
         for rank, other in self.others.items():
             while other.said.get("round") == this_round and other.said["state"] == "running":
@@ -408,6 +408,6 @@ def _listen(group: NodeGroup, hear: Callable[[bytes], Optional[bytes]]) -> socke
         daemon_threads = True
 
     try:
-        return patient(Server)((group.addresses[0], group.words_port), Conversation)
+        return retry_shortages(Server)((group.addresses[0], group.words_port), Conversation)
     except OSError as error:
         raise AgentError(f"{name_of(group, 0)} cannot listen on port {group.words_port}: {error}") from error

@@ -12,10 +12,10 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
 from infra.agent import outside
-from infra.agent.execution.figures import Figures, OtherLoad
+from infra.agent.execution.figures import OtherLoad, UtilizationSampler
 from infra.agent.job import SCHEMA, Job, PodFolder
-from infra.agent.shortage import outlasting, patient
-from infra.agent.state import said_in, say, tell
+from infra.agent.shortage import retry_shortages, tolerate_shortage
+from infra.agent.state import say, try_read_json, try_write_json
 
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # shorter values are masked only verbatim, because a short encoded text may be a coincidence
@@ -62,7 +62,7 @@ def _spellings(secret: str) -> Set[str]:
 class RecordTail:
     """A reader of records appended to a file since the last read."""
 
-    @patient
+    @retry_shortages
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -96,7 +96,7 @@ def _parse(line: bytes) -> Dict[str, Any]:
 class Growth:
     """A recorder of log size over time, which dates the lines of a log: lines of "seconds bytes" in a `.times` file."""
 
-    @patient
+    @retry_shortages
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
@@ -131,7 +131,7 @@ class Progress:
         self.acknowledged = pod.acknowledged if job.beside else None
         self.waiting = pod.waiting if job.beside else None
         self.tracking = pod.tracking if job.trackers else None
-        self.figures = Figures(pod.root, job.devices, pod.log(GPUS))
+        self.figures = UtilizationSampler(pod.root, job.devices, pod.log(GPUS))
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         agents = _agents_before(self.path, job.token) + 1
@@ -184,7 +184,7 @@ class Progress:
 
     def write(self) -> None:
         self.written_at = time.monotonic()
-        with outlasting(say, f"telling of {self.whole['step'] or 'the start'}"):
+        with tolerate_shortage(say, f"telling of {self.whole['step'] or 'the start'}"):
             now = time.time()
             for step in self.steps.values():
                 if step["started_at"]:
@@ -200,12 +200,12 @@ class Progress:
             uploads["problem"] = self.redact(uploads["problem"])
             if self.tracking:
                 said["tracking"] = self.redact(_tracked(self.tracking))
-            tell(self.path, {**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads})
+            try_write_json(self.path, {**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads})
 
 
 def _agents_before(path: Path, token: str) -> int:
     """Return the number of earlier agents of this pod with a progress file, or 0."""
-    before = said_in(path)
+    before = try_read_json(path)
     agents = before.get("agents", 1)
     return agents if before.get("token") == token and type(agents) is int else 0
 
@@ -226,7 +226,7 @@ def _is_number(value: Any) -> bool:
 
 def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
     """Return, for the newest `<folder>/step-<9 digits>` of each folder, the time of its verification in the store."""
-    known = said_in(acknowledged) if acknowledged else {}
+    known = try_read_json(acknowledged) if acknowledged else {}
     newest: Dict[str, str] = {}
     for name in sorted(known):
         above, _, folder = name.partition("work/checkpoints/")
@@ -237,7 +237,7 @@ def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
 
 def _uploads(waiting: Optional[Path]) -> Dict[str, Any]:
     """Return the artifacts missing in the store, and the problem of the last upload attempt."""
-    said = said_in(waiting) if waiting else {}
+    said = try_read_json(waiting) if waiting else {}
     return {"pending": said.get("names", []), "problem": said.get("problem", "")}
 
 
@@ -245,7 +245,7 @@ def _tracked(folder: Path) -> Dict[str, str]:
     """Return the link of each tracker to the run, with the tracker's last problem."""
     found = {}
     for path in sorted(folder.glob("*.json")):
-        said = said_in(path)
+        said = try_read_json(path)
         link, problem = str(said.get("link", "")), str(said.get("problem", ""))
         found[path.stem] = f"{link} (not updated since: {problem})".lstrip() if problem else link
     return found

@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, List, Optional
 from infra.agent.amounts import duration
 from infra.agent.job import PodFolder, Step, earlier_part, private
 from infra.agent.process import reap
-from infra.agent.shortage import offered_first, outlasting, patient
-from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, tell, write_json
+from infra.agent.shortage import prefer_for_oom_kill, retry_shortages, tolerate_shortage
+from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, try_write_json, write_json
 
 RESUME_ME = 75  # exit code of a step after a clean stop, ready to resume
 POLL_S = 0.05
@@ -51,14 +51,14 @@ class StepWatch:
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> AttemptOutcome:
     """Run the step once and end all processes of the step. Raises AgentError when the step cannot be started."""
     try:
-        process = patient(begin)(pod, step, words, environ)
+        process = retry_shortages(begin)(pod, step, words, environ)
     except OSError as error:  # the environment or the code is gone
         raise AgentError(f"step {step.name} cannot be started: {error}") from error
-    tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
+    try_write_json(attempt_file(pod), {"step": step.name, "pid": process.pid})
     cut = _watch(process, step, watch)
     # The step ended by itself. If this agent is killed before the report, the next agent reads the exit code here.
     if not cut:
-        tell(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
+        try_write_json(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return AttemptOutcome(process.wait(), cut)
 
@@ -70,7 +70,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
     os.stat(words[0])  # detect a missing program here, not in the shell
     with open(pod.log(step.name), "ab", opener=private) as log:  # private, because a step may print a secret
         return subprocess.Popen(
-            offered_first(words),
+            prefer_for_oom_kill(words),
             cwd=pod.code,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
         )
 
 
-def unsaid(pod: PodFolder) -> Dict[str, int]:
+def unreported_exits(pod: PodFolder) -> Dict[str, int]:
     """Return {step: exit code} of a failed step whose agent died before reporting the failure, else {}."""
     attempt = read_json(attempt_file(pod))
     if "exit_code" not in attempt:  # a running step is killed next, so the exit code has no meaning
@@ -94,7 +94,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()
     while process.poll() is None:
-        with outlasting(say, f"checking {step.name}"):
+        with tolerate_shortage(say, f"checking {step.name}"):
             reap(keep=process.pid)
             now = time.monotonic()
             if watch.tick():
@@ -116,7 +116,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
             elif watch.why_over():
                 cut, kill_at = "nodes", now + LEAVE_S
         time.sleep(POLL_S)
-    patient(watch.tick)()
+    retry_shortages(watch.tick)()
     return cut
 
 
@@ -125,7 +125,7 @@ def digest(step: Step) -> str:
     return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
 
 
-def marked(pod: PodFolder, step: Step) -> Optional[Dict[str, Any]]:
+def read_mark(pod: PodFolder, step: Step) -> Optional[Dict[str, Any]]:
     """Return the mark of exactly this step, including the result, or None."""
     mark = read_json(pod.mark(step.name))
     return mark if mark.get("digest") == digest(step) else None
@@ -135,13 +135,13 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
     write_json(pod.mark(step.name), {"digest": digest(step), "result": result, "at": time.time()})
 
 
-@patient
+@retry_shortages
 def tail(pod: PodFolder, step: str) -> str:
     """Return the last lines of a step's log, including the rotated part."""
-    return "\n".join(end_of(pod.log(step)).decode(errors="replace").splitlines()[-TAIL_LINES:])
+    return "\n".join(read_log_end(pod.log(step)).decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def end_of(log: Path) -> bytes:
+def read_log_end(log: Path) -> bytes:
     """Return the last complete lines of a log, preceded by the last lines of the rotated part."""
     return b"".join(map(_last_lines, (earlier_part(log), log)))
 
@@ -158,7 +158,7 @@ def _last_lines(path: Path) -> bytes:
     return begin and content.partition(b"\n")[2] or content
 
 
-def in_words(ending: AttemptOutcome, step: Step) -> str:
+def describe_failure(ending: AttemptOutcome, step: Step) -> str:
     """Return the reason why a step failed, as text for users."""
     if ending.cut == "timeout":
         return f"step {step.name} reached the time limit of {duration(step.timeout_s)}"

@@ -13,28 +13,28 @@ from typing import Any, Callable, Dict
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.lifecycle import farewell
 from infra.agent.limits import Clocks, gap_s, read_clocks
-from infra.agent.process import end_all, hide_memory, in_words, send
-from infra.agent.shortage import outlasting, patient
+from infra.agent.process import describe_survivors, end_all, hide_memory, send
+from infra.agent.shortage import retry_shortages, tolerate_shortage
 from infra.agent.state import (
     AgentError,
+    acquire_lock,
+    archive_verdict,
     ask_to_stop,
     attempt_file,
-    carry_s,
-    close,
     grace_s,
-    hold,
     is_held,
-    leaving,
-    living,
+    live_process,
     lock,
-    put_away,
     read_job,
     read_json,
     report,
+    self_terminating_guard,
     spawn,
     stop_file,
+    upload_allowance_s,
     verdict,
     write_json,
+    write_missing_verdict,
 )
 
 ARM_S = 30.0
@@ -52,7 +52,7 @@ def start(root: Path) -> int:
     job = read_job(pod)
     key = farewell.read_key() if job.needs_key and hide_memory() else ""
     _take_turn(pod)
-    if leaving(pod):
+    if self_terminating_guard(pod):
         raise AgentError(f"{root}: the work has ended, and the pod is deleting itself; launch again")
     ending = pod.verdict.exists() or stop_file(pod).exists()
     if _holds(pod, job) and not stop_file(pod).exists():
@@ -60,9 +60,9 @@ def start(root: Path) -> int:
         if pod.verdict.exists():
             # otherwise a following process would read the steps of the earlier work
             pod.progress.unlink(missing_ok=True)
-        put_away(pod)
+        archive_verdict(pod)
         write_durably(pod.handed_over, "")
-    elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
+    elif ending and not _await(lambda: not _anyone(pod), grace_s() + upload_allowance_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
@@ -84,23 +84,23 @@ def stop(root: Path) -> int:
     job = read_job(pod)
     _take_turn(pod)
     patience_s = 0.0
-    with outlasting(_warn, f"{root}: requesting a graceful stop"):
+    with tolerate_shortage(_warn, f"{root}: requesting a graceful stop"):
         patience_s = END_S
         if job.stays or not pod.verdict.exists():
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
-            patience_s += asked["grace_s"] + carry_s(job, asked)
-    _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
-    guard = leaving(pod)  # ending this guard would leave the pod running and billing
-    survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
+            patience_s += asked["grace_s"] + upload_allowance_s(job, asked)
+    _await(lambda: not _anyone(pod) or self_terminating_guard(pod) is not None, patience_s)
+    guard = self_terminating_guard(pod)  # ending this guard would leave the pod running and billing
+    survivors = retry_shortages(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
     # a guard with a key hides its memory, and so also its token
-    hidden = living(pod, "guard") if job.needs_key else None
-    if hidden and not leaving(pod):
+    hidden = live_process(pod, "guard") if job.needs_key else None
+    if hidden and not self_terminating_guard(pod):
         send(hidden, signal.SIGKILL)
     if survivors:
-        _warn(f"{root}: {in_words(survivors)}")
+        _warn(f"{root}: {describe_survivors(survivors)}")
     ending = verdict(job, "stopped", "asked to stop")
-    with outlasting(_warn, f"{root}: writing the verdict"):
-        ending = close(pod, ending)
+    with tolerate_shortage(_warn, f"{root}: writing the verdict"):
+        ending = write_missing_verdict(pod, ending)
     pids = [one.pid for one in survivors]
     return _print({"stopped": not pids, "survivors": pids, "verdict": ending}, 1 if pids else 0)
 
@@ -134,13 +134,13 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
     elif before and job.limits.micro_usd_per_hour == 0:
         # A free machine does not use up the limit while idle; a rented machine keeps billing.
         write_json(report(pod, "guard"), {**before, "clocks": None})
-    put_away(pod)
+    archive_verdict(pod)
     stop_file(pod).unlink(missing_ok=True)
     attempt_file(pod).unlink(missing_ok=True)  # a second start runs the step again
 
 
 def _take_turn(pod: PodFolder) -> None:
-    if hold(lock(pod, "command"), wait_s=grace_s() + 2 * END_S) is None:
+    if acquire_lock(lock(pod, "command"), wait_s=grace_s() + 2 * END_S) is None:
         raise AgentError(f"{pod.root}: another start or stop of this pod is still in progress")
 
 
@@ -153,7 +153,7 @@ def _armed(pod: PodFolder, job: Job) -> bool:
 
     The guard must be alive and working if there is work; an existing verdict of a very short job also counts.
     """
-    lives = living(pod, "guard") is not None  # checked first: a live guard has written its report
+    lives = live_process(pod, "guard") is not None  # checked first: a live guard has written its report
     said = read_json(report(pod, "guard"))
     is_ours = lives and said.get("token") == job.token
     return is_ours and said.get("holds", False) is (job.kind == "hold") or pod.verdict.exists()
@@ -161,7 +161,7 @@ def _armed(pod: PodFolder, job: Job) -> bool:
 
 def _holds(pod: PodFolder, job: Job) -> bool:
     """Return whether the guard of this pod is idle and holds the pod."""
-    lives = living(pod, "guard") is not None
+    lives = live_process(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
     return lives and said.get("token") == job.token and said.get("holds", False)
 

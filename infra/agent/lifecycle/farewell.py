@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from infra.agent.job import SELF_END_KEY, VARIABLE, Call, Job
-from infra.agent.process import above, environ_of
+from infra.agent.process import ancestors, environ_of
 from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
@@ -52,7 +52,7 @@ def wait_s(job: Job) -> float:
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
-def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
+def terminate_self(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
     """Send the requests until the vendor ends process `pid`; never returns. `key` is the value of `SELF_END_KEY`."""
     rounds = 0
     while True:
@@ -81,7 +81,7 @@ def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
 def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
     """Return the variables from the nearest ancestor of `pid` that has all of them with sendable values, or {}."""
     names = set(names)
-    for one in above(pid):
+    for one in ancestors(pid):
         environ = environ_of(one)
         if all(_VALUE.fullmatch(environ.get(name, "")) for name in names):
             return {name: environ[name] for name in names}

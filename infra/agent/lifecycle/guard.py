@@ -24,30 +24,30 @@ from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.lifecycle import farewell, log_rotation, start_timer
-from infra.agent.process import become_subreaper, end_all, hide_memory, in_words, myself, reap
-from infra.agent.shortage import Backoff, outlasting, patient, spare_me
+from infra.agent.process import become_subreaper, current_identity, describe_survivors, end_all, hide_memory, reap
+from infra.agent.shortage import Backoff, exempt_from_oom_killer, retry_shortages, tolerate_shortage
 from infra.agent.state import (
     LEFT,
     UNCARRIED,
     AgentError,
+    acquire_lock,
+    archive_verdict,
     ask_to_stop,
     attempt_file,
-    carry_s,
-    close,
-    end_of_machine,
     grace_s,
-    hold,
     is_held,
     lock,
-    put_away,
+    machine_end_state,
     read_job,
     read_json,
     report,
     say,
     spawn,
     stop_file,
-    tell,
+    try_write_json,
+    upload_allowance_s,
     verdict,
+    write_missing_verdict,
 )
 
 TICK_S = 0.1
@@ -63,12 +63,12 @@ def guard(root: Path) -> int:
     Returns 0, or 1 when processes survive; 0 at once if the pod has a guard already.
     """
     pod = PodFolder(root)
-    if hold(lock(pod, "guard")) is None:
+    if acquire_lock(lock(pod, "guard")) is None:
         return 0
     # removed before the job is read: this guard takes over the current job at once
     pod.handed_over.unlink(missing_ok=True)
     job = read_job(pod)
-    spare_me()
+    exempt_from_oom_killer()
     become_subreaper()
     watching = Guard(pod, job, _key_of(job))
     code = watching.watch()
@@ -103,10 +103,10 @@ class Guard:
         self.reported_at = 0.0
         self.is_leaving = False
         if self.limit_s is not None and job.has_start_timer:
-            start_timer.follow(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
+            start_timer.update_deadline(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
         # After the report: an agent that ends leftovers spares the guard named in guard.json.
-        self.told_to_end = False
+        self.received_sigterm = False
         signal.signal(signal.SIGTERM, self._on_term)
         limit = "none" if self.limit_s is None else duration(self.limit_s)
         say(f"guard armed: limit {limit}, elapsed {duration(self.elapsed_s)}")
@@ -121,7 +121,7 @@ class Guard:
     def watch(self) -> int:
         """Watch until the end; afterwards this process is the only process of the pod. Return the exit code."""
         while True:
-            with outlasting(say, "checking the pod"):
+            with tolerate_shortage(say, "checking the pod"):
                 while True:
                     self.holds = self._may_hold()
                     exit_code = self._hold() if self.holds else self._work()
@@ -151,9 +151,9 @@ class Guard:
             reap()
             state, reason = self._reason_to_end()
             if state:
-                if state != "stopped" or self.told_to_end:
+                if state != "stopped" or self.received_sigterm:
                     # otherwise the pod is not needed any more, and the verdict of the work stays valid
-                    put_away(self.pod)
+                    archive_verdict(self.pod)
                 return self._end(state, reason, patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
@@ -177,7 +177,7 @@ class Guard:
         asked = read_json(stop_file(self.pod))
         if asked:
             return asked["state"], asked["reason"]
-        if self.told_to_end:
+        if self.received_sigterm:
             return "stopped", "the guard received SIGTERM"
         idle = self.idle_gpu.reason()
         return ("limit", idle) if idle else ("", "")
@@ -215,8 +215,8 @@ class Guard:
     def _reason_to_stop(self) -> Dict[str, Any]:
         """Ask the agent to stop if there is a reason; return the stop request, or {}."""
         grace = grace_s()
-        if self.told_to_end:
-            return ask_to_stop(self.pod, end_of_machine(), "the guard received SIGTERM", grace)
+        if self.received_sigterm:
+            return ask_to_stop(self.pod, machine_end_state(), "the guard received SIGTERM", grace)
         if self.limit_s is not None:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
@@ -236,11 +236,11 @@ class Guard:
             self.saved_for_s = self.limit_s
             if read_json(self.pod.save_request).get("limit_s") != self.limit_s:  # an earlier guard has not asked
                 say(f"{ends.SAVE_AT:.0%} of the limit of {duration(self.limit_s)} is used: asking for a checkpoint")
-                tell(self.pod.save_request, {"limit_s": self.limit_s})
+                try_write_json(self.pod.save_request, {"limit_s": self.limit_s})
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
         """Return the seconds to wait for an agent after a stop request."""
-        return float(request["grace_s"]) + carry_s(self.job, request) + LAST_RITES_S
+        return float(request["grace_s"]) + upload_allowance_s(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
         young = self.agent is not None and self.agent.poll() is None
@@ -270,18 +270,18 @@ class Guard:
         """Record for the next agent the exit code of a step that ended with, or soon after, the last agent."""
         attempt = read_json(attempt_file(self.pod))
         if attempt.get("pid") in self.orphans:
-            tell(attempt_file(self.pod), {"exit_code": self.orphans[attempt["pid"]], **attempt})
+            try_write_json(attempt_file(self.pod), {"exit_code": self.orphans[attempt["pid"]], **attempt})
         self.orphans.clear()
 
     def _end(self, state: str, reason: str, patience_s: float) -> int:
         """End every process of the pod, write the verdict if the agent could not, and return the exit code."""
         survivors = end_all(self.job.token, patience_s)
-        dirty = in_words(survivors)
+        dirty = describe_survivors(survivors)
         if state == LEFT and not self.pod.verdict.exists():
             self._report()
             say(f"exited for a restart by the engine: {reason}; {dirty or 'no process is left'}")
             return 1 if survivors else 0
-        ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
+        ending = write_missing_verdict(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
         say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'no process is left'}")
         return 1 if survivors else 0
@@ -301,7 +301,7 @@ class Guard:
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
-        farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
+        farewell.terminate_self(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
 
     def _rest(self, seconds: float) -> None:
         """Sleep for some seconds of real time, and keep the guard's report fresh."""
@@ -312,7 +312,7 @@ class Guard:
                 self._report()
             time.sleep(min(TICK_S, left_s))
 
-    @patient
+    @retry_shortages
     def _elapsed_before_s(self) -> float:
         """Return the time used under earlier guards of this pod, including the gap since the last guard."""
         before = read_json(report(self.pod, "guard"))
@@ -322,7 +322,7 @@ class Guard:
         gap = ends.gap_s(ends.Clocks(**clocks), ends.read_clocks()) if clocks else 0.0
         return before["elapsed_s"] + gap * self.job.clock_scale
 
-    @patient
+    @retry_shortages
     def _report(self) -> None:
         self.reported_at = time.monotonic()
         clocks = ends.read_clocks()  # read before elapsed_s, so that the time in between counts twice rather than never
@@ -330,7 +330,7 @@ class Guard:
         said = {
             "run": self.job.run,
             "token": self.job.token,
-            "identity": asdict(myself()),
+            "identity": asdict(current_identity()),
             "armed": True,
             "holds": self.holds,
             "limits": asdict(self.job.limits),
@@ -340,10 +340,10 @@ class Guard:
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
             "idle_s": self.idle_gpu.idle_s,
-            "start_timer": start_timer.look() if self.job.has_start_timer else {},
+            "start_timer": start_timer.read_timer() if self.job.has_start_timer else {},
             "self_end": "" if not self.job.needs_key else "armed" if self.key else "lost",
         }
-        tell(report(self.pod, "guard"), said)
+        try_write_json(report(self.pod, "guard"), said)
 
     def _on_term(self, *_: Any) -> None:
-        self.told_to_end = True
+        self.received_sigterm = True

@@ -2,7 +2,7 @@
 
     timer files in HOME (written by infra.machines.dead_man) -> new deadline file, timer state for the guard's report
 
-Without these files, `follow` does nothing and `look` returns {}.
+Without these files, `update_deadline` does nothing and `read_timer` returns {}.
 """
 
 import math
@@ -21,24 +21,24 @@ ALIVE = "alive"  # file with the pid of the timer and the time of the timer's la
 MARGIN_S = 60.0  # on the vendor's clock, after the limit: the guard saves and deletes the pod earlier
 
 
-def follow(limit_s: float, left_s: float, scale: float) -> None:
+def update_deadline(limit_s: float, left_s: float, scale: float) -> None:
     """Move the deadline to `left_s` vendor seconds plus MARGIN_S from now, if the limit has changed.
 
     For an unchanged limit the deadline stays: the guard counts from the hand-over, so a slow hand-over would move the
     deadline beyond the limit.
     """
-    said = whole(limit_s)
+    said = format_limit(limit_s)
     if _folder().is_dir() and _text(LIMIT) != said:
         write_durably(_folder() / ENDS_AT, str(int(time.time() + (left_s + MARGIN_S) / scale)))
         write_durably(_folder() / LIMIT, said)
 
 
-def whole(limit_s: float) -> str:
+def format_limit(limit_s: float) -> str:
     """Return a limit in the format of the timer's file."""
     return str(math.ceil(limit_s))
 
 
-def look() -> Dict[str, Any]:
+def read_timer() -> Dict[str, Any]:
     """Return the deadline and the age in seconds of the timer's last check, or {} without a live timer."""
     try:
         pid, at = _text(ALIVE).split()

@@ -58,7 +58,7 @@ from infra.providers.runpod.rest import (
 )
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.units import micro_usd, told_micro_usd
+from infra.units import micro_usd, reported_micro_usd
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
@@ -202,7 +202,7 @@ class RunPod(ByHttp):
         container = Container(env=env, disk_gb=offer.disk_bytes // 10**9, start=start)
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)
-        rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
+        rate = reported_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
         return Pod(
             provider=self.name,
             pod_id=made.id,
@@ -221,10 +221,10 @@ class RunPod(ByHttp):
         Whether v2 lists spot pods is unknown, until drills have seen spot pods listed at each of the vendor's clouds.
         Raise SpotUnlisted when GraphQL, which lists spot pods, does not answer.
         """
-        there = rows.whole(self.name, self._pods(), GONE)
+        there = rows.complete_listing(self.name, self._pods(), GONE)
         known = {pod.pod_id for pod in there}
         spot = [pod for pod in self._spot_pods(there) if pod.pod_id not in known]
-        return rows.whole(self.name, [*there, *spot], GONE)
+        return rows.complete_listing(self.name, [*there, *spot], GONE)
 
     def shows_spot(self, pod_id: str) -> bool:
         return any(pod.pod_id == pod_id for pod in self._pods())
@@ -249,7 +249,7 @@ class RunPod(ByHttp):
     def billed(self, pod_id: str) -> int | None:
         """Return the bill as `Provider` specifies, over the last 12 months, the limit of the lookback."""
         bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
-        amounts = [told_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
+        amounts = [reported_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
         told = [one for one in amounts if one is not None]
         return sum(told) if told and len(told) == len(amounts) else None
 
@@ -287,7 +287,7 @@ class RunPod(ByHttp):
             token=_token_of(env, one.name),
             run=env.get("SLIPWAY_RUN", ""),
             way=one.way if one.state == "RUNNING" else None,
-            rate=told_micro_usd(one.costPerHr),
+            rate=reported_micro_usd(one.costPerHr),
             disk_micro_usd_per_hour=_disk_rate(one.containerDiskInGb),
             state=STATES.get(one.state, one.state),
             name=one.name,
@@ -362,7 +362,7 @@ class RunPod(ByHttp):
 
     def _on_demand(self, one: GpuType, cloud: str, count: int, request: Request) -> Iterator[Offer]:
         most, price = _of_tier(one, cloud)
-        rate = told_micro_usd(price, Decimal(count))
+        rate = reported_micro_usd(price, Decimal(count))
         if not rate or count > most or one.availability == "NONE":
             return
         centers = [center.id for center in one.dataCenters if center.availability != "NONE"]
@@ -383,7 +383,7 @@ class RunPod(ByHttp):
         except SlipwayError as error:
             raise NoOffer(f"runpod: spot is unavailable, because the GraphQL API does not answer: {error}") from None
         for bid in bids:
-            rate = told_micro_usd(bid.lowestPrice and bid.lowestPrice.minimumBidPrice, Decimal(count))
+            rate = reported_micro_usd(bid.lowestPrice and bid.lowestPrice.minimumBidPrice, Decimal(count))
             if rate and bid.lowestPrice and bid.lowestPrice.stockStatus:
                 yield self._offer(one, cloud, "", count, rate, request)
 
@@ -422,7 +422,7 @@ class RunPod(ByHttp):
             token=_token_of(env, one.name),
             run=env.get("SLIPWAY_RUN", ""),
             way=(direct.username, direct.host, direct.port) if direct and one.status == "RUNNING" else None,
-            rate=told_micro_usd(one.cost),
+            rate=reported_micro_usd(one.cost),
             disk_micro_usd_per_hour=_disk_rate(one.disk),
             state=STATES.get(one.status, one.status),
             name=one.name,

@@ -6,13 +6,13 @@ This module reads rows, leases and settings, and looks at pods; `infra.runs.sett
 import time
 
 from infra.agent.limits import read_clocks
-from infra.agent.process import myself
+from infra.agent.process import current_identity
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN, Op
 from infra.ledger.service_rows import service_lease
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.runs import run_rows, sight
 from infra.runs.sight import Observation
 from infra.selection import registry
@@ -24,7 +24,7 @@ CONCLUDE_S = 300.0  # Vendor clock: time past the limit for a keeper to download
 ALARM_S = 900.0  # Vendor clock: a slower deletion raises an alarm.
 
 
-def to_end(journal: Journal, settings: Settings) -> list[Op]:
+def due_pods(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rented pods due to end, oldest first.
 
     The list holds every pod past a limit, even under a lease. The list also holds pods without a lease holder: pods not
@@ -51,14 +51,16 @@ def is_past_limit(op: Op, settings: Settings) -> bool:
     return bool(spend.due(op, read_clocks(), settings.clock_scale))
 
 
-def last_look(op: Op, settings: Settings) -> Observation:
+def final_observation(op: Op, settings: Settings) -> Observation:
     """Look at a pod due to end, for at most `LAST_LOOK_S` seconds: a hanging pod must not delay the end.
 
     Return an empty `Sight` for a detached pod, and for any state but READY and LOST.
     """
     if op.detached or op.state not in (READY, LOST):
         return Observation()
-    (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
+    (seen,) = map_parallel(
+        lambda one: sight.observe_pod(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S
+    )
     return seen if isinstance(seen, Observation) else Observation(why=str(seen))
 
 
@@ -81,7 +83,7 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
 
 def is_kept_by_another(op: Op, journal: Journal) -> bool:
     holder = journal.leases.holder(keeper_lease(run_rows.run_of(op)))
-    return holder is not None and holder != myself()
+    return holder is not None and holder != current_identity()
 
 
 def overdue(journal: Journal, settings: Settings) -> list[Op]:

@@ -1,8 +1,8 @@
 """Base class of all keepers. A keeper looks after one run, or one pod without work, until the run or pod ends.
 
 One process at a time keeps a run. The process holds the lease `keep:<run>`, which becomes free when the process dies or
-stays silent for a minute while the machine is awake. Subclasses use `rest_of` and `terms_after` (limits and checks of
-the next pod), `wait_for_success` (retry with backoff) and `look_at` (observe a pod).
+stays silent for a minute while the machine is awake. Subclasses use `remaining_job` and `terms_after` (limits and
+checks of the next pod), `wait_before_retry` (retry with backoff) and `look_at` (observe a pod).
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from typing import TypeVar
 from infra import checkout, job_environment
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
-from infra.agent.process import myself, send
+from infra.agent.process import current_identity, send
 from infra.errors import AuthError, LimitHit, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Lease, LeaseHeld, keeper_lease
 from infra.ledger.op import TERMINATING, Op
-from infra.notices.outbox import tell_back, tell_end
+from infra.notices.outbox import notify_end, notify_recovered
 from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
 from infra.runs import launch, run_rows, sight
@@ -50,7 +50,7 @@ def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
     Never signal this process or the supervisor, because the supervisor keeps other runs as well.
     """
     deadline = time.monotonic() + patience_s
-    while (holder := journal.leases.holder(keeper_lease(run))) and holder != myself():
+    while (holder := journal.leases.holder(keeper_lease(run))) and holder != current_identity():
         if time.monotonic() > deadline:
             if holder != journal.leases.holder(SUPERVISOR):
                 send(holder, signal.SIGTERM)
@@ -97,8 +97,8 @@ class Keeper:
             secrets=job_environment.secrets_for(op.read_job().secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
-            lost=lambda gone: tell_end(gone, "preempted", journal, settings, say, aside=True),
-            back=lambda op: tell_back(op, settings, say),
+            lost=lambda gone: notify_end(gone, "preempted", journal, settings, say, aside=True),
+            back=lambda op: notify_recovered(op, settings, say),
             reserve_bytes=settings.reserve_bytes,
         )
 
@@ -110,7 +110,7 @@ class Keeper:
         the next keeper takes over the run.
         """
         self._take(run)
-        let_go = self.journal.leases.forsake
+        let_go = self.journal.leases.release_for_takeover
         try:
             yield
             let_go = self.journal.leases.release
@@ -135,7 +135,7 @@ class Keeper:
             time.sleep(min(POLL_S, seconds))
         return not is_same
 
-    def wait_for_success(self, op: Op, problem: str, tries: int) -> None:
+    def wait_before_retry(self, op: Op, problem: str, tries: int) -> None:
         """Wait with backoff before retry number `tries` of a step needed by `op`.
 
         Log the first problem, and store each problem in the reason of the row for `inv status`.
@@ -152,7 +152,7 @@ class Keeper:
         """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
             return Observation(False)
-        return sight.look(op, self.vendors(op.vendor), asks)
+        return sight.observe_pod(op, self.vendors(op.vendor), asks)
 
     def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
@@ -186,7 +186,7 @@ class Keeper:
         if self.terms.admit:
             self.terms.admit(rows, new)
 
-    def rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
+    def remaining_job(self, op: Op, given: Limits) -> tuple[Job, int | None]:
         """Return the job with the remaining time and money, and the budget of the whole run in micro-USD or None.
 
         Limits in `given` replace the recorded limits. Raises LimitHit when a limit is used up.
@@ -196,11 +196,11 @@ class Keeper:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # An unrented pod has no billing record; use the last report of the guard.
-            guard = reports.at_home(op, self.home).get("guard", {})
+            guard = reports.read_local(op, self.home).get("guard", {})
             if guard.get("token") != op.token:  # An earlier pod's guard; this pod's limits already exclude the cost.
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
-        limits = spend.less(job.limits, used_s, used_micro_usd)
+        limits = spend.remaining_limits(job.limits, used_s, used_micro_usd)
         if given.time_s is not None:
             limits = replace(limits, time_s=given.time_s)
         budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, run_rows.size_of(op)
@@ -218,6 +218,6 @@ class Keeper:
         return replace(job, limits=limits), budget
 
 
-def asked_at(run: str, journal: Journal) -> float:
+def requested_at(run: str, journal: Journal) -> float:
     """Return when the run's newest pod was rented other than by a recovery, in UTC epoch seconds; 0 if unknown."""
     return max((float(op.intent_at) for op in journal.ops(run=run) if not op.recoveries), default=0.0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, SlipwayError
-from infra.interrupts import finishing
+from infra.interrupts import defer_interrupts
 from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.leases import LeaseHeld
@@ -52,7 +52,7 @@ class PodKeeper(Keeper):
                 raise
             except SlipwayError as error:
                 tries += 1
-                self.wait_for_success(self.journal.ops(run=op.run)[-1], str(error), tries)
+                self.wait_before_retry(self.journal.ops(run=op.run)[-1], str(error), tries)
         return op
 
     def _watch(self, op: Op) -> None:
@@ -89,9 +89,9 @@ class PodKeeper(Keeper):
                 self.say(f"{op.run}: {op.reason}; looking for a new machine (recovery {recoveries})")
             self.lost(op)
             request = op.read_request()
-            job, budget = self.rest_of(op, Limits())
+            job, budget = self.remaining_job(op, Limits())
             terms = self.terms_after(op, recoveries, budget)
-            with finishing(f"{op.run} is being rented again", self.say):
+            with defer_interrupts(f"{op.run} is being rented again", self.say):
                 new = launch.hold(
                     request,
                     job.limits,

@@ -30,7 +30,7 @@ def key(default: Any, about: str) -> Any:
     return field(default=default, metadata={"about": about})
 
 
-def same(record: type, flag: str, default: Any = None) -> Any:
+def flag_field(record: type, flag: str, default: Any = None) -> Any:
     """Return a field with the description of a flag of `record`; None = the flag is not given."""
     return key(default, next(one.about for one in flags_of(record) if one.name == flag))
 
@@ -42,27 +42,27 @@ class PodEntry:
     name: str = field(metadata={"about": "name of the pod; unique among live pods"})
     gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: any")
     gpu_count: int = key(8, "GPUs of the pod; own machines: 0 means any number")
-    country: str | None = same(MachineSpec, "country")
-    volume_id: str | None = same(MachineSpec, "volume")
+    country: str | None = flag_field(MachineSpec, "country")
+    volume_id: str | None = flag_field(MachineSpec, "volume")
     ttl_hours: float | None = key(None, "end the pod after this many hours")
-    min_upload_mbps: int | None = same(MachineSpec, "min_upload_mbps")
-    min_download_mbps: int | None = same(MachineSpec, "min_download_mbps")
+    min_upload_mbps: int | None = flag_field(MachineSpec, "min_upload_mbps")
+    min_download_mbps: int | None = flag_field(MachineSpec, "min_download_mbps")
     idle_stop_minutes: float | None = key(None, "end the pod when no GPU has worked for this many minutes")
     spend_limit: str | None = key(
         None, "rented: end the pod before the cost exceeds this many US dollars (150 without spend_limit and ttl_hours)"
     )
     provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as in the settings")
-    pool: str | None = same(PlaceSpec, "pool")
-    host: str | None = same(PlaceSpec, "host")
-    cpus: str | None = same(MachineSpec, "cpus")
-    memory: str | None = same(MachineSpec, "memory")
-    disk_size: str | None = same(MachineSpec, "disk_size")
-    city: str | None = same(MachineSpec, "city")
-    cloud: str | None = same(MachineSpec, "cloud")
-    region: str | None = same(MachineSpec, "region")
-    instance_type: str | None = same(MachineSpec, "instance_type")
-    use_spot: bool = same(MachineSpec, "use_spot", False)
-    max_price: str | None = same(MachineSpec, "max_price")
+    pool: str | None = flag_field(PlaceSpec, "pool")
+    host: str | None = flag_field(PlaceSpec, "host")
+    cpus: str | None = flag_field(MachineSpec, "cpus")
+    memory: str | None = flag_field(MachineSpec, "memory")
+    disk_size: str | None = flag_field(MachineSpec, "disk_size")
+    city: str | None = flag_field(MachineSpec, "city")
+    cloud: str | None = flag_field(MachineSpec, "cloud")
+    region: str | None = flag_field(MachineSpec, "region")
+    instance_type: str | None = flag_field(MachineSpec, "instance_type")
+    use_spot: bool = flag_field(MachineSpec, "use_spot", False)
+    max_price: str | None = flag_field(MachineSpec, "max_price")
     recover: bool = key(
         False, "rented: replace the pod when the provider takes the pod away; the files on the pod are lost"
     )

@@ -20,11 +20,11 @@ from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
-from infra.interrupts import finishing
+from infra.interrupts import defer_interrupts
 from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.op import ASKED, LOST, READY, Op
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.providers import market
 from infra.records import Offer, Plan
 from infra.runs import launch, pods, run_rows, sight
@@ -95,7 +95,7 @@ class RunKeeper(Keeper):
                     raise  # The pod is alive, and only the local read fails.
                 failure = error
                 if last := self._last_words(now):
-                    at_home = reports.at_home(now, self.home).get("progress", {})
+                    at_home = reports.read_local(now, self.home).get("progress", {})
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
                 if is_over:
@@ -121,20 +121,20 @@ class RunKeeper(Keeper):
         tries, verdict = 0, None
         while verdict is None:
             try:
-                verdict = mirror.last_words(op, self.home)
+                verdict = mirror.final_verdict(op, self.home)
             except StoreError as error:
                 tries += 1
                 problem = f"the pod is gone, and the state of the work is unknown: {error}"
-                self.wait_for_success(op, problem, tries)
+                self.wait_before_retry(op, problem, tries)
                 op = self.journal.ops(run=op.run)[-1]
                 if run_rows.is_over(op):
                     return {}
         if verdict.get("state") in ("", None, NODE_LOST):
             return {}
         if op.is_live:
-            pods.end(provider, op, self.journal, pods.said_by(verdict), verdict["state"])
+            pods.end(provider, op, self.journal, pods.end_reason(verdict), verdict["state"])
         else:
-            pods.learn(op, self.journal, verdict)
+            pods.record_verdict(op, self.journal, verdict)
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
@@ -197,7 +197,7 @@ class RunKeeper(Keeper):
                     tried_at.pop()
                 if is_in_vain:
                     looks += 1
-                    self.wait_for_success(now, str(error), looks)
+                    self.wait_before_retry(now, str(error), looks)
                     continue
                 self.say(f"{op.run}: {error}")
                 tries = len(tried_at)
@@ -254,7 +254,7 @@ class RunKeeper(Keeper):
 
     def _look(self, rows: Sequence[Op | None]) -> list[Observation]:
         """Look at all nodes in parallel. Raises SlipwayError if node 0 answers, but with unreadable files."""
-        found = at_once(self.look_at, rows, LOOK_S)
+        found = map_parallel(self.look_at, rows, LOOK_S)
         sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in found]
         if sights[0].is_there and sights[0].kind is ObservationKind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
@@ -304,7 +304,7 @@ class RunKeeper(Keeper):
             self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
         self.lost(self.journal.op(op.token))
         # A terminal that closes now would cost this pod too, so a keeper asked to exit finishes the start first.
-        with finishing(f"{op.run} is being restarted", self.say):
+        with defer_interrupts(f"{op.run} is being restarted", self.say):
             return self.elsewhere(op, recoveries)
 
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
@@ -350,7 +350,7 @@ class RunKeeper(Keeper):
             if other.is_live:
                 self._end(other, sight.GONE, may_detach=True)
         op = self.journal.op(op.token)  # The row has ended, so the cost is final.
-        job, budget = self.rest_of(op, limits or Limits())
+        job, budget = self.remaining_job(op, limits or Limits())
         plan = Plan(
             target=op.target,
             store=op.store,
@@ -377,7 +377,7 @@ class RunKeeper(Keeper):
         provider = self.vendors(op.vendor)
         if provider.is_here or self.lease is None:
             return contextlib.nullcontext()
-        return self.downloads.meanwhile(op, transport, provider.pod_store)
+        return self.downloads.in_background(op, transport, provider.pod_store)
 
 
 @dataclass

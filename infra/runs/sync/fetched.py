@@ -44,7 +44,9 @@ def place(root: Path, path: str) -> Path:
     Raises SlipwayError if the path leads out of `root`, or if a folder on the path is a link.
     """
     if not is_inside(path):
-        raise SlipwayError(f"{outside.shown(path)} is not a valid name of a fetched file; the file was not written")
+        raise SlipwayError(
+            f"{outside.printable_line(path)} is not a valid name of a fetched file; the file was not written"
+        )
     parts = path.split("/")
     root.parent.mkdir(parents=True, exist_ok=True)
     for number in range(len(parts)):
@@ -99,13 +101,13 @@ def files_below(root: Path) -> Iterator[str]:
 def content(root: Path, path: str, most: int = FILE_BYTES) -> bytes:
     """Return the content of a fetched file. Raises FileNotFoundError without a regular file inside `root`."""
     try:
-        return outside.content(outside.within(root, path), most) if is_inside(path) else _absent(path)
+        return outside.content(outside.resolve_within(root, path), most) if is_inside(path) else _absent(path)
     except outside.UnusableDocument as error:
         raise FileNotFoundError(f"{root}/{path}: {error}") from None
 
 
 def _absent(path: str) -> bytes:
-    raise FileNotFoundError(outside.shown(path))
+    raise FileNotFoundError(outside.printable_line(path))
 
 
 def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
@@ -141,7 +143,7 @@ def _counts(path: str) -> bool:
     return path.startswith(("logs/", "state/", "work/runs/"))
 
 
-def cut(path: str, here: int, there: int) -> str:
+def describe_cut(path: str, here: int, there: int) -> str:
     """Return a display text for a partly copied file."""
     if here >= FILE_BYTES:
         why = f"{size(FILE_BYTES)} is the maximum per file on this machine"
@@ -154,7 +156,7 @@ def cuts_of(listing: NamedSizes) -> list[str]:
     """Return display texts for the files of a listing that cannot be fetched."""
     found = []
     if listing.num_refused:
-        names = ", ".join(outside.shown(one) for one in listing.refused)
+        names = ", ".join(outside.printable_line(one) for one in listing.refused)
         found.append(
             f"{count(listing.num_refused, 'file')} of the pod cannot be downloaded, because of the names: {names}"
         )
@@ -170,7 +172,7 @@ def note_cuts(home: RunHome, part: str, cuts: Sequence[str]) -> None:
         write_durably(place(home.pod.root, home.cuts.name), json.dumps({**known, part: list(cuts)}, indent=1))
 
 
-def cuts_at_home(home: RunHome) -> list[str]:
+def read_cuts(home: RunHome) -> list[str]:
     """Return display texts for the pod's files copied only in part or not at all."""
     found = [str(one) for cuts in _noted(home).values() for one in cuts]
     more = len(found) - MOST_CUTS
@@ -184,7 +186,7 @@ def _noted(home: RunHome) -> dict[str, list[str]]:
     return {}
 
 
-def lacks_room(folder: Path, reserve_bytes: int) -> str:
+def reserve_problem(folder: Path, reserve_bytes: int) -> str:
     """Return an error text if the disk of a folder has less than the reserve left, or ""."""
     there = _existing(folder)
     free = shutil.disk_usage(there).free
@@ -197,9 +199,9 @@ def lacks_room(folder: Path, reserve_bytes: int) -> str:
     )
 
 
-def refuse_without_room(folder: Path, reserve_bytes: int) -> None:
+def check_reserve(folder: Path, reserve_bytes: int) -> None:
     """Raise SlipwayError if the disk of a folder has less than the reserve left."""
-    if why := lacks_room(folder, reserve_bytes):
+    if why := reserve_problem(folder, reserve_bytes):
         raise SlipwayError(why)
 
 
@@ -209,7 +211,7 @@ def free_bytes(folder: Path) -> int:
     return max(0, disk.free - min(RESERVE_BYTES, int(RESERVE_SHARE * disk.total)))
 
 
-def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
+def check_fits(what: str, num_bytes: int, folder: Path) -> None:
     """Raise SlipwayError if `num_bytes` do not fit on the disk of a folder."""
     if num_bytes > (free := free_bytes(folder)):
         raise SlipwayError(

@@ -22,7 +22,7 @@ from infra.runs.pod_reports import parse
 from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of
 from infra.runs.sync import fetched, log_mask, reports
-from infra.runs.sync.fetched import LIST_S, MOST_FILES, FetchRoom, listed, refuse_large
+from infra.runs.sync.fetched import LIST_S, MOST_FILES, FetchRoom, check_fits, listed
 from infra.transport import large_files
 from infra.transport.protocol import LOGS, READ_BYTES, Meter, Transport
 from store.artifacts.artifacts import Store
@@ -52,7 +52,7 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
             size = room.share(fetched.held_bytes(home.pod.root / name), there)
             _copy_log(LogSource(transport, parts, mask if name.endswith(".log") else NO_MASK), home, name, size)
             paths.append(home.pod.root / name)
-            cuts += [fetched.cut(name, size, there)] if size < there else []
+            cuts += [fetched.describe_cut(name, size, there)] if size < there else []
     fetched.note_cuts(home, "logs", cuts)
     return paths
 
@@ -137,7 +137,7 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
             here = 0 if name in rotated else fetched.held_bytes(home.pod.root / name)
             if LOG.fullmatch(name) and here < (most := room.share(here, size)):
                 paths.append(fetched.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
-                cuts += [fetched.cut(name, most, size)] if most < size else []
+                cuts += [fetched.describe_cut(name, most, size)] if most < size else []
     except StoreError:
         raise
     except Exception as error:  # A store client may raise any exception.
@@ -161,13 +161,13 @@ def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def last_words(op: Op, home: RunHome) -> dict[str, Any]:
+def final_verdict(op: Op, home: RunHome) -> dict[str, Any]:
     """Return the verdict of a gone pod, from the mirror or else from the courier's upload in the store.
 
     A verdict from the store is saved in the mirror. Return {} without a verdict: the pod was taken away during its
     work. Raises StoreError if the store cannot be read.
     """
-    verdict = reports.at_home(op, home).get("verdict", {})
+    verdict = reports.read_local(op, home).get("verdict", {})
     if verdict.get("token") == op.token:
         return dict(verdict)
     try:
@@ -182,7 +182,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
         raise StoreError(f"the verdict of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     if verdict.get("token") != op.token:
         return {}
-    reports.keep(home, "verdict", verdict)
+    reports.save(home, "verdict", verdict)
     return dict(verdict)
 
 
@@ -194,7 +194,7 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
     wanted = {**wanted, **made}
     sent = []
     for name, fingerprint in sorted(wanted.items()):
-        is_here = name not in made or is_home(home, name, fingerprint)
+        is_here = name not in made or is_in_local_store(home, name, fingerprint)
         if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
             place = places(manifest.name)[manifest.flat]
@@ -219,7 +219,7 @@ def bring_artifacts(
     for step in op.read_job().steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
-        if name and is_home(store, name, fingerprint):
+        if name and is_in_local_store(store, name, fingerprint):
             if store.check(name).problem == MISSING:  # A kill came between publishing and naming the artifact.
                 store.point(name, fingerprint)
             continue
@@ -228,7 +228,7 @@ def bring_artifacts(
         manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
         if manifest is None:
             continue
-        refuse_large(name, sum(entry.size for entry in manifest.files), home.folder)
+        check_fits(name, sum(entry.size for entry in manifest.files), home.folder)
         with _draft(home, fingerprint) as draft:
             keep_only(draft, {entry.path for entry in manifest.files})
             for entry in manifest.files:
@@ -242,7 +242,7 @@ def bring_artifacts(
     return brought
 
 
-def is_home(home: Store, name: str, fingerprint: str) -> bool:
+def is_in_local_store(home: Store, name: str, fingerprint: str) -> bool:
     """Return True if the local store holds the complete artifact with this fingerprint."""
     return not home.find(name, fingerprint).problem
 
@@ -284,7 +284,9 @@ def put(transport: Transport, path: Path, place: str) -> None:
     size = path.stat().st_size
     if large_files.applies(transport, size):
         meter = Meter()
-        large_files.persist(lambda: large_files.put(transport, path, place, size, meter), meter, PATIENCE_S, _log)
+        large_files.retry_while_progressing(
+            lambda: large_files.put(transport, path, place, size, meter), meter, PATIENCE_S, _log
+        )
         return
 
     def pieces() -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from infra.transport.protocol import Transport
 KINDS = ("progress", "verdict", "guard")
 
 
-def there(op: Op, transport: Transport) -> dict[str, Any]:
+def read_remote(op: Op, transport: Transport) -> dict[str, Any]:
     """Return the reports on the pod with this pod's token, by kind."""
     said = {}
     for kind in KINDS:
@@ -31,19 +31,19 @@ def there(op: Op, transport: Transport) -> dict[str, Any]:
     return said
 
 
-def bring(op: Op, transport: Transport, home: RunHome) -> None:
+def download(op: Op, transport: Transport, home: RunHome) -> None:
     """Copy the pod's reports to the run's home."""
-    for kind, found in there(op, transport).items():
-        keep(home, kind, found)
+    for kind, found in read_remote(op, transport).items():
+        save(home, kind, found)
 
 
-def keep(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
+def save(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
     """Write a report into the run's home."""
     fetched.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
 
 
-def at_home(op: Op, home: RunHome) -> dict[str, Any]:
-    """Return the local reports written by `keep`, by kind."""
+def read_local(op: Op, home: RunHome) -> dict[str, Any]:
+    """Return the local reports written by `save`, by kind."""
     said = {}
     for kind in KINDS:
         with contextlib.suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ from infra.records import Carried
 from infra.runs.run_home import RunHome, own_folder, read_record, write_record
 from infra.runs.sight import folder_of
 from infra.runs.sync import fetched, mirror, reports
-from infra.runs.sync.fetched import LIST_S, MARK_BYTES, RESULTS, FetchRoom, listed, refuse_large
+from infra.runs.sync.fetched import LIST_S, MARK_BYTES, RESULTS, FetchRoom, check_fits, listed
 from infra.runs.timing import Say
 from infra.transport.protocol import READ_BYTES, ConnectionLost, Meter, ThisMachine, TimedOut, Transport, Unreachable
 from infra.transport.push import push
@@ -74,7 +74,7 @@ def carried_of(home: RunHome) -> tuple[Carried, ...]:
 
 def _kept_one(home: RunHome, said: Any) -> Carried:
     if type(said) is not dict or set(said) - {"name", "file", "anyway"}:
-        raise outside.UnusableDocument(f"entry {outside.shown(said)}")
+        raise outside.UnusableDocument(f"entry {outside.printable_line(said)}")
     name, file = outside.typed(said, "name", str), outside.typed(said, "file", str, "")
     source = str(own_folder(home, home.kept.root / _checked(name, file)))
     anyway = [one for one in outside.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
@@ -87,11 +87,13 @@ def _checked(name: str, file: str) -> str:
     Raises UnusableDocument for an invalid or reserved name, or an invalid path.
     """
     if not is_part(name) or name in OURS or file and not is_inside(file):
-        raise outside.UnusableDocument(f"{outside.shown(name)} with {outside.shown(file)} is not a folder to send")
+        raise outside.UnusableDocument(
+            f"{outside.printable_line(name)} with {outside.printable_line(file)} is not a folder to send"
+        )
     return name
 
 
-def bring(op: Op, transport: Transport, home: RunHome) -> None:
+def download(op: Op, transport: Transport, home: RunHome) -> None:
     """Download the current marks, metrics and newest checkpoints. Idempotent. Skip files removed by the pod.
 
     Raises SlipwayError for a damaged file, or without enough disk space.
@@ -123,7 +125,7 @@ def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mappin
             most = room.share(fetched.held_bytes(home.pod.root / name), there + READ_BYTES)  # The file may be growing.
             with contextlib.suppress(FileNotFoundError):
                 fetched.replace(home.pod.root, name, fetched.pieces_of(transport, str(pod / name), most))
-                cuts += [fetched.cut(name, most, there)] if most < there else []
+                cuts += [fetched.describe_cut(name, most, there)] if most < there else []
     return cuts
 
 
@@ -152,7 +154,7 @@ def forget(home: RunHome) -> None:
 
 def _is_made_here(config: dict[str, Any], store: Store) -> bool:
     making = config.get("making")
-    return making is None or mirror.is_home(store, making["name"], making["fingerprint"])
+    return making is None or mirror.is_in_local_store(store, making["name"], making["fingerprint"])
 
 
 def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
@@ -203,7 +205,7 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
         checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), target.name)
     except DamagedCheckpoint as error:
         raise SlipwayError(f"{source}: {error}") from None
-    refuse_large(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
+    check_fits(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
     draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # Includes the files of an earlier attempt.
     meter = Meter()
     mirror.keep_only(draft, {file.path for file in checkpoint.files})
@@ -226,7 +228,7 @@ class Downloads:
     running: threading.Lock = field(default_factory=threading.Lock)  # One download at a time: drafts have fixed names.
 
     @contextlib.contextmanager
-    def meanwhile(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
+    def in_background(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
         """Download growing files of the pod in a background thread until the block ends."""
         over = threading.Event()
         thread = threading.Thread(target=self._go_on, args=(op, transport, pod_store, over), daemon=True)
@@ -268,13 +270,13 @@ class Downloads:
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
         """Return the downloads in order; on a full disk, only the reports and a function that raises SlipwayError."""
-        words = [lambda: reports.bring(op, transport, self.home)]
-        if fetched.lacks_room(self.home.folder, self.reserve_bytes):
-            return [*words, lambda: fetched.refuse_without_room(self.home.folder, self.reserve_bytes)]
+        words = [lambda: reports.download(op, transport, self.home)]
+        if fetched.reserve_problem(self.home.folder, self.reserve_bytes):
+            return [*words, lambda: fetched.check_reserve(self.home.folder, self.reserve_bytes)]
         parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]
         if pod_store:  # Without a pod store, the pod itself uploads artifacts.
             parts += [
-                lambda: bring(op, transport, self.home),
+                lambda: download(op, transport, self.home),
                 lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.home),
             ]
         return parts

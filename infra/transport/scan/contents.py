@@ -17,7 +17,7 @@ from pathlib import Path
 from infra.checkout import ROOT
 from infra.settings import HOOK, is_secret, of_packs, read_dotenv, table
 from store.credentials import google_key
-from store.masking import spellings
+from store.masking import encodings
 
 OVERLAP_BYTES = 4096  # longer than any match needed to recognize a secret
 MOST_VALUE_BYTES = 1024  # searched prefix of a key's value: as certain as the whole value
@@ -116,7 +116,7 @@ def needles(keys: Sequence[OwnKey]) -> SearchedTexts:
             continue
         raw = value.encode(errors="surrogateescape")
         plain.append((key.name, raw))
-        others = {*spellings(value), value.encode("utf-16-le", "surrogatepass")} - {raw}
+        others = {*encodings(value), value.encode("utf-16-le", "surrogatepass")} - {raw}
         encoded += [(key.name, one) for one in sorted(others) if len(one) >= LEAST_VALUE_LETTERS]
     return SearchedTexts(tuple(plain), tuple(encoded))
 

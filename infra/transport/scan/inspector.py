@@ -117,7 +117,7 @@ def _known_records(environ: tuple[tuple[str, str], ...]) -> tuple[tuple[Path, bo
 def _records(environ: dict[str, str]) -> Iterator[tuple[Path, bool]]:
     worlds = [environ, {name: value for name, value in environ.items() if name != REHEARSAL}]
     journals = [journal_file.default_path(environ)]
-    journals += [Path(one.journal) for one in installation.everyone(environ) if one.journal]
+    journals += [Path(one.journal) for one in installation.all_claims(environ) if one.journal]
     for world in worlds[: 2 if REHEARSAL in environ else 1]:
         settings = Settings.load(ROOT, environ=world)
         journals.append(settings.state_file)

@@ -42,7 +42,7 @@ from trainer.objectives import CrossEntropy, Objective
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.plan import profile_named
 from trainer.records.model_config import ModelConfig, Ternary
-from trainer.speed import equipped
+from trainer.speed import training_setup
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Bench:
             files, config.sequence_len, config.rows, self.seed, self.given.tokenizer.sha256
         )
         optimizer, began = Optimizer(model, config.optimizer), time.process_time()
-        with equipped(model, config, self.machine):
+        with training_setup(model, config, self.machine):
             for step in range(config.steps):
                 rows = loader.batch(first + step)
                 batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
@@ -195,7 +195,7 @@ def main() -> None:
     if unknown := [name for name in arms if name not in ARMS]:
         raise SystemExit(f"unknown arms {', '.join(unknown)}; known: {', '.join(ARMS)}")
     phases = {name: profile.phases[name] for name in ("base", "bits1.9", "bits2")}
-    phases = {name: one.in_steps(max(4, round(one.steps * asked.share))) for name, one in phases.items()}
+    phases = {name: one.with_steps(max(4, round(one.steps * asked.share))) for name, one in phases.items()}
     results: dict[str, list[Result]] = {name: [] for name in arms}
     with tempfile.TemporaryDirectory() as folder:
         given = inputs(Path(folder), profile.vocab_size)

@@ -11,7 +11,7 @@ from trainer.config import as_phase
 from trainer.loop import accumulate
 from trainer.optim import Optimizer
 from trainer.records.model_config import Ternary
-from trainer.speed import equipped
+from trainer.speed import training_setup
 
 
 def measured(bench: Bench) -> Iterator[tuple[str, Mapping[str, Any], str]]:
@@ -23,7 +23,7 @@ def measured(bench: Bench) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     model, _ = bench.model(config)
     optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
     make = text_of(config)
-    with equipped(model, config, bench.machine):
+    with training_setup(model, config, bench.machine):
 
         def step() -> None:
             objective.at(1)

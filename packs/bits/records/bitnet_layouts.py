@@ -15,7 +15,7 @@ from typing import Any
 
 from data.errors import ConfigError
 from store.artifacts.model_files import TensorHeader
-from store.outside import shown
+from store.outside import printable_line
 
 PER_BYTE = 4  # matrix rows packed into a byte
 SCALE = ".weight_scale"
@@ -27,7 +27,7 @@ KINDS = (("autobitlinear", "online"), ("autobitlinear", "offline"), ("bitlinear"
 BITS = {"weight_bits": 1, "input_bits": 8}
 
 
-def spelt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def in_our_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an external config.json of a ternary model in our layout. Raises ConfigError for unsupported rounding."""
     raw = _of_bitnet(raw)
     said = raw.get("quantization_config")
@@ -48,7 +48,7 @@ def _of_bitnet(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     for name, known in BITS.items():
         if (value := raw.get(name, known)) != known:
-            raise ConfigError(f"{name} is {shown(value)}; this decoder has {known}")
+            raise ConfigError(f"{name} is {printable_line(value)}; this decoder has {known}")
     # Defaults of a Llama config differ from the defaults of a BitNet config.
     unsaid = {"hidden_act": "silu", "rope_theta": 10_000.0, "rms_norm_eps": 1e-6, "num_key_value_heads": None}
     return {**unsaid, **raw, "model_type": "bitnet", "quantization_config": ROUNDED}
@@ -66,7 +66,7 @@ def refuse_rounding(said: Any) -> None:
     kind = (how.get("linear_class"), how.get("quantization_mode"))
     if how.get("quant_method") != "bitnet" or kind not in KINDS:
         raise ConfigError(
-            f"quantization_config is {shown(said)}; Slipway reads only ternary quantised models: "
+            f"quantization_config is {printable_line(said)}; Slipway reads only ternary quantised models: "
             "quant_method bitnet, linear_class and quantization_mode "
             f"{', '.join(' '.join(one) for one in KINDS)}"
         )
@@ -74,7 +74,9 @@ def refuse_rounding(said: Any) -> None:
         raise ConfigError("quantization_config: use_rms_norm (a norm before each matrix) is not supported")
     kept = how.get("modules_to_not_convert")
     if kept is not None and kept not in ([], ["lm_head"]):
-        raise ConfigError(f"quantization_config: modules_to_not_convert is {shown(kept)}; only lm_head is supported")
+        raise ConfigError(
+            f"quantization_config: modules_to_not_convert is {printable_line(kept)}; only lm_head is supported"
+        )
 
 
 def divides(raw: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from data.errors import ConfigError
 from trainer.config import PhaseConfig
-from trainer.records.fields import in_bounds, newer
+from trainer.records.fields import check_bounds, newer
 
 LAYER_WEIGHTS = ("progressive", "uniform", "exponential")
 SHAPES = ("linear", "cosine")
@@ -50,9 +50,9 @@ class BitsConfig:
     """Steps for which the saliency share stays constant before the decay to 0 along a cosine."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "warmup_steps nats divergence layers relations saliency saliency_warmup", 0)
-        in_bounds(self, "temperature", 0, above=True)
-        in_bounds(self, "relation_heads", 1)
+        check_bounds(self, "warmup_steps nats divergence layers relations saliency saliency_warmup", 0)
+        check_bounds(self, "temperature", 0, above=True)
+        check_bounds(self, "relation_heads", 1)
         if self.warmup not in SHAPES:
             raise ConfigError(f"warmup is {self.warmup!r}; known: {', '.join(SHAPES)}")
         if self.layer_weights not in LAYER_WEIGHTS:
@@ -66,7 +66,7 @@ class BitsConfig:
         """Return whether the loss needs a frozen teacher model."""
         return bool(self.divergence or self.layers or self.relations)
 
-    def in_steps(self, share: float) -> "BitsConfig":
+    def with_steps(self, share: float) -> "BitsConfig":
         """Return a copy for a phase with `share` times the steps; a warm-up that is not 0 keeps at least one step."""
 
         def of(steps: int) -> int:
@@ -114,12 +114,12 @@ class BitsPhaseConfig(PhaseConfig):
         if problem := bits.problem(*heads):
             raise ConfigError(f"{self.phase}: {problem}")
 
-    def in_steps(self, steps: int) -> PhaseConfig:
+    def with_steps(self, steps: int) -> PhaseConfig:
         """Return a copy for `steps` steps, with the rounding and saliency warm-ups rescaled in proportion."""
-        found = super().in_steps(steps)
+        found = super().with_steps(steps)
         if self.bits is None or not isinstance(found, BitsPhaseConfig) or not self.trains:
             return found
-        return replace(found, bits=self.bits.in_steps(steps / self.steps))
+        return replace(found, bits=self.bits.with_steps(steps / self.steps))
 
     @property
     def can_pack(self) -> bool:

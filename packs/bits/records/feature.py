@@ -56,7 +56,7 @@ class TernaryFeature(ModelFeature):
         heads = config.num_attention_heads * config.head_dim
         return 3 * config.hidden_size + heads + (config.intermediate_size if config.sub_norm else 0)
 
-    def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
+    def has_coded_weights(self, raw: Mapping[str, Any]) -> bool:
         return is_stored_rounded(raw)
 
     def name_of(self, name: str) -> str:

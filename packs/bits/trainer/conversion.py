@@ -8,7 +8,7 @@ input before conversion. Random token ids provide these inputs, because a conver
 import torch
 from torch import Tensor, nn
 
-from trainer.model.decoder import Decoder, unfilled
+from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.records.model_config import ModelConfig
 
 NORMS = {"o_proj": "attn_sub_norm", "down_proj": "ffn_sub_norm"}  # matrix -> norm in front of the matrix
@@ -17,7 +17,7 @@ ROWS, TOKENS = 2, 256  # size of the random batch for the measurement
 
 def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decoder:
     """Return the model in `shape`, which may add only SubLN norms and rounding to the shape of the model."""
-    model, weights = unfilled(shape, dtype, "cpu"), before.state_dict()
+    model, weights = uninitialized_decoder(shape, dtype, "cpu"), before.state_dict()
     if shape.sub_norm and not before.config.sub_norm:
         for name, size in read_sizes(before).items():
             block, _, matrix = name.rpartition(".")

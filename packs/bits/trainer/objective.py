@@ -19,7 +19,7 @@ from trainer.model.attention import documents_mask, positions_in
 from trainer.model.decoder import IGNORED, Decoder, Positions
 from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.objectives import Batch
-from trainer.objectives.passes import counted_in
+from trainer.objectives.passes import target_indices
 
 SALIENCY_EVERY = 10  # steps between updates of the column statistics
 SALIENCY_DECAY = 0.99
@@ -75,7 +75,7 @@ class Bits:
             at_theirs = _placed(teacher, ids, documents, bounds)
             theirs, seen_theirs = _seen(teacher, ids, at_theirs, capture)
         ours, seen = _seen(model, ids, at, capture)
-        index = counted_in(batch)
+        index = target_indices(batch)
         other = Teacher(theirs.flatten(0, 1)[index], teacher.head, teacher.shape.softcap)
         squared = config.temperature**2 if config.squared else 1.0
         parts = torch.stack([(1 - self.layers) * config.nats, (1 - self.layers) * config.divergence * squared])

@@ -23,7 +23,7 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import CheckpointOptions
 from trainer.errors import Refused
 from trainer.model import export
-from trainer.model.decoder import Decoder, unfilled
+from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
@@ -78,8 +78,8 @@ def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
     if given.with_features_of(wanted) != wanted or given.ternary:
         name = phase.making.inputs[phase.before].name
         raise Refused(f"{phase.config.phase} cannot continue from {name}, which has another shape: {given}")
-    before = unfilled(given, device="cpu")
-    phase.fill_from(before, phase.before)
+    before = uninitialized_decoder(given, device="cpu")
+    phase.load_weights(before, phase.before)
     model = converted(before, wanted, phase.machine.dtype(phase.config))
     return model.to(phase.machine.device), phase.untrained(model)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.held_out import folder_of, questions_of
 from data.chat.conversations import Conversations, prompt
-from data.chat.phrasing import talk
+from data.chat.phrasing import make_conversation
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from packs.blocks.records.dlm_config import DlmConfig
@@ -172,7 +172,7 @@ def main() -> None:
     words = tokenizers.load(folders[0])
     asked, name = questions_of(store)
     asked = asked[:: max(1, len(asked) // given.questions)] if given.questions else asked
-    prompts = [prompt(talk(one.text), words) for one in asked]
+    prompts = [prompt(make_conversation(one.text), words) for one in asked]
     arms = [Arm("left to right", plain)]
     arms += [Arm(f"blocks, {one}", blocks, float(one)) for one in given.thresholds.split(",")]
     size = blocks.config.blocks

@@ -69,7 +69,7 @@ class DlmConfig(PhaseConfig):
             config = replace(config, micro_rows=micro_rows, rows=rows, fit=not batch_size)
         if tokens := sizes.get("tokens", 0):
             each = config.rows // config.turns * config.sequence_len
-            return config.in_steps(math.ceil(tokens / each))
+            return config.with_steps(math.ceil(tokens / each))
         return config
 
 

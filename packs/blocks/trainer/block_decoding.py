@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.choice import choose
+from trainer.model.choice import sample_token
 from trainer.model.decoder import Decoder, KvCache
 from trainer.model.losses import capped
 from trainer.records.model_config import BlocksConfig
@@ -167,7 +167,7 @@ class Decoding:
 
         The probabilities come from the unmodified logits, independent of temperature and top-k.
         """
-        tokens = choose(logits, self.temperature, self.top_k, self.generator)
+        tokens = sample_token(logits, self.temperature, self.top_k, self.generator)
         return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:

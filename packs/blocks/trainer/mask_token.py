@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from trainer.model.decoder import Decoder, unfilled
+from trainer.model.decoder import Decoder, uninitialized_decoder
 
 
 def fill_smaller(model: Decoder, rows: int, fill: Callable[[Decoder], None]) -> None:
@@ -20,7 +20,7 @@ def fill_smaller(model: Decoder, rows: int, fill: Callable[[Decoder], None]) -> 
     assert model.config.blocks is not None
     ends = ["model.embed_tokens.weight", *([] if model.config.tie_word_embeddings else ["lm_head.weight"])]
     mine, width = model.state_dict(), model.config.hidden_size
-    smaller = unfilled(replace(model.config, vocab_size=rows, blocks=None), model.compute_dtype)
+    smaller = uninitialized_decoder(replace(model.config, vocab_size=rows, blocks=None), model.compute_dtype)
     shared = {name: one for name, one in mine.items() if name not in ends}  # filled in place
     smaller.load_state_dict({**shared, **{name: torch.empty(rows, width) for name in ends}}, assign=True)
     fill(smaller)

@@ -19,7 +19,7 @@ from packs.blocks.trainer.block_attention import views
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
 from trainer.objectives import Batch
-from trainer.objectives.passes import counted_in
+from trainer.objectives.passes import target_indices
 from trainer.records.model_config import BlocksConfig
 
 LEAST = 1e-3  # minimum masked share of a block in the first view; the second view masks the rest
@@ -110,7 +110,7 @@ class BlockDiffusion:
         targets = one.targets.flatten()
         # Each target of the batch occurs exactly once in the sequence. The number of targets is therefore known without
         # a device synchronisation.
-        counted = (targets == IGNORED).byte().argsort(stable=True)[: len(counted_in(batch))]
+        counted = (targets == IGNORED).byte().argsort(stable=True)[: len(target_indices(batch))]
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 

@@ -14,7 +14,7 @@ from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
 from trainer.objectives.source import StepSource
 from trainer.parallel.process_group import Ranks
-from trainer.phases.conversations import talk_of
+from trainer.phases.conversations import open_mixture
 from trainer.run import phase_run
 
 MASKS = 1  # seed word of mask draws, added to seed and step so that no other draw shares the stream
@@ -25,7 +25,7 @@ def run(config: DlmConfig, making: StepContext, keeping: CheckpointOptions, rank
     with phase_run(config, making, keeping, ranks) as phase:
         blocks = phase.config.model.blocks
         assert blocks is not None, "a configuration of dlm has them"
-        conversations = talk_of(phase, align=blocks.block_size)
+        conversations = open_mixture(phase, align=blocks.block_size)
 
         def batch(step: int) -> Batch:
             chance = np.random.default_rng([config.seed, step, MASKS])
@@ -34,7 +34,7 @@ def run(config: DlmConfig, making: StepContext, keeping: CheckpointOptions, rank
         rows = export.read_config(export.folder_of_model(phase.input(phase.before))).vocab_size
 
         def fill(model: Decoder) -> None:
-            fill_smaller(model, rows, lambda smaller: phase.fill_from(smaller, phase.before))
+            fill_smaller(model, rows, lambda smaller: phase.load_weights(smaller, phase.before))
 
         trained = phase.train(phase.first_model(fill), StepSource(batch, conversations.counts), BlockDiffusion(blocks))
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

@@ -25,7 +25,7 @@ def down(spec: ControlDownFlags) -> None:
     if spec.lost:
         render.say("a control host that is still on keeps managing the pods: switch the control host off first")
         prompts.confirm(spec.yes)
-        home = move.lost(settings, render.tell)
+        home = move.recover_lost_host(settings, render.tell)
     else:
         home = move.down(settings, render.tell)
     if spec.json:

@@ -17,4 +17,4 @@ class ThroughHost(LineFlags):
         # Shell completion lists flags without importing the code for running a line.
         from packs.control_host.commands import run_there
 
-        run_there.run_there(self.control, line)
+        run_there.run_on_host(self.control, line)

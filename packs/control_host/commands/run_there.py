@@ -1,6 +1,6 @@
 """Running a command line on a control host: from the typed words to the remote exit code.
 
-`run_there` returns for a line that runs locally, and otherwise exits with the exit code of the remote line.
+`run_on_host` returns for a line that runs locally, and otherwise exits with the exit code of the remote line.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from scripts.cli import context, render
 from scripts.cli.line_runner import CommandLine
 
 
-def run_there(typed: str, line: CommandLine) -> None:
+def run_on_host(typed: str, line: CommandLine) -> None:
     """Run the line on the control host, if chosen, and exit with the remote exit code. `typed`: value of `--control`.
 
     Return for local lines. Raises Exit after a remote line, UsageError for a line with local and remote commands, and
@@ -32,7 +32,7 @@ def run_there(typed: str, line: CommandLine) -> None:
     if all(is_here):
         return
     settings = context.settings()
-    name = chosen(typed, settings)
+    name = chosen_host(typed, settings)
     if name in ("", HERE):
         return
     if any(is_here):
@@ -49,7 +49,7 @@ def run_there(typed: str, line: CommandLine) -> None:
             if not there.about:
                 raise UsageError(f"{name} is not a control host{_what_then(host)}")
             host.send_code(there)
-            with forwarded(host.machine, tasks, collection) as more:
+            with forward_port(host.machine, tasks, collection) as more:
                 after_dashes = ["--", *line.after_dashes] if line.after_dashes else []
                 done = host.run(there, [*without_control(words), *more, *after_dashes])
         except ConnectionLost as error:
@@ -58,16 +58,16 @@ def run_there(typed: str, line: CommandLine) -> None:
                 "check: ./inv status"
             ) from None
         except Unreachable as error:
-            tell_of_copy(host)
+            print_copy_state(host)
             raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
-    if done.code and (left := left_here(words)):
+    if done.code and (left := files_outside_checkout(words)):
         render.tell(f"only files of this checkout are sent to {name}; copy into the checkout first: {', '.join(left)}")
     if done.problem:
         render.tell(f"{name}: the journal could not be copied: {done.problem}")
     raise Exit(code=done.code)
 
 
-def left_here(words: Sequence[str]) -> list[str]:
+def files_outside_checkout(words: Sequence[str]) -> list[str]:
     """Return the named files outside of the checkout, which the remote machine does not receive."""
     said = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     return [path for path in dict.fromkeys(said) if path and _is_outside(os.path.expanduser(path))]
@@ -78,7 +78,7 @@ def _is_outside(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
+def forward_port(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
     """Forward the port of the last command of the line, if the command listens, to the same port on this machine.
 
     Yield the words to add to the line: the port flag, if the user typed no port.
@@ -95,7 +95,7 @@ def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[l
         yield [] if typed else [f"--{flag}={port}"]
 
 
-def chosen(typed: str, settings: Settings) -> str:
+def chosen_host(typed: str, settings: Settings) -> str:
     """Return the control host of a line: from `--control`, from the settings, or from the moved journal."""
     from packs.control_host.control import journal_moves
 
@@ -114,7 +114,7 @@ def without_control(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def tell_of_copy(host: Any) -> None:
+def print_copy_state(host: Any) -> None:
     """Print the time of the last contact with the host, and the rows that were live then."""
     from packs.control_host.control import archive
 
@@ -124,7 +124,7 @@ def tell_of_copy(host: Any) -> None:
         render.say(f"control host {host.name}: last seen alive {render.iso(copy.seen_at)}, {ago} ago")
     if not copy.digest:
         return
-    for one in archive.at_work(copy.path.read_text()):
+    for one in archive.live_rows(copy.path.read_text()):
         cost = f", {render.usd(one.rate)} USD/h" if one.rate else ""
         render.tell(f"  {one.run}: {one.state} on {one.vendor}{cost} then")
 

@@ -29,7 +29,7 @@ def start(spec: ControlStartFlags) -> None:
     if places.is_control_host:
         host_side.note_start(places)
     renewed = supervisor_client.renew(settings)
-    started = supervisor_client.look_after(settings, spec.leases)
+    started = supervisor_client.resume_abandoned(settings, spec.leases)
     if spec.json:
         print_json({"started": started, "supervisor": renewed})
         return

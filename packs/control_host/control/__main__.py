@@ -28,12 +28,12 @@ def main(words: list[str]) -> int:
     places = HostPlaces.of_code(ROOT)
     os.umask(0o077)
     if words[:1] == ["run"]:
-        host_side.settle_in(places, ROOT)
+        host_side.prepare_checkout(places, ROOT)
         return session.run(
             places.calls / words[1],
             line_of=lambda about: host_side.line_of(about, ROOT),
             copy_of=lambda: _copy(places),
-            look_after=lambda: host_side.look_after(places, ROOT),
+            look_after=lambda: host_side.start_check(places, ROOT),
         )
     jobs = {
         "state": lambda: {"is_in_use": host_side.is_in_use(places)},

@@ -122,7 +122,7 @@ def runs_over(archive: str) -> list[str]:
         return [run for (run,) in db.execute("SELECT DISTINCT run FROM ops").fetchall() if run not in at_work]
 
 
-def at_work(archive: str) -> list[LiveRow]:
+def live_rows(archive: str) -> list[LiveRow]:
     """Return the rows that were live at the time of the archive."""
     with _opened(archive) as db:
         rows = db.execute("SELECT run, vendor, state, rate FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED')")
@@ -147,7 +147,7 @@ def _refuse_odd_tables(db: sqlite3.Connection) -> None:
     """Raise UnusableDocument when `ops` or `meta` is not a table, for example a view."""
     found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
     if found != {"ops": "table", "meta": "table"}:
-        raise UnusableDocument(f"expected the tables ops and meta, found {outside.shown(found)}")
+        raise UnusableDocument(f"expected the tables ops and meta, found {outside.printable_line(found)}")
 
 
 def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
@@ -197,7 +197,7 @@ def _unzipped(packed: bytes) -> bytes:
 def _check_files(files: dict[str, Any]) -> None:
     for name in files:
         if "/" in outside.relative(name):
-            raise UnusableDocument(f"{outside.shown(name)} is no name of a file")
+            raise UnusableDocument(f"{outside.printable_line(name)} is no name of a file")
         _bytes(outside.typed(files, name, str))
 
 

@@ -1,7 +1,7 @@
 """Boot service of a control host: a systemd user service, else cron's @reboot.
 
 Without systemd and cron, the next connecting laptop starts the checks
-(`packs.control_host.control.host_side.settle_in`).
+(`packs.control_host.control.host_side.prepare_checkout`).
 """
 
 import os

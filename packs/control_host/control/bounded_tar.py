@@ -53,7 +53,7 @@ def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
         )
 
 
-def harmless(mode: int) -> int:
+def safe_mode(mode: int) -> int:
     """Return safe permissions for a foreign file: owner read/write, no write for others, no set-id bits."""
     return mode & (0o755 if mode & 0o100 else 0o644) | 0o600
 
@@ -141,13 +141,13 @@ class _Extraction:
                 raise UnusableDocument(f"the archive has more than {self.bounds.entries} files")
             name = outside.relative(member.name)
             if not self.is_wanted(name):
-                raise UnusableDocument(f"the archive holds {outside.shown(name)}, which was not requested")
+                raise UnusableDocument(f"the archive holds {outside.printable_line(name)}, which was not requested")
             self._take(member, name)
         return self.links
 
     def _take(self, member: tarfile.TarInfo, name: str) -> None:
         if member.isdir():
-            made(self.folder, name)
+            create_folder(self.folder, name)
         elif member.issym():
             self.links[name] = member.linkname
         elif member.islnk():
@@ -157,15 +157,15 @@ class _Extraction:
             with self._new(name, member.mode) as file:
                 shutil.copyfileobj(self.tar.extractfile(member), file)  # type: ignore[arg-type]
         else:
-            raise UnusableDocument(f"{outside.shown(name)} is neither a file nor a folder nor a link")
+            raise UnusableDocument(f"{outside.printable_line(name)} is neither a file nor a folder nor a link")
 
     def _copy(self, member: tarfile.TarInfo, name: str) -> None:
         """Write a hard link as a separate file; the link target must be a file of the same archive."""
         first = self.folder / outside.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
             raise UnusableDocument(
-                f"{outside.shown(name)} is a hard link to {outside.shown(member.linkname)}, which is not a "
-                "file of this archive"
+                f"{outside.printable_line(name)} is a hard link to {outside.printable_line(member.linkname)}, which is "
+                "not a file of this archive"
             )
         self._count(name, first.stat().st_size)
         with first.open("rb") as source, self._new(name, first.stat().st_mode) as file:
@@ -175,7 +175,7 @@ class _Extraction:
         self.num_bytes += size
         if size > self.bounds.file_bytes:
             raise UnusableDocument(
-                f"{outside.shown(name)} has {in_words(size)}; the limit for a file is "
+                f"{outside.printable_line(name)} has {in_words(size)}; the limit for a file is "
                 f"{in_words(self.bounds.file_bytes)}"
             )
         if self.num_bytes > self.bounds.bytes:
@@ -183,14 +183,14 @@ class _Extraction:
 
     def _new(self, name: str, mode: int) -> IO[bytes]:
         path = self.folder / name
-        made(self.folder, os.path.dirname(name))
+        create_folder(self.folder, os.path.dirname(name))
         try:
-            return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, harmless(mode)), "wb")
+            return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, safe_mode(mode)), "wb")
         except FileExistsError:
-            raise UnusableDocument(f"it holds {outside.shown(name)} twice") from None
+            raise UnusableDocument(f"it holds {outside.printable_line(name)} twice") from None
 
 
-def made(folder: Path, name: str) -> Path:
+def create_folder(folder: Path, name: str) -> Path:
     """Create the folder `name` under `folder`.
 
     Raises UnusableDocument when the archive also holds a file of that name.
@@ -198,17 +198,17 @@ def made(folder: Path, name: str) -> Path:
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UnusableDocument(f"{outside.shown(name)} is both a file and a folder in the archive") from None
+        raise UnusableDocument(f"{outside.printable_line(name)} is both a file and a folder in the archive") from None
     return folder / name
 
 
 def _make_link(folder: Path, name: str, target: str) -> str:
     if os.path.lexists(folder / name):
-        raise UnusableDocument(f"the archive holds {outside.shown(name)} twice")
+        raise UnusableDocument(f"the archive holds {outside.printable_line(name)} twice")
     why = _leads_out(name, target)
     if why:
         return f"{outside.printable(name)}, a link to {outside.printable(target[:200])}: {why}"
-    made(folder, os.path.dirname(name))
+    create_folder(folder, os.path.dirname(name))
     os.symlink(target, folder / name)
     return ""
 

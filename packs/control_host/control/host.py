@@ -118,7 +118,9 @@ class ControlHost:
     def send_code(self, there: HostDescription) -> PushResult:
         """Push this checkout; for a new checkout, first send the files that build an environment."""
         code = there.places.code(checkout_id(ROOT))
-        with local_files.held(self.folder / "push.lock"):  # concurrent pushes would record each other's partial state
+        with local_files.holding_lock(
+            self.folder / "push.lock"
+        ):  # concurrent pushes would record each other's partial state
             if there.is_new:
                 bootstrap.bring(self.machine, PodFolder(code.parent))
             return push(self.machine, ROOT, code, checkout_id(ROOT))
@@ -174,7 +176,7 @@ class ControlHost:
             "run",
             record.name,
         ]
-        code = terminal.lend(self.machine, line, there.places.code(checkout_id(ROOT)))
+        code = terminal.run_with_terminal(self.machine, line, there.places.code(checkout_id(ROOT)))
         found = self.outcome(code, record)
         self.copy.note_seen()
         return self._kept(found)

@@ -14,10 +14,10 @@ from infra.agent.process import boot_id
 from infra.agent.shortage import is_full
 from infra.errors import UsageError
 from infra.journal_file import installation_file
-from infra.ledger.dismissal import dismiss
+from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
 from packs.control_host.control import archive, at_boot, journal_moves, run_files
-from packs.control_host.control.local_pods import refuse_ties
+from packs.control_host.control.local_pods import refuse_local_pods
 from packs.control_host.control.places import HostPlaces
 from packs.control_host.control.settings import HERE
 from store import local_files, outside
@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 60.0  # seconds between checks of keepers and services
 OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
 
 
-def settle_in(places: HostPlaces, code: Path) -> None:
+def prepare_checkout(places: HostPlaces, code: Path) -> None:
     """Prepare a pushed checkout for this host: link the settings, and start the checkout at boot.
 
     Without an accepted installation, only link the settings. If a check is due, restart the missing keepers and
@@ -40,10 +40,10 @@ def settle_in(places: HostPlaces, code: Path) -> None:
         return
     _link(places.current, code.parent)
     if is_due(places):
-        look_after(places, code)
+        start_check(places, code)
 
 
-def look_after(places: HostPlaces, code: Path) -> None:
+def start_check(places: HostPlaces, code: Path) -> None:
     """Start `control.start` in the background, which restarts missing keepers and services."""
     note_start(places)
     with places.log.open("ab") as log:
@@ -125,10 +125,12 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
     left: list[str] = []
     if is_in_use(places):
         with Journal.open(places.state_file) as journal:
-            refuse_ties(journal, "this control host")
+            refuse_local_pods(journal, "this control host")
             run_files.gather(journal, places.homes)
-            left = dismiss(journal.leases.holders(), f"runs on this machine, and {to} takes over", lambda _: None)
-        journal_moves.move_away(places.state_file, to, is_home=True)
+            left = terminate_holders(
+                journal.leases.holders(), f"runs on this machine, and {to} takes over", lambda _: None
+            )
+        journal_moves.mark_moved(places.state_file, to, is_home=True)
     return {"archive": archive.pack(places.state_file), "left": left}
 
 

@@ -33,7 +33,7 @@ def moved_to(path: Path) -> str:
         return ""
 
 
-def move_away(path: Path, host: str, is_home: bool = False) -> None:
+def mark_moved(path: Path, host: str, is_home: bool = False) -> None:
     """Mark the journal at `path` as moved to `host`. Raises JournalError and leaves the journal in place on failure.
 
     `is_home`: the journal returns from a control host to the laptop.

@@ -5,7 +5,7 @@ from infra.ledger.journal import Journal
 from infra.settings import VENDORS
 
 
-def refuse_ties(journal: Journal, machine: str) -> None:
+def refuse_local_pods(journal: Journal, machine: str) -> None:
     """Raise UsageError when a live pod can be managed only by `machine`."""
     tied = [f"{op.run} ({op.vendor})" for op in journal.ops(live=True) if op.vendor not in VENDORS]
     if tied:

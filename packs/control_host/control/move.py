@@ -19,7 +19,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
-from infra.ledger.dismissal import dismiss
+from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
 from infra.runs.settle import settle
 from infra.runs.timing import Say
@@ -28,7 +28,7 @@ from infra.transport.protocol import Unreachable
 from infra.units import duration
 from packs.control_host.control import archive, journal_moves, run_files
 from packs.control_host.control.host import ControlHost, settings_to_send
-from packs.control_host.control.local_pods import refuse_ties
+from packs.control_host.control.local_pods import refuse_local_pods
 from packs.control_host.control.places import checkout_id
 from packs.control_host.control.settings import HERE, ControlHostSettings
 
@@ -44,7 +44,9 @@ class MoveUpResult:
 
 @dataclass(frozen=True)
 class MoveDownResult:
-    """Result of `down` and `lost`. `started`: the leases of processes that now look after runs from this machine."""
+    """Result of `down` and `recover_lost_host`.
+
+    `started`: the leases of processes that now look after runs from this machine."""
 
     host: str
     started: tuple[str, ...]
@@ -92,8 +94,8 @@ def up(name: str, settings: Settings, tell: Say) -> MoveUpResult:
             with Journal.open(state_file) as journal:
                 run_files.gather(journal, settings.homes)
             with Journal.open(state_file) as journal:
-                left = dismiss(journal.leases.holders(), f"runs on this machine, and {name} takes over", tell)
-            journal_moves.move_away(state_file, name)
+                left = terminate_holders(journal.leases.holders(), f"runs on this machine, and {name} takes over", tell)
+            journal_moves.mark_moved(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
         if not (before and there.about):
@@ -138,10 +140,10 @@ def down(settings: Settings, tell: Say) -> MoveDownResult:
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return MoveDownResult(name, tuple(supervisor_client.look_after(settings, [str(one) for one in left])))
+    return MoveDownResult(name, tuple(supervisor_client.resume_abandoned(settings, [str(one) for one in left])))
 
 
-def lost(settings: Settings, tell: Say) -> MoveDownResult:
+def recover_lost_host(settings: Settings, tell: Say) -> MoveDownResult:
     """Rebuild the journal from the last copy of a lost control host, and from the listings of vendors.
 
     Pods unknown to the copy are kept, because they may be running. Raises UsageError while the host answers.
@@ -208,5 +210,5 @@ def _installation(settings: Settings) -> str:
     with Journal.open(settings.state_file) as journal:
         if journal.problem:
             raise UsageError(journal.problem)
-        refuse_ties(journal, "this machine")
+        refuse_local_pods(journal, "this machine")
         return journal.installation

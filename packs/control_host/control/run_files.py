@@ -67,7 +67,7 @@ def gather(journal: Journal, here: Path) -> None:
         if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
             home = RunHome.of(run, here)
             mirror.bring_logs(op, ThisMachine(), home)
-            reports.bring(op, ThisMachine(), home)
+            reports.download(op, ThisMachine(), home)
 
 
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
         bounded_tar.refuse_without_room(str(there), size, folder)
         _fetch_whole(machine, draft, folder / "packed", size)
         machine.run(["rm", "-f", draft], timeout_s=BASE_S)
-        kept = bounded_tar.made(folder, "all")
+        kept = bounded_tar.create_folder(folder, "all")
         links = _extract(folder / "packed", kept, lambda name: _is_kept(name, runs, over), bounded_tar.ArchiveBounds())
         _tell_left_out(bounded_tar.make_links(kept, links))
         bounded_tar.put(kept, here)
@@ -181,35 +181,37 @@ def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
 
 def _large(said: Any, top: str) -> _Large:
     if type(said) is not list or [type(one) for one in said] != [str, int, int]:
-        raise UnusableDocument(f"the list of files has {outside.shown(said)}; expected a name, a size and a mode")
+        raise UnusableDocument(
+            f"the list of files has {outside.printable_line(said)}; expected a name, a size and a mode"
+        )
     name, size, mode = said
     if not _is_under(outside.relative(name), top):
-        raise UnusableDocument(f"the list of files has {outside.shown(name)}, which was not requested")
+        raise UnusableDocument(f"the list of files has {outside.printable_line(name)}, which was not requested")
     return _Large(name, _size(size), mode)
 
 
 def _size(said: str | int) -> int:
     text = str(said).strip()
     if not (text.isascii() and text.isdecimal() and len(text) < outside.INTEGER_DIGITS):
-        raise UnusableDocument(f"{outside.shown(said)} is no size of a file")
+        raise UnusableDocument(f"{outside.printable_line(said)} is no size of a file")
     return int(text)
 
 
 def _unpacked(machine: Transport, folder: Path, there: Path, packed: _Packed) -> Path:
     """Return the draft of the fetched path: unpack small files, fetch large files, then create links."""
-    kept = bounded_tar.made(folder, "all")
+    kept = bounded_tar.create_folder(folder, "all")
     bounds = bounded_tar.ArchiveBounds(file_bytes=large_files.LARGE_BYTES)
     links = _extract(folder / "small", kept, lambda name: _is_under(name, there.name), bounds)
     for one in packed.large:
-        path = bounded_tar.made(kept, os.path.dirname(one.name)) / os.path.basename(one.name)
+        path = bounded_tar.create_folder(kept, os.path.dirname(one.name)) / os.path.basename(one.name)
         if os.path.lexists(path):
-            raise UnusableDocument(f"it holds {outside.shown(one.name)} twice")
+            raise UnusableDocument(f"it holds {outside.printable_line(one.name)} twice")
         _fetch_whole(machine, str(there.parent / one.name), path, one.size)
-        path.chmod(bounded_tar.harmless(one.mode))
+        path.chmod(bounded_tar.safe_mode(one.mode))
     _tell_left_out(bounded_tar.make_links(kept, links))
     top = kept / there.name
     if not top.exists() or top.is_dir() is not packed.is_folder:
-        raise UnusableDocument(f"it does not hold {outside.shown(there.name)}")
+        raise UnusableDocument(f"it does not hold {outside.printable_line(there.name)}")
     return top
 
 
@@ -262,7 +264,9 @@ def _in_words(what: str) -> Iterator[None]:
 def _fetch_whole(machine: Transport, source: str, path: Path, size: int) -> None:
     """Copy the first `size` bytes of a file; resume after a broken connection."""
     meter = Meter()
-    large_files.persist(lambda: _fetch(machine, source, path, size, meter), meter, mirror.PATIENCE_S, _log)
+    large_files.retry_while_progressing(
+        lambda: _fetch(machine, source, path, size, meter), meter, mirror.PATIENCE_S, _log
+    )
 
 
 def _fetch(machine: Transport, source: str, path: Path, size: int, meter: Meter) -> None:

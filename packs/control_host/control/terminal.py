@@ -1,7 +1,7 @@
 """Local end of a command on a control host: OpenSSH connects the streams, the terminal and the keys of this process.
 
-`lend` runs a command line of `packs.control_host.control.session` on the host and returns the exit code of ssh.
-`outcome_of` parses the record that the session leaves.
+`run_with_terminal` runs a command line of `packs.control_host.control.session` on the host and returns the exit code of
+ssh. `outcome_of` parses the record that the session leaves.
 """
 
 import os
@@ -38,7 +38,7 @@ def is_ours() -> bool:
         return True
 
 
-def lend(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
+def run_with_terminal(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
     """Run a command on the host with the local streams; return the exit code of ssh.
 
     The remote command gets a terminal when stdin and stdout are a terminal here; otherwise stdout and stderr are

@@ -16,8 +16,8 @@ from packs.drill.control.readings import (
     UNTOLD,
     ClauseResult,
     finding,
-    left_out,
-    lost,
+    missing_listings,
+    no_evidence_reason,
 )
 
 MONTH_S = 730 * 3600.0
@@ -29,7 +29,7 @@ def slices(seen: Evidence) -> ClauseResult:
     """Find whether the catalog names GPU slices (MIG) differently from whole GPUs."""
     expected = "a slice of a GPU has another name than the whole GPU"
     if not seen.of("catalog"):
-        return finding("slices", UNREACHED, expected, lost(seen, WORKER))
+        return finding("slices", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     if not seen.slices:
         return finding("slices", KEPT, expected, "no slice is on offer")
     taken = [one.kind for one in seen.slices if one.whole]
@@ -41,7 +41,7 @@ def boot(seen: Evidence) -> ClauseResult:
     """Find whether the worker reaches the state "running"."""
     trial, expected = seen.trial(WORKER), "the machine boots"
     if not trial or not trial.pod_id:
-        return finding("boot", UNREACHED, expected, lost(seen, WORKER))
+        return finding("boot", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     rows = [(one, pod) for one in seen.asked for pod in one.pods if pod.pod_id == trial.pod_id]
     up = next((one for one, pod in rows if pod.state == "running"), None)
     made = seen.create(trial)
@@ -49,7 +49,7 @@ def boot(seen: Evidence) -> ClauseResult:
     if up:
         return finding("boot", KEPT, expected, f"it ran after {duration(max(0.0, up.ended_at - began_at))}")
     if not trial.failure or not rows:
-        return finding("boot", UNREACHED, expected, lost(seen, WORKER))
+        return finding("boot", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     last, pod = rows[-1]
     after = duration(max(0.0, last.ended_at - began_at))
     gone = "the machine was deleted, and is proven gone" if trial.is_gone else "the machine is not proven gone"
@@ -69,7 +69,7 @@ def spot(seen: Evidence) -> ClauseResult:
     if not trial:
         return finding("spot", UNTOLD, expected, "no spot machine with one GPU was on offer")
     if not made or not trial.pod_id:
-        return finding("spot", UNREACHED, expected, lost(seen, SPOT))
+        return finding("spot", UNREACHED, expected, no_evidence_reason(seen, SPOT))
     deletes = seen.of("delete", trial.pod_id)
     until = seen.place(deletes[0]) if deletes else len(seen.asked)
     looks = [one for one in seen.of("list") if not one.error and seen.place(made) < seen.place(one) < until]
@@ -82,7 +82,7 @@ def spot(seen: Evidence) -> ClauseResult:
         return finding("spot", BROKEN, expected, "a row lacks the token of the machine")
     if dear := [pod.micro_usd_per_hour for pod in rows if pod.micro_usd_per_hour > trial.rate + ROUNDED]:
         return finding("spot", BROKEN, expected, f"it costs {per_hour(max(dear))}, the bid was {per_hour(trial.rate)}")
-    missing, shown = left_out(seen, trial, made.ended_at + LAG_S)
+    missing, shown = missing_listings(seen, trial, made.ended_at + LAG_S)
     if missing:
         return finding("spot", BROKEN, expected, f"left out of {missing} of {count(shown, 'listing')}")
     return finding("spot", KEPT, expected, f"{count(len(rows), 'row')}, all with the token, at {per_hour(trial.rate)}")

@@ -20,12 +20,12 @@ from packs.drill.control.readings import (
     UNREACHED,
     UNTOLD,
     ClauseResult,
+    deletes_while_listed,
     finding,
     gone_at,
     is_up,
-    left_out,
-    lost,
-    while_there,
+    missing_listings,
+    no_evidence_reason,
 )
 
 # The limits below are seconds by the vendor's clock. Time from the answer to a deletion until the listing drops the
@@ -113,7 +113,7 @@ def offer(seen: Evidence) -> ClauseResult:
     told = ", ".join("not on offer" if one is None else per_hour(one) for one in prices)
     expected = "the offer is listed again, at the same price"
     if len(prices) < 2:
-        return finding("offer", UNREACHED, expected, lost(seen, WORKER))
+        return finding("offer", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     is_same = prices[0] is not None and set(prices) == {prices[0]}
     return finding("offer", KEPT if is_same else BROKEN, expected, told)
 
@@ -126,7 +126,7 @@ def price(seen: Evidence) -> ClauseResult:
         f"the pod costs {per_hour(trial.rate)}, as in the offer" if trial else "the pod costs the price of the offer"
     )
     if not trial or not rates:
-        return finding("price", UNREACHED, expected, lost(seen, WORKER))
+        return finding("price", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     is_kept = all(0 < rate <= trial.rate + ROUNDED for rate in rates)
     return finding("price", KEPT if is_kept else BROKEN, expected, ", then ".join(map(per_hour, rates)))
 
@@ -136,7 +136,7 @@ def token(seen: Evidence) -> ClauseResult:
     trial = seen.trial(WORKER)
     expected = "each listing of the pod shows the token of the pod"
     if not trial or not trial.pod_id:
-        return finding("token", UNREACHED, expected, lost(seen, WORKER))
+        return finding("token", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     rows = [pod for one in seen.of("list") for pod in one.pods if pod.pod_id == trial.pod_id]
     if not rows:
         return finding("token", UNREACHED, expected, "no listing has shown the pod")
@@ -153,7 +153,7 @@ def listing(seen: Evidence) -> ClauseResult:
     made = seen.create(trial) if trial else None
     expected = f"a new pod is in the listing within {duration(LAG_S)}"
     if not trial or not made or made.error and not trial.pod_id:  # The pod may exist although the create call failed.
-        return finding("listing", UNREACHED, expected, lost(seen, WORKER))
+        return finding("listing", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     looks = [one for one in seen.of("list") if one.began_at >= made.ended_at and not one.error]
     first = next((one for one in looks if any(pod.pod_id == trial.pod_id for pod in one.pods)), None)
     if first is None:
@@ -164,7 +164,7 @@ def listing(seen: Evidence) -> ClauseResult:
     missed_s = before[-1].began_at - made.ended_at if before else 0.0  # start of the last listing without the pod
     shown_s = first.ended_at - made.ended_at
     words = f"shown after {duration(shown_s)}"
-    missing, since = left_out(seen, trial, made.ended_at + LAG_S)
+    missing, since = missing_listings(seen, trial, made.ended_at + LAG_S)
     if missing:
         words += f", then left out of {missing} of {count(since, 'listing')}, and shown again"
     return finding("listing", BROKEN if missed_s > LAG_S or missing else KEPT, expected, words)
@@ -181,14 +181,14 @@ def timer(seen: Evidence) -> ClauseResult:
     made = seen.create(trial) if trial else None
     expected = "the vendor shows the requested time limit"
     if not trial or not made:
-        return finding("timer", UNREACHED, expected, lost(seen, WORKER))
+        return finding("timer", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     limit_s = _limit_s(seen, made, trial)
     most_s = math.ceil(limit_s / vendor.time_grain_s) * vendor.time_grain_s
     expected = f"the vendor's timer ends the pod {duration(limit_s)} after the request"
     expected += f", rounded up to {duration(most_s)}" if most_s - limit_s > 1 else ""
     rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)]
     if not rows:
-        return finding("timer", UNREACHED, expected, lost(seen, WORKER))
+        return finding("timer", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     unarmed = [pod for pod in rows if pod.ends_at is None]
     if unarmed:
         return finding("timer", BROKEN, expected, f"no timer in {len(unarmed)} of {count(len(rows), 'row')}")
@@ -202,7 +202,7 @@ def timer_before_boot(seen: Evidence) -> ClauseResult:
     trial, expected = seen.trial(WORKER), "the vendor shows an end time during the boot"
     found = [pod for one in seen.of("find", trial.pod_id) for pod in one.pods] if trial and trial.pod_id else []
     if not found:
-        return finding("timer before boot", UNREACHED, expected, lost(seen, WORKER))
+        return finding("timer before boot", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     rows = [pod for pod in found if pod.state == "booting"]
     unarmed = [pod for pod in rows if pod.ends_at is None]
     if unarmed:
@@ -217,7 +217,7 @@ def spend_limit(seen: Evidence) -> ClauseResult:
     made = seen.create(trial) if trial else None
     rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)] if trial else []
     if not made or made.spend_micro_usd is None or not rows:
-        return finding("spend limit", UNREACHED, expected, lost(seen, WORKER))
+        return finding("spend limit", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     expected = f"the vendor ends the pod at {in_usd(made.spend_micro_usd)}"
     told = {pod.spend_limit_micro_usd or 0 for pod in rows}
     is_kept = all(0 < amount <= made.spend_micro_usd + ROUNDED for amount in told)
@@ -230,7 +230,7 @@ def key(seen: Evidence) -> ClauseResult:
     trial, expected = seen.trial(WORKER), "the pod accepts the SSH key of the request"
     tried = seen.of("reach", trial.pod_id) if trial and trial.pod_id else []
     if not tried:
-        return finding("key", UNREACHED, expected, lost(seen, WORKER))
+        return finding("key", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     if any(not one.error for one in tried):
         return finding("key", KEPT, expected, "let in")
     kind = tried[-1].error.partition(":")[0]  # The message is dropped because it contains files and addresses.
@@ -270,9 +270,9 @@ def self_end(seen: Evidence) -> ClauseResult:
     trial = seen.trial(WORKER)
     expected = f"the pod deletes itself within {duration(FAREWELL_S)} of the last step"
     if not trial or not trial.pod_id or seen.ground.log is None:
-        return finding("self-end", UNREACHED, expected, lost(seen, WORKER))
+        return finding("self-end", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     gone = gone_at(seen, trial)
-    if while_there(seen, trial):
+    if deletes_while_listed(seen, trial):
         return finding("self-end", BROKEN, expected, "the pod did not; the drill deleted the pod")
     return finding(
         "self-end",
@@ -287,7 +287,7 @@ def lost_reply(seen: Evidence) -> ClauseResult:
     trial = seen.trial(STRAY)
     expected = "one request makes one machine, which is found by token"
     if not trial or not seen.creates:
-        return finding("lost reply", UNREACHED, expected, lost(seen, STRAY))
+        return finding("lost reply", UNREACHED, expected, no_evidence_reason(seen, STRAY))
     if seen.creates > 1:
         return finding("lost reply", BROKEN, expected, f"{seen.creates} requests were sent")
     listed = [{pod.pod_id for pod in one.pods if pod.token == trial.token} for one in seen.of("list")]
@@ -309,7 +309,7 @@ def delete(seen: Evidence) -> ClauseResult:
         if not asked:
             continue
         gone = gone_at(seen, trial)
-        needed = sum(one in asked for one in while_there(seen, trial))
+        needed = sum(one in asked for one in deletes_while_listed(seen, trial))
         if not needed:
             continue  # The pod had already deleted itself.
         again = f"; {needed} requests were sent" if needed > 1 else ""
@@ -320,7 +320,7 @@ def delete(seen: Evidence) -> ClauseResult:
             return finding("delete", BROKEN, expected, f"{words} after the answer{again}" if gone else words + again)
         said.append(f"the {trial.name} was off it after {duration(max(0.0, gone - asked[0].ended_at))}")
     if not said:
-        return finding("delete", UNREACHED, expected, lost(seen, STRAY))
+        return finding("delete", UNREACHED, expected, no_evidence_reason(seen, STRAY))
     return finding("delete", KEPT, expected, "; ".join(said))
 
 
@@ -387,10 +387,10 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
     made = seen.create(trial) if trial else None
     expected = "a timer ends a pod without another request"
     if not trial or not trial.pod_id or not made or made.time_s is None:
-        return finding("timer", UNREACHED, expected, lost(seen, TIMED))
+        return finding("timer", UNREACHED, expected, no_evidence_reason(seen, TIMED))
     expected = f"a timer ends a pod without another request {duration(made.time_s)} after the request to rent"
     gone = gone_at(seen, trial)
-    if gone is None or while_there(seen, trial):
+    if gone is None or deletes_while_listed(seen, trial):
         return finding("timer", BROKEN, expected, "the timer did not; the drill deleted the pod")
     after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
     shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
@@ -413,5 +413,5 @@ def _limit_s(seen: Evidence, made: VerbCall, trial: Trial) -> float:
 
 def _seen_there(seen: Evidence, name: str, expected: str, said: str | None, well: str) -> ClauseResult:
     if said is None:
-        return finding(name, UNREACHED, expected, lost(seen, WORKER))
+        return finding(name, UNREACHED, expected, no_evidence_reason(seen, WORKER))
     return finding(name, BROKEN if said else KEPT, expected, said or well)

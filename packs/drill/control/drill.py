@@ -28,7 +28,7 @@ from infra.agent.job import Call, Job, Limits
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.errors import NoOffer, RateLimited, SlipwayError
-from infra.interrupts import finishing
+from infra.interrupts import defer_interrupts
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import FAILED, TERMINATED, Op
@@ -141,7 +141,7 @@ class Drill:
                 if TIMED in self.runs:
                     self._try(TIMED, self._await_timer)
             finally:
-                with finishing("the drill is ending the machines", self.tell):
+                with defer_interrupts("the drill is ending the machines", self.tell):
                     problems += self._end_all()
             with contextlib.suppress(SlipwayError):  # The watch records the failure for the clauses.
                 self.watch.list()
@@ -364,7 +364,7 @@ class Drill:
     def _guard(self, op: Op) -> str:
         """Return the problem with the guard of a pod, or "" if the guard is alive with the right token and limits."""
         try:
-            said = sight.ask(op, self._way(op))["guard"]
+            said = sight.query_agent(op, self._way(op))["guard"]
         except SlipwayError as error:
             return f"not heard: {error}"
         if not (said.get("alive") and said.get("armed")):

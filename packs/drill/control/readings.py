@@ -22,7 +22,7 @@ class ClauseResult:
     api: str = ""  # API of the test, as named by `infra.providers.promises.api_of`
 
 
-def left_out(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:
+def missing_listings(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:
     """Return the number of listings that omit a pod between two sightings, and the number of all listings in between.
 
     Count only listings from `since` until the first delete call: some listings may already omit a pod under deletion.
@@ -41,20 +41,20 @@ def gone_at(seen: Evidence, trial: Trial) -> float | None:
 
     The pod must have been listed or deleted before, and no later listing may contain the pod.
     """
-    found = absent(seen, trial)
+    found = first_absent_listing(seen, trial)
     return None if found is None else found.began_at
 
 
-def while_there(seen: Evidence, trial: Trial) -> list[VerbCall]:
+def deletes_while_listed(seen: Evidence, trial: Trial) -> list[VerbCall]:
     """Return the delete calls that were sent before the first listing without the pod.
 
     Compare call order, because the vendor's clock has a resolution of one second.
     """
-    first, deletes = absent(seen, trial), seen.of("delete", trial.pod_id)
+    first, deletes = first_absent_listing(seen, trial), seen.of("delete", trial.pod_id)
     return [one for one in deletes if first is None or seen.place(one) < seen.place(first)]
 
 
-def absent(seen: Evidence, trial: Trial) -> VerbCall | None:
+def first_absent_listing(seen: Evidence, trial: Trial) -> VerbCall | None:
     """Return the first listing after the last listing with the pod.
 
     Listings before the create call do not count. Return None if the pod was neither listed nor deleted before.
@@ -71,7 +71,7 @@ def is_up(state: str) -> bool:
     return state in ("booting", "running")
 
 
-def lost(seen: Evidence, name: str) -> str:
+def no_evidence_reason(seen: Evidence, name: str) -> str:
     """Return the reason why a trial produced no evidence."""
     trial = seen.trial(name)
     if trial is None:

@@ -12,11 +12,11 @@ from typing import Any, cast
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
-from infra.providers import Market, listed, look_up
+from infra.providers import Market, find_pod, list_pods
 from infra.providers.json_api import Exchange, JsonApi, UnclearOutcome
 from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
-from infra.units import told_micro_usd
+from infra.units import reported_micro_usd
 from packs.drill.control.evidence import Slice, VerbCall
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # path suffixes of the vendors' create requests
@@ -112,7 +112,7 @@ class Watch:
 
     def find(self, pod: str) -> Pod | None:
         """Find a pod by id and record a listing at the same time; the listing does not affect the result."""
-        seen = self._noting("find", pod, lambda: look_up(self._market, pod, spot=False))
+        seen = self._noting("find", pod, lambda: find_pod(self._market, pod, spot=False))
         if seen:
             self._ids.add(seen.pod_id)
             self._keep([seen])
@@ -121,7 +121,7 @@ class Watch:
         return seen
 
     def list(self) -> "list[Pod]":
-        pods = self._noting("list", "", lambda: listed(self._market, spot=False))
+        pods = self._noting("list", "", lambda: list_pods(self._market, spot=False))
         self._ids |= {pod.pod_id for pod in pods if pod.token in self.tokens and pod.pod_id}
         self._keep([pod for pod in pods if pod.pod_id in self._ids or pod.token in self.tokens])
         return pods
@@ -134,7 +134,7 @@ class Watch:
 
     def billed(self, pod_id: str) -> int | None:
         amount = self._noting("billed", pod_id, lambda: self._market.billed(pod_id))
-        disks = [told_micro_usd(one) for one in self._told("diskAmount")]
+        disks = [reported_micro_usd(one) for one in self._told("diskAmount")]
         disk = sum(one or 0 for one in disks) if disks else None
         self.asked[-1] = replace(self.asked[-1], micro_usd=amount, disk_micro_usd=disk)
         return amount

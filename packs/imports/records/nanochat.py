@@ -37,7 +37,7 @@ def model_of(folder: Path, file: str) -> ModelConfig:
         raise ConfigError(f"{path}: {error}; nanochat writes this file beside {file}") from None
     if not isinstance(said, Mapping) or any(type(said.get(name)) is not int for name in SIZES):
         raise ConfigError(
-            f"{path}: model_config is {outside.shown(said)}; expected whole numbers for {', '.join(SIZES)}"
+            f"{path}: model_config is {outside.printable_line(said)}; expected whole numbers for {', '.join(SIZES)}"
         )
     if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
         raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {MOST}")
@@ -65,9 +65,13 @@ def model_of(folder: Path, file: str) -> ModelConfig:
 def _refuse_later(path: Path, said: Mapping[str, Any]) -> None:
     pattern = said.get("window_pattern", "L")
     if not isinstance(pattern, str) or set(pattern) != {"L"}:
-        raise ConfigError(f"{path}: window_pattern is {outside.shown(pattern)}; sliding windows are not supported")
+        raise ConfigError(
+            f"{path}: window_pattern is {outside.printable_line(pattern)}; sliding windows are not supported"
+        )
     if odd := [name for name, value in said.items() if name not in (*SIZES, "window_pattern") and value]:
-        raise ConfigError(f"{path}: {', '.join(map(outside.shown, odd))}: this version of nanochat is not supported")
+        raise ConfigError(
+            f"{path}: {', '.join(map(outside.printable_line, odd))}: this version of nanochat is not supported"
+        )
 
 
 def tokenizer_of(folder: Path) -> Path | None:

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from data.config import ConfigError, load
 from data.errors import DataError
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from data.tokens import bpe
 from data.tokens.tokenizer import PATTERN, SPECIALS
 from store import outside
 from trainer import tensor_file
 from trainer.config import ModelConfig
-from trainer.model.huggingface import shapes, written
+from trainer.model.huggingface import config_json, shapes
 
 ROOM_BYTES = 2 << 30  # on top of the imports and three copies of the file
 CPU_S = 3600
@@ -47,7 +47,7 @@ class UnsupportedModel(Exception):
 
 def main() -> None:
     """Convert the files named in the JSON document on stdin, and print the result."""
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     asked = json.loads(sys.stdin.read())
     out = Path(asked["out"])
     limit(Path(asked["weights"] or asked["tokenizer"]).stat().st_size)
@@ -56,7 +56,7 @@ def main() -> None:
             model = load(ModelConfig, asked["model"], "model")
             tensors = converted(read(Path(asked["weights"])), model)
             tensor_file.write(out / "model.safetensors", tensors)
-            (out / "config.json").write_text(json.dumps(written(model, "float32", None, [])), encoding="utf-8")
+            (out / "config.json").write_text(json.dumps(config_json(model, "float32", None, [])), encoding="utf-8")
         if asked["tokenizer"]:
             bpe.save(bpe.assemble(words_of(Path(asked["tokenizer"]))), out)
         problem = ""
@@ -102,7 +102,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
     for name, tensor in tensors.items():
         ours = our_name(name)
         if not tensor.is_floating_point():
-            raise UnsupportedModel(f"{outside.shown(name)} is {tensor.dtype}")
+            raise UnsupportedModel(f"{outside.printable_line(name)} is {tensor.dtype}")
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and tensor.dim() == 2:
             heads = tensor.shape[0] // model.head_dim
             if heads * model.head_dim == tensor.shape[0]:
@@ -114,7 +114,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
         if name not in found and len(shape) == 1:
             found[name] = torch.ones(shape)
     odd = [f"{name} is missing" for name in wanted if name not in found]
-    odd += [f"{outside.shown(name)} is unknown" for name in found if name not in wanted]
+    odd += [f"{outside.printable_line(name)} is unknown" for name in found if name not in wanted]
     odd += [
         f"{name} is {tuple(found[name].shape)} instead of {shape}"
         for name, shape in wanted.items()
@@ -175,7 +175,7 @@ def words_of(path: Path) -> list[bytes]:
         raise UnsupportedModel(f"{path}: expected the ids of words, followed by the ids of {', '.join(SPECIALS)}")
     if pattern != PATTERN:
         raise UnsupportedModel(
-            f"{path}: the tokenizer splits text by {outside.shown(pattern)}; Slipway splits by {PATTERN}"
+            f"{path}: the tokenizer splits text by {outside.printable_line(pattern)}; Slipway splits by {PATTERN}"
         )
     return words
 

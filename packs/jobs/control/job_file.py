@@ -97,7 +97,7 @@ class JobFile:
     tasks: tuple[JobTask, ...]
 
 
-def belongs(key: str) -> str:
+def key_hint(key: str) -> str:
     """Return a hint about the right kind of file for a top-level key, or "" for an unknown key."""
     if key in schema.IN_SERVICE:
         return "in the file of a service the key stands under `service:`; start the service with: inv serve.up FILE"
@@ -246,7 +246,7 @@ def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: s
             where = f"{path}: line {document.line(*place) if isinstance(key, str) else document.line(*at)}"
             hint = near(str(key), hints)
             if not at and key in schema.IN_SERVICE:
-                hint = belongs(str(key))
+                hint = key_hint(str(key))
             if not at and flag in FLAGS:
                 hint = f"in a job file write {FLAGS[flag]}; or add the flag --{flag}"
             raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")

@@ -79,7 +79,7 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
         mounts.append(tuple(_mount(file, one, name_of) for one in copied))
         kept.append(tuple(_kept(file, one) for one in task.mounts if one.mode == "MOUNT_CACHED"))
     # Raises before any machine is rented.
-    weights = {one.name: shipment.weigh(Path(one.source), one.file, one.anyway) for one in carried}
+    weights = {one.name: shipment.measure(Path(one.source), one.file, one.anyway) for one in carried}
     at = [(name, path) for task in mounts for name, _, path in task]
     sent = [*((name, "") for name in workdirs if name), *at]
     by_name = {one.name: one for one in carried}

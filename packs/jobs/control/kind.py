@@ -70,7 +70,7 @@ class TrainingFile(AskedJob):
         return training.spec_of(self.file, spec, settings, tell)
 
     def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
-        found = launch.understand(spec, settings)
+        found = launch.resolve(spec, settings)
         assert isinstance(found.work, PlannedWork)
         return replace(found, work=replace(found.work, names_tag=not self.is_tag_typed))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infra.errors import UsageError
-from infra.providers.by_name import known
+from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
@@ -45,9 +45,9 @@ class MachineWishes:
     notes: tuple[str, ...] = ()
 
 
-def ours() -> tuple[str, ...]:
+def accepted_providers() -> tuple[str, ...]:
     """Return the provider names accepted by `infra`. Engines are excluded: only --provider selects an engine."""
-    return tuple(name for name in known() if name not in packs.engines())
+    return tuple(name for name in known_providers() if name not in packs.engines())
 
 
 def provider_of(task: JobTask, where: str) -> str:
@@ -66,7 +66,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     found: list[MachineWish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
-        if cloud and cloud not in ours() and not provider:
+        if cloud and cloud not in accepted_providers() and not provider:
             notes.append(f"infra: Slipway does not rent at {cloud}, a cloud of SkyPilot; the entry is left out")
             continue
         if provider in packs.engines():
@@ -90,7 +90,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
         raise UsageError(
             f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Give a provider: "
             "--provider skypilot, which rents at these clouds, --provider runpod, or write `infra: "
-            f"runpod` (known: {', '.join(ours())})"
+            f"runpod` (known: {', '.join(accepted_providers())})"
         )
     notes += [] if provider in packs.engines() else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
@@ -127,9 +127,11 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
     cloud, region, zone = [*parts, "", "", ""][:3] if said.infra else (said.cloud, said.region, said.zone)
     cloud, region, zone = ("" if one in (None, ANY) else str(one) for one in (cloud, region, zone))
     cloud = cloud.lower()
-    if cloud and cloud not in (*ours(), *SKYPILOTS):
-        why = packs.lacking("providers", cloud)
-        raise UsageError(f"{line}: infra: {why or f'unknown cloud {cloud!r}; {near(cloud, (*ours(), *SKYPILOTS))}'}")
+    if cloud and cloud not in (*accepted_providers(), *SKYPILOTS):
+        why = packs.missing_pack_message("providers", cloud)
+        raise UsageError(
+            f"{line}: infra: {why or f'unknown cloud {cloud!r}; {near(cloud, (*accepted_providers(), *SKYPILOTS))}'}"
+        )
     if cloud in packs.providers():
         return cloud, "", "", "/".join(filter(None, (region, zone)))
     return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")

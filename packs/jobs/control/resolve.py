@@ -18,7 +18,7 @@ from flows.specs.work import WorkSpec
 from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.flags import flags_of, names_given
+from infra.flags import flags_of, given_flag_names
 from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
@@ -64,9 +64,9 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
         return spec.provider
     named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
     found = named.pop() if len(named) == 1 else ""
-    if found and found in machines.ours() and not is_rented(found):
+    if found and found in machines.accepted_providers() and not is_rented(found):
         raise _own_machine(file, f"--provider {found}")
-    return found if found in machines.ours() else ""
+    return found if found in machines.accepted_providers() else ""
 
 
 def understand(
@@ -91,7 +91,7 @@ def understand(
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
-    found = same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    found = shared_alternatives(file, replace(typed, gpu=gpu), spec, vendor)
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = file.tasks[0].num_nodes if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -101,7 +101,7 @@ def understand(
     for wish in found.wishes:
         machine = with_number(wish.machine)
         if not vendor.is_rented:
-            machine, said = on_own(machine, vendor)
+            machine, said = for_own_machine(machine, vendor)
             notes += said
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
         request = replace(
@@ -122,7 +122,7 @@ def understand(
     limits = limits_for(settings, vendor.is_rented, spec)
     asked_for = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     spec = replace(spec, nodes=nodes)
-    asked = same_request.asking(spec, requests[0], limits, vendors=asked_for, env={})
+    asked = same_request.typed_launch(spec, requests[0], limits, vendors=asked_for, env={})
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
     work = JobWork(
@@ -196,13 +196,15 @@ def _own_machine(file: JobFile, flag: str) -> UsageError:
 
 
 def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
-    typed = names_given(spec)
+    typed = given_flag_names(spec)
     for one in files.known(WorkSpec).values():
         if one.name in typed and one.name != "store":
             raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
 
 
-def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.MachineWishes:
+def shared_alternatives(
+    file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider
+) -> machines.MachineWishes:
     """Return the machine alternatives shared by all tasks. Raise UsageError if two tasks ask for different machines."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
@@ -229,7 +231,7 @@ def with_number(machine: MachineSpec) -> MachineSpec:
     return replace(machine, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers.pop())
 
 
-def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
+def for_own_machine(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
     """Return the part of a request that applies to an unrented machine, and notes about GPUs missing here.
 
     Vendor-only keys are dropped; the notes of `machines.wishes` already report these keys.

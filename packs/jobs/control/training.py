@@ -21,7 +21,7 @@ from flows.specs.launch import LaunchSpec
 from flows.specs.variables import FLAGS, OF_FILES, of_hub, sizes
 from flows.specs.work import filled
 from infra.errors import UsageError
-from infra.flags import flags_of, names_given
+from infra.flags import flags_of, given_flag_names
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
@@ -82,12 +82,12 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     vendor = registry.candidates(settings)[0]
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     gpu = spec.gpu or settings.given.get(launch.ACCELERATOR, "")
-    found = resolve.same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    found = resolve.shared_alternatives(file, replace(typed, gpu=gpu), spec, vendor)
     notes, machine = list(found.notes), resolve.with_number(found.wishes[0].machine)
     if len(found.wishes) > 1:
         notes.append(f"{len(found.wishes)} kinds of machine fit; the first is used")
     if not vendor.is_rented:
-        machine, said = resolve.on_own(machine, vendor)
+        machine, said = resolve.for_own_machine(machine, vendor)
         notes += said
     for note in dict.fromkeys(notes):
         tell(note)
@@ -107,7 +107,7 @@ def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> 
     task = file.tasks[0]
     where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"
     own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
-    typed = names_given(spec)
+    typed = given_flag_names(spec)
     found = {name: value for name, value in own.items() if name not in typed and name != "options"}
     options = work.read_options(own.get("options", ()))
     return {**found, "options": {**options, **spec.options}}

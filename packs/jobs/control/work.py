@@ -56,7 +56,7 @@ class JobWork:
         is_own = not vendor.fleeting or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
         ours = job_environment.secrets(settings)
-        stores = training_plan.places(settings)
+        stores = training_plan.store_endpoints(settings)
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
         own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
         torch, environments = training_plan.environments_of(settings, request, vendor)

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--open", action="store_true")
     flags = parser.parse_args()
     settings = Settings.load(ROOT, {}, ())
-    credentials.lend(job_environment.secrets(settings))
+    credentials.set_credentials(job_environment.secrets(settings))
     if flags.export:
         page = export.write(PageContext(settings), Path(flags.export))
         print(page, flush=True)

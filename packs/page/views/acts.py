@@ -16,7 +16,7 @@ from flows.runs import resume
 from flows.services import serve
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
-from infra.market.filters import in_words
+from infra.market.filters import format_offer
 from infra.runs.lookup import find_run
 from infra.units import in_usd
 from packs.page.views.page_context import PageContext
@@ -93,7 +93,9 @@ class Acts:
 
         def do() -> None:
             with self.context.journal() as journal:
-                for one in stop.rows(stop.rows_of(op.run, journal), journal, self.context.settings, self.context.tell):
+                for one in stop.end_pods(
+                    stop.rows_of(op.run, journal), journal, self.context.settings, self.context.tell
+                ):
                     if one.problem:
                         raise one.problem
 
@@ -111,7 +113,9 @@ class Acts:
                 resume.resume(found, journal, settings, self.context.tell)
             supervisor_client.ensure(settings)
 
-        costs = f" This rents {in_words(found.offers[0])}, or the next offer; {found.money}." if found.offers else ""
+        costs = (
+            f" This rents {format_offer(found.offers[0])}, or the next offer; {found.money}." if found.offers else ""
+        )
         return _question(
             f"Resume {op.run} from the newest complete checkpoint?{costs}", f"inv resume {op.run} --detach", do
         )

@@ -39,7 +39,7 @@ SERVICE = "service "
 def models(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the models for a chat: services first, then models of the store."""
     with context.journal() as journal:
-        services = [f"{SERVICE}{one.name}" for one in service_rows.every(journal)]
+        services = [f"{SERVICE}{one.name}" for one in service_rows.list_services(journal)]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
     kept = [one.name for one in context.artifacts() if one.name.split("/")[0] in kinds]
     kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
@@ -88,7 +88,7 @@ class ChatBackend:
             name = model.removeprefix(SERVICE)
             with self.context.journal() as journal:
                 row, certfile = service_rows.find(journal, name), controller_client.certfile(name, journal)
-            seen = service_state.seen_of(row.seen) if row else None
+            seen = service_state.parse_observed(row.seen) if row else None
             if seen is None or not seen.endpoint:
                 raise UsageError(f"the service {name} has no address yet; check: inv serve.status {name}")
             url = seen.endpoint.rstrip("/").removesuffix("/v1")

@@ -21,7 +21,7 @@ ALL_S = 120.0
 
 
 @contextmanager
-def beside(space: Workspace, settings: Settings) -> Iterator[None]:
+def serve_tensorboard(space: Workspace, settings: Settings) -> Iterator[None]:
     """Serve TensorBoard while the body runs, then write the remaining metrics as event files.
 
     Without the TensorBoard environment, report the problem and run the body alone.

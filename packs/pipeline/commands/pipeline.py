@@ -17,7 +17,7 @@ from data.config import TextSpec
 from flows.planning import estimates
 from flows.planning.extensions import use_source
 from flows.planning.training_plan import PlannedWork, plan_for
-from flows.runs.run_leases import foreground, move_names
+from flows.runs.run_leases import hold_inputs, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
@@ -105,7 +105,7 @@ def pipeline(spec: PipelineFlags) -> None:
     tokenizer = make_tokenizer(settings, space, recipe.vocab_size, spec.tokenizer_json, spec.json)
     file = write_config(ours.run_config, space, recipe, tokenizer["vocab_size"])
     is_shown = spec.tensorboard or bool(os.environ.get("SLIPWAY_VOLUME"))
-    with board.beside(space, settings) if is_shown else nullcontext():
+    with board.serve_tensorboard(space, settings) if is_shown else nullcontext():
         made = training(settings, space, file, tokenizer["tokenizer_sha256"], spec.json)
     if spec.json:
         print_json({"experiment": space.experiment, "store": space.store, "config": file, **made})
@@ -118,7 +118,7 @@ def recipe_of(ours: PipelineSettings, space: Workspace, steps: int | None, vocab
     """Return the recipe, renamed to the experiment, with the requested steps and vocabulary size."""
     found = replace(planning.profile_named(ours.run_config), name=space.experiment)
     if steps is not None:
-        found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
+        found = replace(found, phases={**found.phases, "base": found.phases["base"].with_steps(steps)})
     if vocab_size is not None:
         check_size(vocab_size)
         found = with_ids(found, vocab_size)
@@ -212,7 +212,7 @@ def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
 def training(settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool) -> dict[str, Any]:
     """Train or reuse the model and return the model's metadata. `digest` is the tokenizer's SHA-256."""
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
-    given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
+    given = {"text": adopt.publish_text(space), "tokenizer": adopt.publish_tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
     asked = WorkSpec(phase="base", tag=space.experiment, with_missing=True)
@@ -224,7 +224,7 @@ def training(settings: Settings, space: Workspace, file: Path, digest: str, quie
         time = f"{about(total(plan.forecast)[1])} ({evidence(plan.estimate)})"
         said = f"{', '.join(one.name for one in due)}, {time}"
     render.say(f"training: {said}")
-    with foreground(plan, render.say):
+    with hold_inputs(plan, render.say):
         for step in due:
             local_step.run(step.name, step.words, step.config, ours, quiet, space.environ)
     move_names(plan)

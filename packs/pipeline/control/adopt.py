@@ -22,7 +22,7 @@ from store.manifest import FileEntry, Manifest
 from trainer.plan import source_slug
 
 
-def text(space: Workspace) -> str:
+def publish_text(space: Workspace) -> str:
     """Publish the shards as `datasets/<experiment>/text` and return the fingerprint.
 
     Raise SlipwayError if the shards differ from the manifest.
@@ -50,7 +50,7 @@ def text(space: Workspace) -> str:
     return fingerprint
 
 
-def tokenizer(space: Workspace, digest: str) -> str:
+def publish_tokenizer(space: Workspace, digest: str) -> str:
     """Publish a copy of the tokenizer as `tokenizer` and return the fingerprint."""
     fingerprint = digest[:12]
     if not is_there(space, "tokenizer", fingerprint):

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from data.events import emit
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 
 MOST_TRIES = 5
 LEAVE_S = 20.0
@@ -53,7 +53,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
 
 def main(words: list[str]) -> int:
     home, cpus, python, names = words[0], int(words[1]), words[2], words[3:]
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS", "auto")

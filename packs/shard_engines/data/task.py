@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.errors import DataError
 from data.manifest import write_json
-from data.single_writer import PARENT, die_with
+from data.single_writer import PARENT, exit_with_parent
 from packs.shard_engines.data.work import locked
 
 ENDS = (0, 1, 2)  # final exit codes; a new start would end the same way
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 def main(words: list[str]) -> int:
     home, name = Path(words[0]), words[1]
-    die_with(os.environ.pop(PARENT, ""))
+    exit_with_parent(os.environ.pop(PARENT, ""))
     with open(home / f"{name}.log", "a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -122,7 +122,7 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     """Hold the lock file `path`. Raise DataError if a different process still holds the lock after `wait_s` seconds."""
     busy = DataError(f"{path}: another process holds the lock")
     # On a file system without locks, only the engine prevents a second run of a task.
-    with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
+    with local_files.holding_lock(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
         yield
 
 

@@ -25,14 +25,14 @@ from typing import Any, Dict, List, Mapping, Optional
 from infra.agent import meet
 from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job, NodeGroup, PodFolder, earlier_part, is_earlier_part, write_durably
-from infra.agent.process import leave_no_core
+from infra.agent.process import disable_core_dumps
 from infra.agent.state import (
     ENGINE,
     LEFT,
+    acquire_lock,
     ask_to_stop,
     attempt_file,
     grace_s,
-    hold,
     is_held,
     lock,
     read_json,
@@ -80,13 +80,13 @@ def _is_of_first(words: Any) -> bool:
     return tuple(words[:2]) == ("-m", "store.courier")
 
 
-def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> PodFolder:
+def create_pod_folder(brought: Path, home: Path, environ: Dict[str, str], now: float) -> PodFolder:
     """Create the pod folder of this node and move the job's secrets from `environ` to a private file."""
     job = Job.from_json((brought / "job.json").read_text(encoding="utf-8"))
     ips = environ.get("SKYPILOT_NODE_IPS", "").split()
     rank = int(environ.get("SKYPILOT_NODE_RANK", "0"))
     own = ips[rank] if rank < len(ips) else ""
-    interface = {**meet.look("here")["addresses"], **meet.look("there")["addresses"]}.get(own, "")
+    interface = {**meet.find_addresses("here")["addresses"], **meet.find_addresses("there")["addresses"]}.get(own, "")
     pod = PodFolder(home / PODS / (job.run + (".{}".format(rank) if rank else "")))
     pod.state.mkdir(parents=True, exist_ok=True)
     for one in brought.iterdir():
@@ -150,13 +150,13 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def put_away(pod: PodFolder) -> None:
+def archive_attempt(pod: PodFolder) -> None:
     """Wait for the processes of an earlier attempt in the same home, then rename the files of the attempt.
 
     Raises SystemExit when the guard or the agent of the earlier attempt still runs after `EARLIER_S` seconds.
     """
     for role in ("guard", "agent"):
-        held = hold(lock(pod, role), EARLIER_S)
+        held = acquire_lock(lock(pod, role), EARLIER_S)
         if held is None:
             raise SystemExit("the {} of an earlier attempt still runs after {:g} s".format(role, EARLIER_S))
         os.close(held)
@@ -165,7 +165,7 @@ def put_away(pod: PodFolder) -> None:
             one.rename(one.with_name("{}-{}".format(one.name, time.time_ns())))
 
 
-def begin_afresh(pod: PodFolder, home: Path, environ: Dict[str, str]) -> None:
+def reset_for_allocation(pod: PodFolder, home: Path, environ: Dict[str, str]) -> None:
     """Delete work, logs and marks of an earlier Slurm allocation in this home; the store holds the lasting copy.
 
     SkyPilot deletes the home of a cluster when the allocation ends, and Slurm may kill SkyPilot during the deletion. A
@@ -202,10 +202,10 @@ def exit_code(pod: PodFolder) -> int:
 
 def main() -> int:
     os.umask(os.umask(0o022) | 0o022)
-    leave_no_core()
-    pod = lay_out(Path.cwd(), Path.home(), os.environ, time.time())  # type: ignore[arg-type]
-    put_away(pod)
-    begin_afresh(pod, Path.home(), os.environ)  # type: ignore[arg-type]
+    disable_core_dumps()
+    pod = create_pod_folder(Path.cwd(), Path.home(), os.environ, time.time())  # type: ignore[arg-type]
+    archive_attempt(pod)
+    reset_for_allocation(pod, Path.home(), os.environ)  # type: ignore[arg-type]
     job = Job.from_json(pod.job.read_text(encoding="utf-8"))
     os.environ[ENGINE] = "skypilot"
     told: List[int] = []

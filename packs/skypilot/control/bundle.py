@@ -15,7 +15,7 @@ from infra.transport.push import push
 IGNORE = ".skyignore"
 
 
-def lay_out(job: Job, plan: Plan, root: Path, bundle: Path, asked: str = "") -> list[str]:
+def write_bundle(job: Job, plan: Plan, root: Path, bundle: Path, asked: str = "") -> list[str]:
     """Fill the folder `bundle`; return the number of sent files and a note per refused file.
 
     root: root of the checkout. asked: the words of the launch command, as recorded in the journal.

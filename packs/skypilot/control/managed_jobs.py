@@ -16,7 +16,7 @@ from infra.agent import meet
 from infra.agent.job import Limits, NodeGroup
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
-from infra.market.filters import in_words
+from infra.market.filters import format_offer
 from infra.names import check_name, random_word
 from infra.providers import Abilities
 from infra.records import Account, Offer, Plan, Pod, Request
@@ -99,7 +99,7 @@ class ManagedJobs(RunEngine):
         task.check(keys, plan.request.nodes, False, self.name)
         found = self.priced(keys, plan.request.nodes)
         for one in found.others:
-            tell(f"SkyPilot also considered {in_words(one)}")
+            tell(f"SkyPilot also considered {format_offer(one)}")
         return [found.chosen]
 
     def begin(self, start: RunStart) -> Op:
@@ -125,7 +125,7 @@ class ManagedJobs(RunEngine):
             limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
             own, folder = replace(job, run=plan.request.run, token=token, limits=limits), self.bundles / token
             with stage("bundle", start.say) as told:
-                told += bundle.lay_out(own, plan, start.root, folder, terms.asked)
+                told += bundle.write_bundle(own, plan, start.root, folder, terms.asked)
             return task.task_of(
                 own, nodes=nodes, keys=keys_of(plan), bundle=folder, secrets=start.secrets, now=self.now()
             )

@@ -23,7 +23,7 @@ def main(words: Sequence[str]) -> int:
         print(f"usage: python3 -m packs.slurm.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2
     os.umask(os.umask(0o022) | 0o022)
-    process.leave_no_core()
+    process.disable_core_dumps()
     try:
         return VERBS[words[0]](Path(words[1]).absolute())
     except AgentError as error:

@@ -16,20 +16,20 @@ from infra.agent.execution.progress import Progress, Redactor
 from infra.agent.job import Job, PodFolder
 from infra.agent.state import (
     AgentError,
+    acquire_lock,
+    archive_verdict,
     ask_to_stop,
     attempt_file,
-    carry_s,
-    close,
     grace_s,
-    hold,
     lock,
-    put_away,
     read_job,
     read_json,
     report,
     stop_file,
-    tell,
+    try_write_json,
+    upload_allowance_s,
     verdict,
+    write_missing_verdict,
 )
 from packs.slurm.agent import queue
 
@@ -69,7 +69,9 @@ def start(root: Path) -> int:
     _take_turn(pod)
     found = queue.newest(job.token)
     if queue.lives(found) and (pod.verdict.exists() or stop_file(pod).exists()):
-        if not _await(lambda: not queue.lives(queue.newest(job.token)), grace_s() + carry_s(job, {}) + KILL_S):
+        if not _await(
+            lambda: not queue.lives(queue.newest(job.token)), grace_s() + upload_allowance_s(job, {}) + KILL_S
+        ):
             raise AgentError(
                 f"{root}: Slurm job {found['job']} is still ending; wait for the end of the job, or: scancel "
                 f"{found['job']}"
@@ -146,12 +148,12 @@ def stop(root: Path) -> int:
     if not pod.verdict.exists() and queue.lives(found):
         asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
         if found["state"] not in queue.WAITING:
-            patience_s = float(asked["grace_s"]) + carry_s(job, asked) + END_S
+            patience_s = float(asked["grace_s"]) + upload_allowance_s(job, asked) + END_S
             _await(lambda: not queue.lives(queue.newest(name)), patience_s)
     left = queue.cancel(name)["jobs"]
     if left and _await(lambda: not queue.cancel(name)["jobs"], KILL_S):
         left = []
-    ending = close(pod, verdict(job, "stopped", "asked to stop"))
+    ending = write_missing_verdict(pod, verdict(job, "stopped", "asked to stop"))
     survivors = [one["job"] for one in left]
     if survivors:
         print(f"{root}: Slurm still has job {', '.join(survivors)} ({left[0]['state']})", file=sys.stderr)
@@ -188,20 +190,20 @@ def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
         return before
     found: Dict[str, Any] = {**queue.newest(name)}
     if found:
-        tell(place, {**found, "asked_at": time.time()})
+        try_write_json(place, {**found, "asked_at": time.time()})
     return found
 
 
 def _put_away(pod: PodFolder) -> None:
     """Archive the previous attempt's verdict, and delete the stop request, before a resume."""
-    put_away(pod)
+    archive_verdict(pod)
     stop_file(pod).unlink(missing_ok=True)
     (pod.state / "queue.json").unlink(missing_ok=True)
     attempt_file(pod).unlink(missing_ok=True)
 
 
 def _take_turn(pod: PodFolder) -> None:
-    if hold(lock(pod, "command"), wait_s=grace_s() + KILL_S + END_S) is None:
+    if acquire_lock(lock(pod, "command"), wait_s=grace_s() + KILL_S + END_S) is None:
         raise AgentError(f"{pod.root}: another start or stop is still in progress")
 
 

@@ -60,7 +60,7 @@ def run(root: Path) -> int:
     job = _job_of(pod, read_job(leader))
     tidy(pod, job)
     if nodes > 1:
-        job = introduce(leader, pod, job, attempt, nodes)
+        job = exchange_addresses(leader, pod, job, attempt, nodes)
     code = guard.guard(pod.root)
     if not pod.verdict.exists() and rank == 0:
         _go_on_later()
@@ -84,7 +84,7 @@ def tidy(pod: PodFolder, job: Job) -> None:
         write_json(report(pod, "guard"), {**before, "clocks": None})
 
 
-def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: int) -> Job:
+def exchange_addresses(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: int) -> Job:
     """Return the job with the addresses of all nodes, exchanged through files in the folder of node 0.
 
     leader: the folder of node 0. Also writes the job to the node's `job.json`. Raises AgentError when a node is missing
@@ -94,8 +94,8 @@ def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: 
     ports = meet.free_ports(2)
     own = {
         "boot_id": boot_id(),
-        "here": meet.look("here")["addresses"],
-        "there": meet.look("there")["addresses"],
+        "here": meet.find_addresses("here")["addresses"],
+        "there": meet.find_addresses("there")["addresses"],
         "ports": ports,
     }
     said = _exchange(folder, "look", rank, nodes, own)

@@ -23,7 +23,7 @@ from typing import Any
 
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
-from infra.machines.host_memory import ask, at_once, run_script
+from infra.machines.host_memory import ask, map_parallel, run_script
 from infra.machines.inventory import InvalidEntry, tell_unusable
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
@@ -82,7 +82,7 @@ class SlurmClusters(Provider):
         cluster answers.
         """
         asked = self.inventory.select(request.host or request.pool)
-        found: list[Offers | SlipwayError] = at_once(lambda one: self._offers(*one, request), asked, LOOK_S)
+        found: list[Offers | SlipwayError] = map_parallel(lambda one: self._offers(*one, request), asked, LOOK_S)
         offers = [offer for one in found if not isinstance(one, SlipwayError) for offer in one]
         if not offers:
             why = [f"\n  {cluster.name}: {one}" for (cluster, _), one in zip(asked, found, strict=True)]
@@ -133,7 +133,7 @@ class SlurmClusters(Provider):
 
         Raises PartialListing with the known pods when a cluster does not answer or an inventory entry is unusable.
         """
-        found: list[Pods | SlipwayError] = at_once(self._on, self.clusters, LOOK_S)
+        found: list[Pods | SlipwayError] = map_parallel(self._on, self.clusters, LOOK_S)
         deaf = [f"{one.place}: {one.why}" for one in self.unusable]
         deaf += [
             f"{cluster.name}: {one}"

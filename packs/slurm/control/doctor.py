@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flows.installation.doctor import DoctorLine, of_inventory
 from infra.errors import SlipwayError
-from infra.machines.host_memory import at_once
+from infra.machines.host_memory import map_parallel
 from infra.machines.survey import LOOK_S
 from infra.settings import Settings
 from infra.units import count
@@ -28,7 +28,7 @@ def clusters(settings: Settings) -> list[DoctorLine]:
     """
     slurm = SlurmClusters.of(settings)
     found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]
-    for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
+    for cluster, shown in zip(slurm.clusters, map_parallel(slurm.shown, slurm.clusters, LOOK_S), strict=True):
         name = f"slurm {cluster.name}"
         if isinstance(shown, SlipwayError):
             found.append(DoctorLine(name, "bad", str(shown)))

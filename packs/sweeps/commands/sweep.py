@@ -11,12 +11,12 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.pods.apply import wanted
+from flows.pods.apply import pod_request
 from flows.runs.follow import DETACHED
 from flows.specs.launch import STAGES, LaunchSpec
 from flows.supervisor import supervisor_client
 from infra.errors import SlipwayError, UsageError
-from infra.flags import again, as_typed, flag
+from infra.flags import command_words, copy_flag, flag
 from infra.ledger.held_pods import gpus_of
 from infra.ledger.journal import Journal
 from infra.records import Offer
@@ -29,7 +29,7 @@ from packs.sweeps.commands import sweep_text
 from packs.sweeps.control import answer as answers
 from packs.sweeps.control import configurations, pods, prices, rehearsed, shared_machine
 from packs.sweeps.control import plan as planning
-from packs.sweeps.control.begin import begin
+from packs.sweeps.control.begin import prepare_sweep
 from packs.sweeps.control.limit import default_of
 from packs.sweeps.control.plan import SweepPlan
 from packs.sweeps.control.rehearsed import RehearsedSweep
@@ -82,8 +82,8 @@ class SweepFlags(Output, Questions):
         "missing pods are skipped",
         group=STAGES,
     )
-    no_sync: bool = again(LaunchSpec, "no_sync")
-    no_setup: bool = again(LaunchSpec, "no_setup")
+    no_sync: bool = copy_flag(LaunchSpec, "no_sync")
+    no_setup: bool = copy_flag(LaunchSpec, "no_setup")
     provider: str = flag("", "local, ssh, runpod, lium, shadeform, or market (default: from .env)", group=MACHINE)
     store: str = flag("", "store for artifacts (default var/artifacts)", group=MACHINE, unit="URI")
     spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
@@ -113,13 +113,13 @@ def sweep(spec: SweepFlags) -> None:
             "sweep --list-configs"
         )
     if spec.promote or spec.report:
-        look_back(spec, settings)
+        show_results(spec, settings)
         return
-    asked = asked_for(spec, settings)
+    asked = resolve_sweep(spec, settings)
     toys = rehearsed.reduced(asked, settings.profile) if settings.rehearsal else None
     own = not settings.sources["provider"].startswith("default") and not registry.candidates(settings)[0].is_rented
     if (asked.pods or asked.hours[1]) and not own:
-        price = prices.of(asked, settings, render.tell)
+        price = prices.price_sweep(asked, settings, render.tell)
         if not spec.json:
             render.say(sweep_text.trials_table(asked))
             for line in sweep_text.pods_lines(asked, price):
@@ -162,12 +162,12 @@ def sweep(spec: SweepFlags) -> None:
             prompts.confirm(spec.yes)
         command = command_of(spec, asked, settings)
         try:
-            with resume_sweep.at_work(command, journal, settings):
+            with resume_sweep.hold_sweep_lease(command, journal, settings):
                 keep_watch(command, settings)
-                at_work = begin(planned, journal, running, render.tell, settings)
+                at_work = prepare_sweep(planned, journal, running, render.tell, settings)
                 at_work.go()
         except KeyboardInterrupt:
-            again = context.again()
+            again = context.rerun_command()
             render.say(
                 f"\ndetached; started runs continue. See the runs: ./inv status. Start the remaining runs: {again}"
             )
@@ -180,8 +180,8 @@ def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> resume
     path = Path(spec.config).expanduser()
     spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
     env = [f"--env={name}" for name in settings.given]
-    typed = resume_sweep.shown(["sweep", *as_typed(replace(spec, yes=False, json=False)), *env])
-    words = ("sweep", *as_typed(replace(spec, yes=True, json=True, provider=settings.provider)), *env)
+    typed = resume_sweep.command_text(["sweep", *command_words(replace(spec, yes=False, json=False)), *env])
+    words = ("sweep", *command_words(replace(spec, yes=True, json=True, provider=settings.provider)), *env)
     is_here = registry.candidates(settings)[0].is_here
     return resume_sweep.SweepCommand(asked.name, words, typed, is_here)
 
@@ -224,7 +224,7 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
 
     Runs on shared pods use the provider of held pods. Raises SlipwayError.
     """
-    again = context.again("--with-missing")
+    again = context.rerun_command("--with-missing")
     if not is_shared(spec, asked, settings):
         if (spec.no_sync or spec.no_setup) and registry.candidates(settings)[0].is_rented:
             raise UsageError(
@@ -237,12 +237,12 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
     offers: dict[str, Offer] = {}
     if spec.no_deploy:
         settle(journal, settings, render.tell)
-        found = pods.there(asked, journal, render.tell)
+        found = pods.find_held_pods(asked, journal, render.tell)
         machines = {op.run: (gpus_of(op), None) for op in found[: None if asked.pods else spec.pods]}
         shared = pods.SweepPods(asked.name, there=tuple(machines))
     else:
         asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
-        shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider)
+        shared = pods.pods_to_rent(asked, spec.pack or 1, asked.num_pods, settings.provider)
         pods.check_names(shared, journal)
         offers = pods.find_offers(shared, journal, settings, render.tell)
         machines = {
@@ -265,7 +265,7 @@ def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Off
         return
     for line in sweep_text.held_lines(shared, offers):
         render.say(line)
-    limits = {name: wanted(shared.entries[name], settings, lambda _: None, shared.limit)[2] for name in offers}
+    limits = {name: pod_request(shared.entries[name], settings, lambda _: None, shared.limit)[2] for name in offers}
     rented = [(one, limits[name]) for name, one in offers.items()]
     offers_table.show_laptop_off("no further run starts on these pods", rented, settings)
 
@@ -274,7 +274,7 @@ def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setti
     """Rent and hold the pods of a sweep. Raises Exit with code 1 when pods are missing."""
     is_shared(spec, asked, settings)
     asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
-    shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider)
+    shared = pods.pods_to_rent(asked, spec.pack or 1, asked.num_pods, settings.provider)
     pods.check_names(shared, journal)
     if shared.is_open:
         shared = shared.with_limit(default_of(asked.name, [None], journal, render.tell))
@@ -297,10 +297,10 @@ def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setti
         raise Exit(f"inv sweep: {'; '.join(missing)}", code=1)
 
 
-def look_back(spec: SweepFlags, settings: Settings) -> None:
+def show_results(spec: SweepFlags, settings: Settings) -> None:
     """Show the results of an earlier sweep, found by name or file; with --promote, publish the artifact of a run."""
     has_run = (kept.folder_of(spec.config, settings) / "sweep.json").is_file()
-    result = kept.load(spec.config if has_run else asked_for(spec, settings).name, settings)
+    result = kept.load(spec.config if has_run else resolve_sweep(spec, settings).name, settings)
     if spec.report:
         report(result, 0, spec.json)
         return
@@ -310,7 +310,7 @@ def look_back(spec: SweepFlags, settings: Settings) -> None:
     render.say(f"{said} now points to this run. Talk to the model: ./inv chat {said}")
 
 
-def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
+def resolve_sweep(spec: SweepFlags, settings: Settings) -> SweepSpec:
     """Return the sweep named by `spec.config`, with the typed overrides. Raises UsageError.
 
     On this machine the toy of a named sweep replaces the sweep.
@@ -329,7 +329,7 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     if spec.early_stop and found.early_stop is None:
         found = replace(found, early_stop=EarlyStop())
     if found.early_stop is not None:
-        found = configurations.by_chance(found)
+        found = configurations.shuffle_arms(found)
     return replace(found, num_pods=spec.pods or found.num_pods, spend_limit=spec.spend_limit or found.spend_limit)
 
 
@@ -375,7 +375,7 @@ def list_configs(settings: Settings, as_json: bool) -> None:
     table: list[tuple[str, ...]] = [("name", "pods", "runs", "GPU-hours", "hours", "dollars", "per GPU", "per pod", "")]
     for one in configurations.known(settings).values():
         spec = one.make()
-        price = prices.of(spec, settings, render.tell, only_catalogue=True)
+        price = prices.price_sweep(spec, settings, render.tell, only_catalogue=True)
         found.append({**described(spec, price), "where": one.where})
         kind = price.kinds[0] if price.kinds else None
         each = [usd_per_hour(kind.per_gpu), usd_per_hour(kind.micro_usd_per_hour)] if kind else ["", ""]
@@ -406,7 +406,7 @@ def report(result: SweepResult, idle: int, as_json: bool) -> None:
 
     Raises Exit unless every trial is over: with code 5 when all others have reached a limit, else with code 1.
     """
-    answer = answers.of(result)
+    answer = answers.evaluate(result)
     page = sweep_text.write_page(result, answer)
     if as_json:
         print_json(sweep_text.as_json(result, answer, idle, str(page)))

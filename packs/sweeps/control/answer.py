@@ -56,7 +56,7 @@ class SweepAnswer:
         return self.rows[0] if self.rows and self.rows[0].arm.mean is not None else None
 
 
-def of(result: SweepResult) -> SweepAnswer:
+def evaluate(result: SweepResult) -> SweepAnswer:
     """Evaluate the results of a sweep."""
     rank = Ranking(**result.rank)
     by_arm: dict[str, list[TrialResult]] = {}

@@ -19,7 +19,7 @@ from packs.sweeps.control.work import SweepWork
 from trainer.records.phase_registry import PHASES
 
 
-def begin(
+def prepare_sweep(
     planned: SweepPlan, journal: Journal, settings: Settings, tell: Say, renting: Settings | None = None
 ) -> SweepWork:
     """Return the sweep ready to run, with the results of an earlier attempt.
@@ -50,7 +50,7 @@ def begin(
             (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
     if planned.limit is not None:
-        shares.open_as(journal, planned.budget, planned.limit, settings)
+        shares.set_budget(journal, planned.budget, planned.limit, settings)
     if planned.shared is not None:
         if planned.shared.limit:
             planned.shared.limit.open(journal, settings)

@@ -161,7 +161,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
         said = function()
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise UsageError(f"{name}(): {type(error).__name__}: {error}") from None
-    pods, dealt = experiment.dealt(name, said)
+    pods, dealt = experiment.parse_result(name, said)
     machines = {one.name: one for one in pods}
     different = experiment.differing(one for some in dealt.values() for one in some)
     trials = [experiment.trial(name, one, machines[place], different) for place, some in dealt.items() for one in some]
@@ -214,7 +214,7 @@ def on_own(spec: SweepSpec) -> SweepSpec:
     return replace(spec, trials=trials)
 
 
-def by_chance(spec: SweepSpec) -> SweepSpec:
+def shuffle_arms(spec: SweepSpec) -> SweepSpec:
     """Return the sweep with the arms in a fixed random order.
 
     Arms are compared on arrival: in a systematic order, such as ascending rates, each arm could be the best so far.

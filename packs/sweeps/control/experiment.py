@@ -231,7 +231,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
-def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:
+def parse_result(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:
     """Validate a sweep function's result; return the pods and experiments. Raises UsageError."""
     if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
         raise UsageError(f"{name}() must return (pods, {{pod: [experiments]}}), not {type(said).__name__}")

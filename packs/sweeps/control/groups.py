@@ -32,7 +32,7 @@ class Sweeps(RunGroups):
         return resume_sweep.due(journal, settings).keys()
 
     def go_on(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
-        resume_sweep.go_on(name, journal, settings, tell)
+        resume_sweep.restart_sweep(name, journal, settings, tell)
 
     def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:
         return resume_sweep.how_to_go_on(journal, settings, names)

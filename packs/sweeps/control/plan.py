@@ -23,7 +23,7 @@ from infra.selection.preflight import default_limit
 from infra.settings import Settings
 from infra.units import count, dollars
 from packs.sweeps.control.limit import HighCost, default_of, limit_before
-from packs.sweeps.control.pods import SweepPods, on_held
+from packs.sweeps.control.pods import SweepPods, for_held_pod
 from packs.sweeps.control.schedule import Lane, TrialSlot, pack, split
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial
 from store import credentials
@@ -109,17 +109,17 @@ def plan_on(
     candidates, trials = registry.candidates(settings), {}
     some = next(iter(machines.values()))[1]
     for run, one in spec.trials.items():
-        launched = on_held(one.spec, bool(spec.pods))
+        launched = for_held_pod(one.spec, bool(spec.pods))
         offer = machines.get(one.pod, (0, some))[1]
         found = plan_of(replace(one, spec=launched), settings, candidates, offer)
         if found.job is not None:
             preflight.check_work(found, settings, False, again)
         trials[run] = PlannedTrial(one, found, launched)
-    refuse_rivals({run: one.plan for run, one in trials.items()})
+    refuse_name_conflicts({run: one.plan for run, one in trials.items()})
     if spec.pods:
         held = {run: one for run, one in trials.items() if one.trial.pod in machines}
         idle = len(machines.keys() - {one.trial.pod for one in held.values()})
-        return SweepPlan(spec, trials, list(in_turn(held)), idle, False, None, shared)
+        return SweepPlan(spec, trials, list(pod_lanes(held)), idle, False, None, shared)
     each = max(one.plan.request.num_gpus for one in trials.values())
     berths = {
         part.name: part for name, (gpus, _) in machines.items() for part in split(TrialSlot(name, name), gpus, each)
@@ -131,7 +131,7 @@ def plan_on(
     return SweepPlan(spec, trials, lanes, sum(not lane.runs for lane in lanes), False, None, shared)
 
 
-def in_turn(trials: Mapping[str, PlannedTrial]) -> Iterator[Lane]:
+def pod_lanes(trials: Mapping[str, PlannedTrial]) -> Iterator[Lane]:
     """Yield the lanes of described pods: runs on a common GPU run in sequence, in the sweep's order.
 
     Runs on disjoint GPUs, as named in their experiments, run in parallel.
@@ -160,7 +160,7 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     candidates = registry.candidates(settings)
     is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
     trials = {run: PlannedTrial(one, plan_of(one, settings, candidates), one.spec) for run, one in spec.trials.items()}
-    refuse_rivals({run: one.plan for run, one in trials.items()})
+    refuse_name_conflicts({run: one.plan for run, one in trials.items()})
     if is_rented:
         due = due_of(trials.values(), journal)
         why: dict[str, list[str]] = {}
@@ -222,7 +222,7 @@ def plan_of(
     offer: passed to `plan_for`. request: the request of the chosen machine; None before the choice.
     """
     own, vendor = settings_of(trial, settings), candidates[0]
-    credentials.lend(secrets(own))
+    credentials.set_credentials(secrets(own))
     try:
         work = PlannedWork.of(replace(trial.spec, with_missing=True), own)
         if request is None:
@@ -297,7 +297,7 @@ def makings(plan: Plan) -> dict[str, str]:
     return {one["name"]: one["fingerprint"] for one in found}
 
 
-def refuse_rivals(plans: Mapping[str, Plan]) -> None:
+def refuse_name_conflicts(plans: Mapping[str, Plan]) -> None:
     """Raise UsageError when two trials make different artifacts under the same name.
 
     A checkpoint's name refers to a single artifact, so one of the two artifacts could not be found by name.

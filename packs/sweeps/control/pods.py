@@ -20,7 +20,7 @@ from flows.pods import apply, held_pods
 from flows.pods.apply import SetLimit
 from flows.specs.launch import LaunchSpec
 from infra.agent.limits import Clocks
-from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError, in_words
+from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError, describe
 from infra.flags import flags_of
 from infra.ledger import budgets, spend
 from infra.ledger.held_pods import is_held
@@ -72,7 +72,7 @@ class SweepPods:
         return replace(self, limit=found and replace(found, budget=f"sweep:{self.set_name}"))
 
 
-def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str) -> SweepPods:
+def pods_to_rent(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str) -> SweepPods:
     """Return the pods to rent: the described pods, or pods for the machine requested by the runs. Raises UsageError.
 
     pack: number of parallel runs per pod; applies only without described pods.
@@ -81,7 +81,7 @@ def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str
         used = {one.pod for one in spec.trials.values()}
         found = {one.name: one for one in spec.pods if one.name in used}
     else:
-        each = machine_of(of_all(spec))
+        each = machine_of(common_flags(spec))
         number = pods_wanted or 1
         wide = replace(each, gpu_count=each.gpu_count * max(1, pack))
         found = {f"{spec.name}.pod-{one}": replace(wide, name=f"{spec.name}.pod-{one}") for one in range(1, number + 1)}
@@ -106,7 +106,7 @@ def check_names(wanted: SweepPods, journal: Journal) -> None:
             )
 
 
-def of_all(spec: SweepSpec) -> LaunchSpec:
+def common_flags(spec: SweepSpec) -> LaunchSpec:
     """Return the flags of the first run, after a check for equal machine requests of all runs. Raises UsageError."""
     asked = {tuple(getattr(one.spec, flag.name) for flag in flags_of(MachineSpec)): one for one in spec.trials.values()}
     if len(asked) > 1:
@@ -157,7 +157,7 @@ def limit_of(spec: SweepSpec) -> int | None:
     return sum(amount_of("spend-limit", one) for one in own) if own and len(own) == len(spec.trials) else None
 
 
-def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
+def for_held_pod(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
     """Return the trial's launch for a held pod, without the flags for choosing and renting a machine."""
     plain = {one.name: one.default for one in flags_of(MachineSpec)}
     number = num_gpus(spec) if spec.gpu or spec.num_gpus else 0
@@ -179,7 +179,7 @@ def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
     )
 
 
-def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
+def find_held_pods(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
     """Return the held pods for a sweep: the named pods, else the pods of the sweep's set, else all held pods.
 
     Reports named pods missing among the held pods. Raises SlipwayError without a held pod.
@@ -303,12 +303,12 @@ class PodsAtWork:
         """Rent a pod in this thread, while other pods are rented and work."""
         try:
             with Journal.open(self.settings.state_file) as journal:
-                make(self.wanted, name, journal, self.settings, self.tell)
+                rent_pod(self.wanted, name, journal, self.settings, self.tell)
         except (LimitHit, OutOfMoney, UsageError) as error:
             self.given_up[name] = f"{name}: {error}"
             self.tell(self.given_up[name])
         except Exception as error:  # the other pods continue; the attempt is repeated later
-            said = str(error).splitlines()[0] if isinstance(error, NoOffer) else in_words(error)
+            said = str(error).splitlines()[0] if isinstance(error, NoOffer) else describe(error)
             wait_s = BACKOFF.wait_s(self.made[name])
             self.due_at[name] = time.monotonic() + wait_s
             self.tell(f"{name} could not be rented: {said}; trying again in {wait_s:.0f} s")
@@ -327,7 +327,7 @@ def _nobody(name: str) -> NoReturn:
     raise AssertionError(f"{name} is needed")
 
 
-def needed(
+def pods_with_work(
     lanes: Sequence[Lane],
     free: Sequence[int],
     busy: Collection[str],
@@ -366,7 +366,7 @@ def share_costs(
             one.micro_usd = round(cost * max(1.0, one.seconds or 0.0) / whole)
 
 
-def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
+def rent_pod(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Rent a pod of a sweep under a share of the common limit. Raises OutOfMoney, and the errors of renting."""
     limit = wanted.limit
     if limit is not None:  # earlier pods count, too
@@ -377,7 +377,7 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = LaunchOffers(request=request, offers=tuple(offers))
-    return held_pods.make(
+    return held_pods.rent(
         had,
         limits,
         journal,

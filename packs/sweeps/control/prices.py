@@ -63,7 +63,7 @@ class SweepPrice:
         return round(sum(known) * hours) if each and len(known) == len(each) else None
 
 
-def of(spec: SweepSpec, settings: Settings, tell: Say, only_catalogue: bool = False) -> SweepPrice:
+def price_sweep(spec: SweepSpec, settings: Settings, tell: Say, only_catalogue: bool = False) -> SweepPrice:
     """Return the prices of the described pods, else of the runs' machines if the sweep states hours."""
     groups: dict[PodEntry, int] = {}
     own = [machine_of(one.spec) for one in spec.trials.values()] if spec.hours[1] else []

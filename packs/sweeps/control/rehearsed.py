@@ -121,7 +121,7 @@ def phases_of(spec: LaunchSpec, profile: str) -> Iterator[PhaseConfig]:
     for name in parse_phases(spec.phase):
         if name in whole.phases:
             found = whole.phases[name]
-            found = found if spec.steps is None or not found.steps else found.in_steps(spec.steps)
+            found = found if spec.steps is None or not found.steps else found.with_steps(spec.steps)
             yield phase_options.with_options(found, spec.options)
 
 

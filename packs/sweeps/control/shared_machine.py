@@ -21,7 +21,7 @@ from infra.selection.preflight import billed, billed_s, setup_of
 from infra.settings import Settings
 from packs.sweeps.control.limit import HighCost
 from packs.sweeps.control.plan import SweepPlan, plan_of, request_of, settings_of
-from packs.sweeps.control.pods import of_all
+from packs.sweeps.control.pods import common_flags
 from packs.sweeps.control.trials.records import SweepSpec
 
 
@@ -30,7 +30,7 @@ def with_machine(spec: SweepSpec, pack: int, settings: Settings, tell: Say) -> S
 
     pack: number of runs per pod, each with an equal part of the GPUs. Raises SlipwayError.
     """
-    if spec.pods or ":" in of_all(spec).gpu:
+    if spec.pods or ":" in common_flags(spec).gpu:
         return spec
     candidates, first = registry.candidates(settings), next(iter(spec.trials.values()))
     request, named = request_of(first, settings_of(first, settings), candidates)

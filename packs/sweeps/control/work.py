@@ -20,21 +20,21 @@ from flows.reading import run_figures
 from flows.runs.follow import DETACHED as DETACHED_CODE
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
-from infra.flags import as_typed
+from infra.flags import command_words
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.runs import run_rows
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
 from infra.runs.settle import settle
-from infra.runs.sync.mirror import is_home
+from infra.runs.sync.mirror import is_in_local_store
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
 from infra.units import count, dollars
 from packs.sweeps.control.halving import Halving
 from packs.sweeps.control.plan import SweepPlan, makings
-from packs.sweeps.control.pods import PodsAtWork, needed, share_costs
+from packs.sweeps.control.pods import PodsAtWork, pods_with_work, share_costs
 from packs.sweeps.control.trials import ranking
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.records import shown
@@ -122,7 +122,7 @@ class SweepWork:
         busy = {lanes[lane].host for lane in at_work} | {lane.host for lane in lanes if lane.pod in left}
         free = [number for number in range(len(lanes)) if number not in at_work]
         waiting = [] if self.is_leaving else self._waiting()
-        return needed(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
+        return pods_with_work(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
 
     def _fits(self, run: str, lane: int) -> bool:
         """Return whether a trial may run on a lane: on the assigned pod, and a live run only on the machine in use."""
@@ -239,7 +239,7 @@ class SweepWork:
         """Return whether a running trial is making an artifact shared with this trial."""
         store, own = Store(self.settings.store), makings(self.planned.trials[run].plan).items()
         others = {item for one in self.running for item in makings(self.planned.trials[one].plan).items()}
-        return any(not is_home(store, name, fingerprint) for name, fingerprint in own & others)
+        return any(not is_in_local_store(store, name, fingerprint) for name, fingerprint in own & others)
 
     def _begin(self, run: str, lane: int) -> None:
         one, berth = self.planned.trials[run], self.planned.lanes[lane]
@@ -257,7 +257,7 @@ class SweepWork:
             elif spec.spend_limit and one.most_micro_usd:  # earlier cost counts towards the limit
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
             paid += ["--budget", self.planned.budget]
-        words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
+        words = ["launch", "--provider", self.settings.provider, *on, *command_words(spec), *paid]
         words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
         home = RunHome.of(run, self.settings.homes)
@@ -333,7 +333,7 @@ class SweepWork:
         scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
         self.resting[one.lane] = time.monotonic() + REST_S / scale
         if self.planned.budget:
-            budgets.give_back(self.journal, self.planned.budget, one.run)
+            budgets.release_reservation(self.journal, self.planned.budget, one.run)
         self._set(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
         place = self.planned.lanes[one.lane].pod
         self._say(one.run, f"waits, because no machine is available: {why.splitlines()[0]}", place)
@@ -358,7 +358,7 @@ class SweepWork:
         if self.pods:
             self._share_costs()
         if self.planned.budget:
-            budgets.give_back(self.journal, self.planned.budget, run)
+            budgets.release_reservation(self.journal, self.planned.budget, run)
         self._set(run, state=state, reason=reason)
         if self.pods is None:
             self._set(run, micro_usd=cost)
@@ -402,7 +402,7 @@ class SweepWork:
         op = find_run(self.journal, run)
         # The key of a rented pod is deleted with the pod, so the pod's address is not tried.
         op = op if op.is_live or registry.provider(self.settings, op.vendor).is_here else replace(op, address=None)
-        for place in run_figures.places(op, self.settings, self.tell):
+        for place in run_figures.metric_readers(op, self.settings, self.tell):
             if content := place(found.phase, "metrics.jsonl"):
                 return content
         return None

@@ -56,7 +56,7 @@ class ConnectionPool(Generic[M]):
         _put(self._strangers, self._by_address, one, address)
         return True
 
-    def let_in(self, one: M, key: str) -> None:
+    def admit(self, one: M, key: str) -> None:
         """Count a stranger against `key` from now on; close the longest idle connection if keys have no room left."""
         if not _take(self._strangers, self._by_address, one):
             return  # closed meanwhile

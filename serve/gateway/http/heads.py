@@ -33,7 +33,7 @@ def target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
     return found.path or b"", host if found.host is None else found.host.lower()
 
 
-def checked(version: str, headers: Mapping[bytes, bytes], doubled: bytes) -> tuple[bytes, Fault | None]:
+def check_host(version: str, headers: Mapping[bytes, bytes], doubled: bytes) -> tuple[bytes, Fault | None]:
     """Return the name in the Host header, and the fault of invalid headers (RFC 9112, 2.3, 3.2 and 6.1) or None.
 
     `doubled`: name of a repeated header, or empty.

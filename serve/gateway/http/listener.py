@@ -18,7 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from serve.gateway.http.acceptor import AT_ONCE, Acceptor
 from serve.gateway.http.connection_pool import ConnectionPool
 from serve.gateway.http.eager import EagerTask
-from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked, date, target
+from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, check_host, date, target
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, MalformedMessage, Message, Wire
 
@@ -67,11 +67,11 @@ class ClientRequest(Message):
         """Return the accounting address of a client without a key."""
         return self._line.address
 
-    def let_in(self, key: str) -> None:
+    def admit(self, key: str) -> None:
         """Count the connection against the key named `key`, from the first admitted request on."""
         if self._line.is_stranger:
             self._line.is_stranger = False
-            self._line.listener.crowd.let_in(self._line, key)
+            self._line.listener.crowd.admit(self._line, key)
 
     @property
     def is_behind(self) -> bool:
@@ -79,7 +79,7 @@ class ClientRequest(Message):
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
 
-    def proceed(self) -> None:
+    def send_continue(self) -> None:
         """Send 100 Continue to a client waiting to send the body."""
         if self._line.transport is not None:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -317,7 +317,7 @@ class Connection(Wire):
         version = "1.1" if keeps and not says_so else parser.get_http_version()
         is_new, host = version == "1.1", headers.get(b"host")
         if host != self._host or self._doubled or b"transfer-encoding" in headers or not is_new:
-            name, fault = checked(version, headers, self._doubled)
+            name, fault = check_host(version, headers, self._doubled)
             if fault is not None:
                 self._refuse(*fault)
                 return

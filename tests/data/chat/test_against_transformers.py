@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data.chat import conversations
-from data.chat.foreign_rows import talk_of
+from data.chat.foreign_rows import parse_row
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue, is_learnt
@@ -210,10 +210,10 @@ def test_row_of_the_hub_equals_its_messages_in_transformers(tmp_path):
         ANSWER,
     ]
     ids = theirs.apply_chat_template(messages, tools=[TOOL])["input_ids"]
-    assert conversations.rendered(talk_of(row), ours)[-1][0] == ids
+    assert conversations.rendered(parse_row(row), ours)[-1][0] == ids
     spelt = {"function": {**CALL["function"], "arguments": json.dumps(CALL["function"]["arguments"])}}
     again = [*messages[:2], {"role": "assistant", "content": None, "tool_calls": [spelt]}, *messages[3:]]
-    assert conversations.rendered(talk_of({"messages": again, "tools": [TOOL]}), ours)[-1][0] == ids
+    assert conversations.rendered(parse_row({"messages": again, "tools": [TOOL]}), ours)[-1][0] == ids
 
 
 def table_text() -> str:

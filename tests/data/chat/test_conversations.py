@@ -255,12 +255,12 @@ def test_packed_rows_equal_the_recorded_rows(files, tokenizer):
 def test_oversized_conversation_drops_its_oldest_turns_whole(tokenizer, spell):
     turns = [message(("user", "assistant")[at % 2], f"{at}") for at in range(7)]
     whole = chat.prompt(turns, tokenizer)
-    assert chat.recent(turns, tokenizer, len(whole)) == (turns, whole)
-    kept, ids = chat.recent(turns, tokenizer, len(whole) - 1)
+    assert chat.fit_history(turns, tokenizer, len(whole)) == (turns, whole)
+    kept, ids = chat.fit_history(turns, tokenizer, len(whole) - 1)
     assert kept == turns[2:] and ids == chat.prompt(turns[2:], tokenizer)
-    assert chat.recent(turns, tokenizer, 1)[0] == turns[-1:]
+    assert chat.fit_history(turns, tokenizer, 1)[0] == turns[-1:]
     system = message("system", "Be brief.")
-    kept, ids = chat.recent([system, *turns], tokenizer, len(whole))
+    kept, ids = chat.fit_history([system, *turns], tokenizer, len(whole))
     assert kept[0] == system and kept[1:] in (turns[2:], turns[4:]) and "Be brief." in spell(ids)
 
 

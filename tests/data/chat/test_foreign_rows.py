@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data.chat.foreign_rows import plain, talk_in, talk_of
+from data.chat.foreign_rows import dialogue_row, parse_row, read_dialogue
 from data.chat.message_parts import RowRefused
 
 ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
@@ -51,7 +51,7 @@ def answer(**more):
     ],
 )  # fmt: skip
 def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messages):
-    assert [(one["role"], one["content"]) for one in talk_of(row).messages] == messages
+    assert [(one["role"], one["content"]) for one in parse_row(row).messages] == messages
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
     "tools", [[TOOL], json.dumps([TOOL]), [{"type": "function", "function": TOOL}], [json.dumps(TOOL)]]
 )
 def test_calls_results_and_tools_of_every_form_become_openai_messages(called, result, tools):
-    found = talk_of(talk(ASKED, called, result, SAID, tools=tools))
+    found = parse_row(talk(ASKED, called, result, SAID, tools=tools))
     assert list(found.messages) == [ASKED, CALLED, RESULT, SAID]
     assert found.tools == [{"type": "function", "function": TOOL}]
-    assert talk_in(json.loads(json.dumps(plain(found)))) == found
+    assert read_dialogue(json.loads(json.dumps(dialogue_row(found)))) == found
 
 
 def test_reasoning_is_kept_under_its_original_name_or_as_content():
     for name in ("reasoning_content", "reasoning", "thinking"):
-        assert talk_of(answer(**{name: "hm"})).messages[1][name] == "hm"
+        assert parse_row(answer(**{name: "hm"})).messages[1][name] == "hm"
     parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Me."}]
-    assert talk_of(answer(content=parts)).messages[1] == {**SAID, "reasoning_content": "hm"}
-    assert talk_of(answer(content="<think>hm</think>Me.")).messages[1]["content"] == "<think>hm</think>Me."
+    assert parse_row(answer(content=parts)).messages[1] == {**SAID, "reasoning_content": "hm"}
+    assert parse_row(answer(content="<think>hm</think>Me.")).messages[1]["content"] == "<think>hm</think>Me."
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_reasoning_is_kept_under_its_original_name_or_as_content():
     ],
 )
 def test_marked_answers_are_excluded_from_training(row):
-    assert [one.get("weight", 1) for one in talk_of(row).messages] == [1, 0, 1, 1]
+    assert [one.get("weight", 1) for one in parse_row(row).messages] == [1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_marked_answers_are_excluded_from_training(row):
 )  # fmt: skip
 def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row, why):
     with pytest.raises(RowRefused, match=why):
-        talk_of(row)
+        parse_row(row)

@@ -9,7 +9,7 @@ import pytest
 
 from data.__main__ import main
 from data.chat import conversations
-from data.config import ConfigError, TalkSpec, talk_spec
+from data.config import ConfigError, TalkSpec, conversation_spec
 from data.text import remote
 from tests.hub import COMMIT, FolderRepo, serving
 
@@ -103,19 +103,19 @@ def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, run_import, monkey
     with serving({"us/talk": FolderRepo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setattr(remote, "_answered", set())
-        code, talks, _ = run_import(talk_spec("hf://us/talk/main"))
+        code, talks, _ = run_import(conversation_spec("hf://us/talk/main"))
         assert code == 0
         assert [talk[0]["content"] for talk in talks] == [f"Who is {n}?" for n in range(50)]
-        assert len(run_import(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
-        assert len(run_import(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
+        assert len(run_import(conversation_spec("hf://us/talk/main:train[:35]"))[1]) == 35
+        assert len(run_import(conversation_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
 
 
 def test_address_selects_a_part_of_a_data_set():
-    found = talk_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
+    found = conversation_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
     assert found == TalkSpec(source="hf://openai/gsm8k", revision="v1.0", config="main", split="train", take=1000)
-    found = talk_spec("hf://a/b:train[5:]+test[:10%]?messages=talk")
+    found = conversation_spec("hf://a/b:train[5:]+test[:10%]?messages=talk")
     assert found == TalkSpec(source="hf://a/b?messages=talk", split="train[5:]+test[:10%]")
-    assert talk_spec("talk/mine.jsonl") == TalkSpec(source="talk/mine.jsonl")
+    assert conversation_spec("talk/mine.jsonl") == TalkSpec(source="talk/mine.jsonl")
     for wrong in ("hf://gsm8k", "hf://a/b:train[5", "hf://a/b:train[:0]", "hf://"):
         with pytest.raises(ConfigError):
-            talk_spec(wrong)
+            conversation_spec(wrong)

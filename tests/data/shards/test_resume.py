@@ -18,7 +18,7 @@ import pytest
 from data.card import CARD
 from data.errors import DataError
 from data.manifest import MANIFEST, PARTIAL, read_manifest
-from data.single_writer import alone_in
+from data.single_writer import lock_folder
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 from tests.processes import is_running
@@ -131,7 +131,7 @@ def test_second_writer_waits_for_the_first_and_then_names_it(corpus, undisturbed
     try:
         with (
             pytest.raises(DataError, match=f"process {process.pid} is writing to the folder"),
-            alone_in(tmp_path / "out", wait_s=0),
+            lock_folder(tmp_path / "out", wait_s=0),
         ):
             pass
         other = start_step(tmp_path, **spec)
@@ -154,7 +154,7 @@ def test_step_stops_when_its_command_was_killed(corpus, undisturbed_files, tmp_p
     wait_for_marks(process, tmp_path, 1)
     process.kill()
     process.communicate()
-    with alone_in(tmp_path / "out", wait_s=30):  # After the exit of the step.
+    with lock_folder(tmp_path / "out", wait_s=30):  # After the exit of the step.
         assert (tmp_path / "out" / ".draft" / "state.json").exists(), "it went on to its end"
     process = start_step(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.text import long_documents
-from data.text.document_batch import is_blank, mend
+from data.text.document_batch import is_blank, replace_invalid_utf8
 from data.text.escapes import escape, unescape_giant
 
 ODD = st.text(st.one_of(st.characters(), st.sampled_from('\\\n\r"/u\ud83d\ude00\udc00\ufeff\u2028\x85\U0001f600')))
@@ -85,6 +85,6 @@ def test_line_with_an_impossible_escape_is_refused(line):
 def test_invalid_text_is_replaced(raw):
     texts = [raw]
     plain = raw.decode("utf-8", "replace")
-    assert mend(texts) == (plain.encode() != raw)
+    assert replace_invalid_utf8(texts) == (plain.encode() != raw)
     assert bytes(texts[0]) == plain.encode()
     assert is_blank(texts[0]) == (not plain.strip())

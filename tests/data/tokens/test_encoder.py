@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data.shards.shards import read, shard_paths
-from data.text.document_batch import mend
+from data.text.document_batch import replace_invalid_utf8
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
 from tests.faults.trial import rounds
@@ -85,7 +85,7 @@ def test_every_character_has_the_same_category(tokenizer, library_tokenizer, rou
 @settings(deadline=None, max_examples=100)
 def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, library_tokenizer, raw):
     mended = list(raw)
-    mend(mended)
+    replace_invalid_utf8(mended)
     assert our_ids(tokenizer, raw) == library_tokenizer([one.decode() for one in mended])
 
 

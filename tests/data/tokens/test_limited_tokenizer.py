@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as ours
 from data.tokens.untrusted import limited_tokenizer, patterns
-from data.tokens.untrusted.plain_parts import odd_part
+from data.tokens.untrusted.plain_parts import find_unknown_component
 from tests.trainer.model.test_own_chat import CHATML
 
 pytestmark = pytest.mark.process
@@ -112,7 +112,7 @@ def test_hostile_components_are_refused_with_a_reason_or_do_no_harm(tmp_path, ki
     ],
 )
 def test_components_of_known_cost_run_in_this_process(parts, is_plain):
-    assert (odd_part(content(**parts)) == "") is is_plain
+    assert (find_unknown_component(content(**parts)) == "") is is_plain
 
 
 @pytest.fixture(scope="module")

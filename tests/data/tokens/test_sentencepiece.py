@@ -10,10 +10,10 @@ import pytest
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from data.tokens.loader import heldout
-from data.tokens.pieces import as_text
+from data.tokens.pieces import decode_stream
 from data.tokens.tokenizer import PIECE, SPECIALS
 from data.tokens.untrusted import sentencepiece_file
-from data.tokens.untrusted.plain_parts import odd_part
+from data.tokens.untrusted.plain_parts import find_unknown_component
 from store.artifacts import sentencepiece, vocabulary
 from tests.data.tokens.pieces import text, trained, write
 from trainer import import_model
@@ -166,7 +166,7 @@ def test_pieces_decoded_one_by_one_equal_the_whole_text(tmp_path):
     ):
         ids = ours.encode(one)
         assert ours.decode(ids) == one
-        assert "".join(as_text(ids, ours.decode)) == one
+        assert "".join(decode_stream(ids, ours.decode)) == one
         cut = len(ids) // 2
         assert ours.decode(ids[:cut]) + ours.decode(ids[cut:], goes_on=True) == one or "\ufffd" in ours.decode(
             ids[:cut]
@@ -260,7 +260,7 @@ def test_parsed_fields_are_those_of_sentencepiece():
 def test_a_tokenizer_json_of_another_kind_is_refused_by_name(tmp_path):
     sentencepiece_file.write(write(tmp_path, trained()))
     said = json.loads((tmp_path / "tokenizer.json").read_text())
-    assert not odd_part(said)
+    assert not find_unknown_component(said)
     for change, words in (
         ({"model": {**said["model"], "byte_fallback": False}}, "BPE on characters without byte fallback"),
         ({"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}, "its model is 'Unigram'"),

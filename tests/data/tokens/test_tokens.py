@@ -220,7 +220,7 @@ def test_killed_process_is_reported_and_the_others_end():
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(DataError, match="a process left with -9.*run the same command again to continue"):
-        process_pool.share_out(["a", "b"], Endless(), 2, hear)
+        process_pool.run_tasks(["a", "b"], Endless(), 2, hear)
 
 
 @pytest.mark.process

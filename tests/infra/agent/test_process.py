@@ -39,12 +39,12 @@ def test_only_processes_with_the_exact_token_are_found_and_spared_processes_live
 
 def test_a_reused_pid_is_a_different_process() -> None:
     stranger = process.Identity(process.boot_id(), os.getpid(), "1")
-    assert process.is_alive(process.myself())
+    assert process.is_alive(process.current_identity())
     assert not process.is_alive(stranger) and not process.send(stranger, 9)
 
 
 def test_an_unreadable_process_does_not_count_as_gone() -> None:
-    me, before = process.myself(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    me, before = process.current_identity(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         for look in (lambda: process.is_alive(me), lambda: process.find("sw1-test"), lambda: process.end_all("x", 0)):
@@ -57,7 +57,7 @@ def test_an_unreadable_process_does_not_count_as_gone() -> None:
 def test_a_call_is_retried_only_after_a_shortage() -> None:
     failures = [MemoryError(), OSError(errno.ENOMEM, "memory"), BlockingIOError(errno.EAGAIN, "processes")]
 
-    @shortage.patient
+    @shortage.retry_shortages
     def begin(word: str) -> str:
         if failures:
             raise failures.pop(0)
@@ -69,10 +69,10 @@ def test_a_call_is_retried_only_after_a_shortage() -> None:
         begin("done")
     assert not failures
     said: list[str] = []
-    with shortage.outlasting(said.append, "a look"):
+    with shortage.tolerate_shortage(said.append, "a look"):
         raise OSError(errno.ENOSPC, "disk")
     assert said == ["a look failed for now: OSError(28, 'disk')"]
-    with pytest.raises(PermissionError), shortage.outlasting(said.append, "a look"):
+    with pytest.raises(PermissionError), shortage.tolerate_shortage(said.append, "a look"):
         raise PermissionError(errno.EACCES, "file")
 
 
@@ -84,7 +84,7 @@ def test_processes_that_survive_are_returned_and_named(monkeypatch) -> None:
     try:
         left = process.end_all(token, grace_s=0.0, kill_s=0.0)
         assert [survivor.pid for survivor in left] == [one.pid]
-        assert process.in_words(left) == f"DIRTY: processes {one.pid} could not be ended"
+        assert process.describe_survivors(left) == f"DIRTY: processes {one.pid} could not be ended"
     finally:
         one.kill()
         one.wait()

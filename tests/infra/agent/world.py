@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.agent.job import Job, PodFolder, Step
 from infra.agent.process import Identity, end_all, find, send
-from infra.agent.state import living
+from infra.agent.state import live_process
 
 AGENT = Path(__file__).parents[3] / "infra" / "agent"
 DEADLINE_S = 30.0
@@ -89,7 +89,7 @@ class World:
         return find(self.token)
 
     def living(self, role: str) -> Identity:
-        return until(lambda: living(self.pod, role), f"a living {role}")
+        return until(lambda: live_process(self.pod, role), f"a living {role}")
 
     def kill(self, *roles: str) -> None:
         """Send SIGKILL to all given processes at once, and wait for their end."""

@@ -154,7 +154,7 @@ class Purse(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from(RUNS))
     def give_back(self, run):
-        budgets.give_back(self.journal, "b", run)
+        budgets.release_reservation(self.journal, "b", run)
         self.promised.pop(run, None)
 
     @rule(run=st.sampled_from(RUNS), process=st.sampled_from(PROCESSES))

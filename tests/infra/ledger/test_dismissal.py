@@ -9,7 +9,7 @@ import pytest
 
 from infra import checkout
 from infra.errors import SlipwayError
-from infra.ledger.dismissal import dismiss
+from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
 
 pytestmark = pytest.mark.process
@@ -54,10 +54,10 @@ def test_dismissed_processes_have_left_and_their_leases_are_named(journal, begin
             ("serve:demo", ""),
         ]
         leaving = [one for one in holders if one.code != checkout.stamp()]
-        assert dismiss(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
+        assert terminate_holders(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
         assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
         assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
-        assert opened.leases.held() == {"keep:quick-hare-2"} and dismiss(leaving, "", told.append) == [
+        assert opened.leases.held() == {"keep:quick-hare-2"} and terminate_holders(leaving, "", told.append) == [
             "keep:brave-otter-1",
             "serve:demo",
         ]
@@ -66,7 +66,7 @@ def test_dismissed_processes_have_left_and_their_leases_are_named(journal, begin
 def test_a_process_that_stays_is_named_and_continues(journal, begin):
     stays = begin("0" * 12, "serve:demo", stays=True)
     with Journal.open() as opened, pytest.raises(SlipwayError, match=rf"process {stays.pid} \(serve:demo\)"):
-        dismiss(opened.leases.holders(), "runs other code", lambda _: None, patience_s=0.3)
+        terminate_holders(opened.leases.holders(), "runs other code", lambda _: None, patience_s=0.3)
     assert stays.poll() is None
 
 

@@ -29,7 +29,7 @@ def processes():
     """
     held = mock.Mock(me=1, dead=set())
     with (
-        mock.patch("infra.ledger.turns.myself", lambda: Identity("boot", held.me, "then")),
+        mock.patch("infra.ledger.turns.current_identity", lambda: Identity("boot", held.me, "then")),
         mock.patch("infra.ledger.turns.is_alive", lambda one: one.pid not in held.dead),
     ):
         yield held
@@ -85,7 +85,7 @@ def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, proc
     lines = {}
     for number, run in enumerate(("one", "two", "three"), 1):
         processes.me = number
-        lines[run] = turns.stand_in_line(journal, run, "ssh", (BOX,), "")
+        lines[run] = turns.enqueue(journal, run, "ssh", (BOX,), "")
     said = {run: turns.why_waiting(journal, turn) for run, turn in lines.items()}
     assert said["one"] == "waits for lab/box1: has has it until the end of the run"
     end(journal, has)
@@ -97,30 +97,30 @@ def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, proc
         begin_run(journal, "two", own=lines["two"])
     processes.dead.add(1)
     begin_run(journal, "two", own=lines["two"])
-    turns.leave(journal, lines["two"])
+    turns.dequeue(journal, lines["two"])
     assert [one.run for one in turns.waiting(journal)] == ["three"]
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
 
 
 def test_a_run_removed_from_the_queue_does_not_start(journal, processes):
-    mine = turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
-    turns.check_in_line(journal, mine)
+    mine = turns.enqueue(journal, "one", "ssh", (BOX,), "")
+    turns.check_queued(journal, mine)
     turns.withdraw(journal, mine)
     processes.me = 2
-    assert turns.stand_in_line(journal, "two", "ssh", (BOX,), "").number == mine.number
+    assert turns.enqueue(journal, "two", "ssh", (BOX,), "").number == mine.number
     with pytest.raises(turns.EndedInQueue, match="one: inv down ended the run during the wait"):
         begin_run(journal, "one", own=mine)
     assert journal.ops() == []
 
 
 def test_a_run_waits_in_its_last_joined_queue_and_leaves_all_queues_at_once(journal, processes):
-    offer = turns.stand_in_line(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
+    offer = turns.enqueue(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
     assert turns.why_waiting(journal, offer) == "waits for an offer of 1 x H100: none of 3"
     processes.me = 2
-    other = turns.stand_in_line(journal, "two", "lium", ("an offer for two",), "", "an offer of 1 x H100: none of 3")
+    other = turns.enqueue(journal, "two", "lium", ("an offer for two",), "", "an offer of 1 x H100: none of 3")
     assert turns.why_waiting(journal, other) == "waits for an offer of 1 x H100: none of 3"
     processes.me = 1
-    money = turns.stand_in_line(journal, "one", "budget", ("budget evals",), "")
+    money = turns.enqueue(journal, "one", "budget", ("budget evals",), "")
     assert [(one.run, one.vendor) for one in turns.waiting(journal)] == [("two", "lium"), ("one", "budget")]
     begin_run(journal, "two", "", vendor="lium", own=other)
     turns.withdraw(journal, money)
@@ -131,7 +131,7 @@ def test_a_run_waits_in_its_last_joined_queue_and_leaves_all_queues_at_once(jour
 def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, processes):
     has = begin_run(journal, "has", devices="0,1")
     begin_run(journal, "elsewhere", place=OTHER)
-    turn = turns.stand_in_line(journal, "one", "ssh", (BOX, OTHER), "1,2")
+    turn = turns.enqueue(journal, "one", "ssh", (BOX, OTHER), "1,2")
     assert turns.why_waiting(journal, turn) == (
         "waits for lab/box1: has has devices 0,1 until the end of the run; "
         "lab/box2: elsewhere has it until the end of the run"
@@ -145,14 +145,14 @@ def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, proce
 
 def test_a_resumed_run_does_not_queue_again(journal, processes):
     op = begin_run(journal, "has")
-    turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
+    turns.enqueue(journal, "one", "ssh", (BOX,), "")
     end(journal, op)
     assert begin_run(journal, "has").is_live
 
 
 def test_a_run_waiting_for_this_machine_wants_it_for_all_its_nodes(journal, processes):
     has = begin_run(journal, "has", "", vendor="local")
-    turn = turns.stand_in_line(journal, "one", "local", ("",), "")
+    turn = turns.enqueue(journal, "one", "local", ("",), "")
     assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
     with pytest.raises(Leased):
         begin_run(journal, "one", "", vendor="local", own=turn)

@@ -87,17 +87,19 @@ def test_a_changed_limit_moves_the_deadline_and_an_invalid_file_keeps_the_first(
     now = int(time.time())
     process = begin(dead_man.timer_script(now + 1000, 9999.5, calls(url)), tmp_path, ["curl"])
     try:
-        until(lambda: start_timer.look().get("ends_at") == now + 1000, "a timer that is seen")
-        start_timer.follow(9999.5, 500.0, 10.0)  # for a limit of an earlier time, from a guard that counts wrongly
-        assert start_timer.look()["ends_at"] == now + 1000
-        start_timer.follow(700.0, 500.0, 10.0)
-        assert now + 56 <= start_timer.look()["ends_at"] <= now + 66 and not asked
-        start_timer.follow(9999.5, 9000.0, 10.0)  # a limit of an earlier time is out of date
-        assert now + 906 <= start_timer.look()["ends_at"] <= now + 916
+        until(lambda: start_timer.read_timer().get("ends_at") == now + 1000, "a timer that is seen")
+        start_timer.update_deadline(
+            9999.5, 500.0, 10.0
+        )  # for a limit of an earlier time, from a guard that counts wrongly
+        assert start_timer.read_timer()["ends_at"] == now + 1000
+        start_timer.update_deadline(700.0, 500.0, 10.0)
+        assert now + 56 <= start_timer.read_timer()["ends_at"] <= now + 66 and not asked
+        start_timer.update_deadline(9999.5, 9000.0, 10.0)  # a limit of an earlier time is out of date
+        assert now + 906 <= start_timer.read_timer()["ends_at"] <= now + 916
     finally:
         process.kill()
         process.wait()
-    assert start_timer.look() == {}  # the process does not live
+    assert start_timer.read_timer() == {}  # the process does not live
     again = tmp_path / "again"
     (again / start_timer.FOLDER).mkdir(parents=True)
     (again / start_timer.FOLDER / start_timer.ENDS_AT).write_text("soon\n")

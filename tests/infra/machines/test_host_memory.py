@@ -11,7 +11,7 @@ import pytest
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
-from infra.machines.host_memory import HostFacts, HostMemory, at_once
+from infra.machines.host_memory import HostFacts, HostMemory, map_parallel
 from tests.hosts import hosts  # noqa: F401 (a fixture)
 
 REPOSITORY = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_parallel_work_keeps_its_order_and_does_not_wait_for_late_tasks():
             raise ImportError("half a module")
         return number
 
-    results = at_once(work, [0, 1, 2, 3, 4, 5], deadline_s=0.5)
+    results = map_parallel(work, [0, 1, 2, 3, 4, 5], deadline_s=0.5)
     over.set()
     assert [str(one) for one in results] == [
         "0",

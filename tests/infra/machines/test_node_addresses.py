@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import SlipwayError
-from infra.machines.node_addresses import choose, meet
+from infra.machines.node_addresses import choose, exchange_addresses
 from infra.transport.protocol import ThisMachine
 from infra.transport.ssh import Ssh
 from tests.hosts import Host, call
@@ -40,7 +40,7 @@ def test_a_node_reached_by_only_some_nodes_is_refused_with_each_observation():
 
 @pytest.mark.process
 def test_nodes_on_one_machine_use_loopback_and_free_ports():
-    groups = meet("brave-otter-1", [ThisMachine(), ThisMachine()], ["a", "b"])
+    groups = exchange_addresses("brave-otter-1", [ThisMachine(), ThisMachine()], ["a", "b"])
     assert [group.rank for group in groups] == [0, 1] and len({group.key for group in groups}) == 1
     assert groups[0].addresses == ("127.0.0.1", "127.0.0.1") and groups[1].interface.startswith("lo")
     assert 0 < groups[0].port != groups[0].words_port > 0
@@ -53,7 +53,7 @@ def test_machines_find_their_common_network_and_skip_duplicate_addresses(hosts, 
         call("ip", "-n", host.network, "link", "add", "docker0", "type", "bridge")
         call("ip", "-n", host.network, "addr", "add", "172.17.0.1/16", "dev", "docker0")
         call("ip", "-n", host.network, "link", "set", "docker0", "up")
-    groups = meet("brave-otter-1", [reachable(host, tmp_path) for host in found], ["a", "b"])
+    groups = exchange_addresses("brave-otter-1", [reachable(host, tmp_path) for host in found], ["a", "b"])
     assert groups[0].addresses == tuple(host.address.host for host in found)
     assert {group.interface for group in groups} == {"eth0"}
 
@@ -65,7 +65,7 @@ def test_a_firewall_between_two_machines_is_named(hosts, tmp_path):
     wall = ["-s", found[2].address.host, "-j", "DROP"]
     call("ip", "netns", "exec", found[1].network, "iptables", "-A", "INPUT", *wall)
     with pytest.raises(SlipwayError) as refused:
-        meet("brave-otter-1", [reachable(host, tmp_path) for host in found], ["a", "b", "c"])
+        exchange_addresses("brave-otter-1", [reachable(host, tmp_path) for host in found], ["a", "b", "c"])
     lines = str(refused.value).splitlines()
     assert lines[0] == f"b ({found[1].address.host}) cannot be reached by all other nodes:"
     assert lines[1:3] == [f"  from a: {found[1].address.host}", "  from c: none answers"]

@@ -26,7 +26,7 @@ class Rehearsal:
     def __init__(self, folder: Path) -> None:
         real = {f"{name.upper()}_API_KEY": "a-real-key" for name in KINDS}
         self.user = World(folder, real)
-        self.base = attach.beside(folder / "state" / "journal.db")
+        self.base = attach.worlds_folder(folder / "state" / "journal.db")
         self.client = httpx.Client(timeout=20, trust_env=False)
 
     @property

@@ -218,7 +218,7 @@ def test_a_pod_ended_by_the_vendor_before_its_job_is_reported_as_gone(tmp_path, 
         op = journal.note(op, ttl_s=3600.0)
         plan = Plan("t", "", (), Job.from_json(op.job), Request(run="otter"))
         renting = launch._RentalState(plan, [], lambda _: vendor, journal, said.append, Terms())
-        with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._whole([op], renting):
+        with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._end_all_on_error([op], renting):
             vendor.delete(op.remote_id or "")
             running.move(late_s + 300)  # the vendor's clock, and the clock of the row
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
@@ -269,7 +269,7 @@ def test_a_run_ended_during_its_start_gets_no_second_machine(tmp_path, moment):
         with pytest.raises(
             launch.EndedDuringStart, match="was ended by inv down during the start; no pod of the run is left"
         ):
-            launch._had(renting, work)
+            launch._rent_and_start(renting, work)
         assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
         truth = running.truth()
         assert (len(truth["pods"]), truth["billing"]) == (1, 0)

@@ -75,7 +75,7 @@ def recover(journal, keeper, limits=None):
 
 def test_nodes_of_a_resumed_run_share_the_limit(begun):
     journal, keeper, settings, _ = begun
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
+    limits = resume.new_limits(journal.ops(run="otter")[-1], journal, settings, "30", "")
     assert limits is not None
     shares, used = recover(journal, keeper, limits)
     caps = [one.spend_micro_usd for one in shares]
@@ -95,13 +95,13 @@ def test_a_recovered_run_gets_the_remaining_money_of_all_its_nodes(begun):
 
 def test_time_and_money_limits_hold_independently(begun):
     journal, keeper, settings, _ = begun
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
+    limits = resume.new_limits(journal.ops(run="otter")[-1], journal, settings, "", "100h")
     shares, used = recover(journal, keeper, limits)
     assert [one.time_s for one in shares] == [360_000.0] * NODES
     assert sum(one.spend_micro_usd for one in shares) + used <= 40 * USD
     first = journal.ops(run="otter")[-1]
     journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "")
+    limits = resume.new_limits(journal.ops(run="otter")[-1], journal, settings, "900000", "")
     with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
         keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
 
@@ -110,7 +110,7 @@ def test_the_cost_of_all_nodes_counts_when_a_limit_is_refused(begun):
     journal, _, settings, _ = begun
     most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
     with pytest.raises(UsageError, match="has already cost .* USD; give a higher --spend-limit"):
-        resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
+        resume.new_limits(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
 
 
 def test_the_share_of_a_pod_that_has_not_ended_stays_reserved(begun):

@@ -20,7 +20,7 @@ from infra.market.expected import (
     estimate,
     evidence,
     expect,
-    left,
+    remaining_s,
     total,
     words,
 )
@@ -167,14 +167,14 @@ def test_the_remaining_time_is_within_its_range_for_any_report(now, done, mark, 
     record = {"kind": "progress", "done": done, "total": 1.0, "at": 1e9 + at}
     running = step("running", started_at=1e9, ended_at=None, record=record, marks=[[5.0, mark]])
     ended = step("done", "text", started_at=1e9, ended_at=1e9 + at)
-    found = left(FORECAST, [ended, running, step("waiting", "sft")], 1e9 + now, now)
+    found = remaining_s(FORECAST, [ended, running, step("waiting", "sft")], 1e9 + now, now)
     assert all(map(math.isfinite, found)) and 0 <= found[0] <= found[1] <= found[2]
 
 
 def test_the_remaining_time_is_zero_after_the_end_and_full_before_the_start():
     waiting = [step("waiting", name) for name in ("text", "base", "sft")]
-    assert left(FORECAST, waiting, 1e9, 0.0) == total(FORECAST)
-    assert left(
+    assert remaining_s(FORECAST, waiting, 1e9, 0.0) == total(FORECAST)
+    assert remaining_s(
         FORECAST, [step("done", one, started_at=1.0, ended_at=2.0) for one in ("text", "base", "sft")], 1e9, 60.0
     ) == (0.0, 0.0, 0.0)
 
@@ -187,7 +187,7 @@ def test_a_slow_run_corrects_the_remaining_time():
         running = step(
             "running", started_at=1e9, ended_at=None, marks=marks, record={"done": share, "total": 1.0, "at": now}
         )
-        return left(FORECAST[2:3], [running], now, 0.0)[1]
+        return remaining_s(FORECAST[2:3], [running], now, 0.0)[1]
 
     for slower in (0.5, 1.0, 2.0):
         errors = [abs(at(share, slower) / (slower * 50.0 * (1 - share)) - 1) for share in (0.1, 0.3, 0.6, 0.9)]

@@ -8,7 +8,7 @@ import pytest
 
 from infra.agent.job import Limits
 from infra.errors import AuthError, NoOffer
-from infra.providers import SpotUnlisted, listed, look_up
+from infra.providers import SpotUnlisted, find_pod, list_pods
 from infra.providers.json_api import VendorRefused
 from infra.providers.key_owners import KeyOwners
 from infra.providers.promises import DrillRecord
@@ -119,9 +119,9 @@ def test_spot_pods_are_not_denied_without_graphql_but_other_pods_are(stand, runp
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
     stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
     assert runpod.find(token).pod_id == "7h9k2m4n6p"
-    assert [pod.token for pod in listed(runpod, spot=False)] == [token]
-    assert look_up(runpod, "another", spot=False) is None
-    for ask in (lambda: listed(runpod, spot=True), lambda: look_up(runpod, "another", spot=True)):
+    assert [pod.token for pod in list_pods(runpod, spot=False)] == [token]
+    assert find_pod(runpod, "another", spot=False) is None
+    for ask in (lambda: list_pods(runpod, spot=True), lambda: find_pod(runpod, "another", spot=True)):
         with pytest.raises(SpotUnlisted, match="listed only by the GraphQL API, which does not answer"):
             ask()
 

@@ -19,7 +19,7 @@ from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.notices import hooks, outbox
 from infra.notices.hooks import send
-from infra.notices.outbox import Notice, tell
+from infra.notices.outbox import Notice, send_now
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT, until
@@ -174,7 +174,7 @@ def test_a_hanging_hook_delays_no_other_hook(tmp_path):
 def test_a_recovered_run_does_not_wait_for_hooks(tmp_path):
     ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/back ]; do sleep 0.02; done")
     said = []
-    tell(NOTICE, ("a",), ours, said.append, aside=True)
+    send_now(NOTICE, ("a",), ours, said.append, aside=True)
     assert outbox.waits(ours)
     (tmp_path / "back").touch()
     until(lambda: not outbox.waits(ours), "it is sent")
@@ -187,8 +187,8 @@ def test_a_hanging_hook_delays_no_later_notice_and_ends_with_the_process(tmp_pat
         SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/later ]; do sleep 0.02; done",
         SLIPWAY_HOOK_B=f"command touch {tmp_path}/later",
     )
-    tell(NOTICE, ("a",), ours, print, aside=True)
-    tell(replace(NOTICE, event="recovered"), ("b",), ours, print)
+    send_now(NOTICE, ("a",), ours, print, aside=True)
+    send_now(replace(NOTICE, event="recovered"), ("b",), ours, print)
     assert not outbox.waits(ours)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from infra.agent.job import Limits
 from infra.providers import Abilities, market
-from infra.providers.shutdown_paths import caveats_of, when_nobody_looks
+from infra.providers.shutdown_paths import caveats_of, unattended_ends
 from infra.selection import registry
 from infra.settings import VENDORS, Settings
 from store import packs
@@ -27,7 +27,7 @@ def test_the_plan_names_the_end_of_a_pod_per_vendor_while_the_laptop_is_off(name
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), **dict.fromkeys(VENDORS.values(), "x" * 32)}
     environ = {key.upper(): value for key, value in environ.items()}
     vendor = market(registry.provider(Settings.load(ROOT, environ=environ), name))
-    assert vendor and when_nobody_looks(name, vendor.can, limits) == f"a pod at {name} {said}"
+    assert vendor and unattended_ends(name, vendor.can, limits) == f"a pod at {name} {said}"
 
 
 def test_a_plan_states_that_a_separately_billed_volume_is_not_counted():

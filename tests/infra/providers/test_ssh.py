@@ -335,7 +335,7 @@ def test_inspecting_records_each_machine_and_the_reason_against_unusable_machine
     Path(careless.address.key).chmod(0o644)
     hosts_ = (*provider.hosts[:2], careless)
     for _ in range(2):
-        good, off, open_key = survey.look(hosts_, provider.connect, provider.memory)
+        good, off, open_key = survey.survey_hosts(hosts_, provider.connect, provider.memory)
         assert good.problem == "" and good.facts["python"].startswith("3.") and good.facts["pods"] == []
         assert good.facts["cpus"] >= 1 and good.facts["free_bytes"] > 0 and good.facts["gpus"] == []
         assert f"port 22 with key {key.parents[1]}" in off.problem and "takes 2 to 5 minutes to boot" in off.problem
@@ -347,7 +347,7 @@ def test_inspecting_records_each_machine_and_the_reason_against_unusable_machine
 
 def test_a_machine_without_a_usable_python_is_named(inventory):
     provider = inventory(1, python="/opt/none/python3")
-    (look,) = survey.look(provider.hosts, provider.connect, provider.memory)
+    (look,) = survey.survey_hosts(provider.hosts, provider.connect, provider.memory)
     assert "/opt/none/python3 was not found; install Python 3.9 or newer on this host, or set `python:`" in look.problem
 
 

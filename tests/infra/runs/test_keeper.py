@@ -245,8 +245,8 @@ def test_recoveries_count_from_the_last_requested_pod(journal):
         for event in ("sending", "created", "armed", "gone"):
             op = journal.advance(op, event)
         journal.note(op, intent_at=1000 + number)
-    assert keep.asked_at("a-1", journal) == 1003.0 and keep.asked_at("b-2", journal) == 0.0
-    recovered = [at for at in journal.recovered_at("a-1") if at >= keep.asked_at("a-1", journal)]
+    assert keep.requested_at("a-1", journal) == 1003.0 and keep.requested_at("b-2", journal) == 0.0
+    recovered = [at for at in journal.recovered_at("a-1") if at >= keep.requested_at("a-1", journal)]
     assert recovered == [1004.0]
 
 
@@ -302,7 +302,7 @@ def test_the_keeper_asks_the_store_for_the_verdict_of_a_gone_pod_until_an_answer
         return answer
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
-    monkeypatch.setattr(mirror, "last_words", words)
+    monkeypatch.setattr(mirror, "final_verdict", words)
     monkeypatch.setattr(Local, "fleeting", True)
     with keeper.keeping("a-1"):
         assert keeper._last_words(op) == {"state": "succeeded"}

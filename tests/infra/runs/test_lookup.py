@@ -4,7 +4,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.runs.lookup import find_run, names_of_runs, way
+from infra.runs.lookup import find_run, names_of_runs, transport_to
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -17,7 +17,7 @@ def test_a_gone_rented_machine_gets_no_connection(tmp_path):
         for event in ("sending", "created", "gone"):
             op = journal.advance(op, event, **({"remote_id": "p1"} if event == "created" else {}))
     with pytest.raises(UsageError, match="calm-1 has ended, and the machine is gone; .* inv logs calm-1"):
-        way(settings, op)
+        transport_to(settings, op)
 
 
 def test_a_detached_node_is_not_a_separate_run(tmp_path):

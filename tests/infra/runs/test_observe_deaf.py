@@ -48,8 +48,8 @@ def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(t
                 plan = Plan(target=name, store="", artifacts=(), job=job, request=request)
                 op = launch_on(vendor, plan, journal, code, print)
                 transport = links[machines[name == "two"]]
-                until(lambda op=op, way=transport: sight.ask(op, way)["progress"].get("step"), "a step", 30)
-                reports.bring(op, transport, RunHome.of(op.run, homes))
+                until(lambda op=op, way=transport: sight.query_agent(op, way)["progress"].get("step"), "a step", 30)
+                reports.download(op, transport, RunHome.of(op.run, homes))
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")

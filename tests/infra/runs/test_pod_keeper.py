@@ -77,7 +77,7 @@ def test_a_gone_pod_without_remaining_limits_is_not_rented_again(journal, kept):
 
 def test_a_pod_without_work_continues_after_its_limit_by_its_set_file(journal, kept):
     with pytest.raises(LimitHit, match="the limit is reached; continue with a higher limit: inv apply"):
-        kept[0].rest_of(pod(journal), Limits(time_s=0.0))
+        kept[0].remaining_job(pod(journal), Limits(time_s=0.0))
 
 
 def test_a_repeatedly_preempted_pod_is_given_up(journal, kept):

@@ -28,7 +28,7 @@ def settings(tmp_path):
 def test_a_provider_of_a_pack_is_opened_once_by_name(settings, monkeypatch):
     entry = PackProvider(where=f"{__name__}:Queue")
     monkeypatch.setattr(packs, "installed", lambda: {"line": Pack(name="line", about="x", providers={"queue": entry})})
-    assert "queue" in by_name.known()
+    assert "queue" in by_name.known_providers()
     found = registry.provider(settings, "queue")
     assert isinstance(found, Queue) and registry.provider(settings, "queue") is found
     assert inventory("queue", settings) is None
@@ -40,7 +40,7 @@ def test_a_provider_of_a_missing_pack_names_the_pack_and_counts_as_not_rented(se
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
     with pytest.raises(UsageError, match=f"{name} belongs to the pack {name}, and packs/{name} is missing"):
         registry.provider(settings, name)
-    assert name not in by_name.known() and not is_rented(name) and is_rented("own-cloud")
+    assert name not in by_name.known_providers() and not is_rented(name) and is_rented("own-cloud")
 
 
 def test_an_unknown_provider_is_refused_with_the_known_names(settings):

@@ -134,7 +134,7 @@ def test_output_kept_for_json_is_bounded_and_its_command_is_ended(where, sshd, t
 def test_a_large_file_is_read_only_up_to_its_listed_size(by, sshd, tmp_path, monkeypatch):  # noqa: F811
     """A listing promises 40 MB, and the file is a sparse file of 3 GB that begins with these 40 MB."""
     if by == "pieces":
-        monkeypatch.setattr(rsync, "here", lambda: None)
+        monkeypatch.setattr(rsync, "local_version", lambda: None)
     else:
         needs("rsync")
     promised = 40 * MIB + 333
@@ -144,7 +144,7 @@ def test_a_large_file_is_read_only_up_to_its_listed_size(by, sshd, tmp_path, mon
     os.truncate(source, HOLE_BYTES)
     largest = 0
     with Ssh(sshd.address, tmp_path / "known_hosts") as pod:
-        assert large_files.way(pod).name == by
+        assert large_files.transfer_method(pod).name == by
         stop = threading.Event()
 
         def watch() -> None:

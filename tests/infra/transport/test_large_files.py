@@ -30,11 +30,11 @@ def pod(request, sshd, tmp_path, monkeypatch):  # noqa: F811
     """Return a machine with rsync, and a machine that receives large files in pieces of 1 MB."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", MB)
     if request.param == "pieces":
-        monkeypatch.setattr(rsync, "here", lambda: None)
+        monkeypatch.setattr(rsync, "local_version", lambda: None)
     else:
         needs("rsync")
     with Ssh(sshd.address, tmp_path / "known_hosts") as one:
-        assert large_files.way(one).name == request.param
+        assert large_files.transfer_method(one).name == request.param
         yield one
 
 
@@ -93,7 +93,9 @@ def test_a_transfer_survives_ten_cuts(pod, direction, sshd, tmp_path):  # noqa: 
     source, draft, meter = tmp_path / "there", tmp_path / "draft", Cutting(sshd, 3 * MB / 2, 10)
     source.write_bytes(content(size=2 * SIZE))
     said: list[str] = []
-    large_files.persist(lambda: move(pod, direction, source, draft, meter, 2 * SIZE), meter, 60.0, said.append)
+    large_files.retry_while_progressing(
+        lambda: move(pod, direction, source, draft, meter, 2 * SIZE), meter, 60.0, said.append
+    )
     assert hashlib.sha256(draft.read_bytes()).digest() == hashlib.sha256(source.read_bytes()).digest()
     assert meter.left == 0 and all("were transferred; resuming the transfer" in one for one in said)
     assert meter.num_bytes < 2 * 2 * SIZE
@@ -223,7 +225,7 @@ def test_a_one_percent_change_of_two_gigabytes_survives_full_disk_cuts_and_growt
 ):
     """Transfer 2 GB with 20 MB of content among holes; 1 % has changed since the draft, on a disk with 12 MB left."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", 32 * MB)
-    is_rsync, size, disk = bool(large_files.way(pod).program), 2 << 30, disk_of(tmp_path / "disk", 32)
+    is_rsync, size, disk = bool(large_files.transfer_method(pod).program), 2 << 30, disk_of(tmp_path / "disk", 32)
     source, draft, kept = tmp_path / "there", tmp_path / "draft", disk / "draft"
     for path in (source, draft, kept):
         with path.open("wb") as file:
@@ -242,7 +244,7 @@ def test_a_one_percent_change_of_two_gigabytes_survives_full_disk_cuts_and_growt
     finally:
         subprocess.run(["umount", disk], check=True)
     meter = CuttingAndGrowing(sshd, 1.5 * MB, 10, source)
-    large_files.persist(lambda: move(pod, direction, source, draft, meter, size), meter, 120.0, print)
+    large_files.retry_while_progressing(lambda: move(pod, direction, source, draft, meter, size), meter, 120.0, print)
     assert meter.left == 0
     assert source.stat().st_size == size + 10 * len(b"more")
     assert subprocess.run(["cmp", "-n", str(size), source, draft]).returncode == 0

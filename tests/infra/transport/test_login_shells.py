@@ -107,12 +107,12 @@ def test_only_the_command_beyond_its_timeout_is_ended(host, pod, tmp_path):
 @pytest.mark.parametrize("by", ["rsync", "pieces"])
 def test_a_file_of_40_mb_goes_both_ways(by, pod, tmp_path, monkeypatch):
     if by == "pieces":
-        monkeypatch.setattr(rsync, "here", lambda: None)
+        monkeypatch.setattr(rsync, "local_version", lambda: None)
     else:
         needs("rsync")
     content = os.urandom(40 << 20)
     (tmp_path / "here").write_bytes(content)
-    assert large_files.way(pod).name == by
+    assert large_files.transfer_method(pod).name == by
     large_files.put(pod, tmp_path / "here", str(tmp_path / "there"), len(content), Meter())
     assert (tmp_path / "there").read_bytes() == content
     large_files.fetch(pod, str(tmp_path / "there"), tmp_path / "back", len(content), Meter())
@@ -167,7 +167,7 @@ def test_a_command_on_many_machines_prints_only_its_own_output(host, pod, tmp_pa
 def test_a_survey_reports_that_the_shell_prints(host, pod, tmp_path):
     one = Machine(pool="box", name="one", address=host.address)
     memory = HostMemory(tmp_path / "memory.json")
-    for look in (*survey.look([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
+    for look in (*survey.survey_hosts([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
         says = SHELLS[host.name].says
         assert look.problem == "" and says in look.shell_says and look.shell_says.isprintable() is True
         assert look.verdict == "ok" or f"ok; the login shell prints: {look.shell_says}" == look.verdict

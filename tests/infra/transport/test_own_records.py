@@ -74,7 +74,7 @@ def test_a_journal_of_an_earlier_command_is_not_sent(root, monkeypatch):
 
 def test_a_journal_in_a_folder_of_a_job_is_not_sent(root):
     fill(root)
-    assert shipment.weigh(root, STATE).files == 0
+    assert shipment.measure(root, STATE).files == 0
 
 
 def test_every_companion_file_of_a_journal_is_recognised():

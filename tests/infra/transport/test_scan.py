@@ -158,8 +158,8 @@ def test_a_refused_file_is_sent_only_if_named_and_tracked_by_git(root):
 def test_a_named_file_is_sent_without_git(root, tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "credentials").write_text("a")
-    assert shipment.weigh(tmp_path / "plain", "credentials").files == 0
-    assert shipment.weigh(tmp_path / "plain", "credentials", ["credentials"]).files == 1
+    assert shipment.measure(tmp_path / "plain", "credentials").files == 0
+    assert shipment.measure(tmp_path / "plain", "credentials", ["credentials"]).files == 1
 
 
 def test_a_folder_that_contains_the_home_is_no_project(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from tests.faults.lives import Tell
 from tests.trainer.parallel.test_fsdp import ODD, config, training
 from tests.trainer.parallel.together import together
 from trainer.model.decoder import Decoder, initialise
-from trainer.parallel.fsdp import cut, parts_of
+from trainer.parallel.fsdp import parts_of, shard_model
 from trainer.parallel.process_group import Ranks
 from trainer.records.model_config import Ternary
 
@@ -33,9 +33,9 @@ def teacher(ranks: Ranks, parallel: str) -> Decoder:
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(ODD).eval().requires_grad_(False)
-        part = cut(model, parallel, ranks, "hidden")
+        part = shard_model(model, parallel, ranks, "hidden")
         model.to_empty(device="cpu")
-        part.deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+        part.scatter_weights(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     return model.eval().requires_grad_(False)
 
 

@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from scripts.models import chat, export
 from scripts.models.chat import ChatFlags
 from scripts.models.export import ExportFlags
-from trainer.model.huggingface import written
+from trainer.model.huggingface import config_json
 from trainer.records.model_config import BlocksConfig, ModelConfig, Ternary
 
 BITNET = ModelConfig(vocab_size=320, hidden_size=256, intermediate_size=704, num_hidden_layers=2, num_attention_heads=4,
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
     def write(shape):
         (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "config.json").write_text(json.dumps(written(shape, "float32", 0, [1])))
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config_json(shape, "float32", 0, [1])))
         return str(tmp_path / "model")
 
     yield write

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from flows.services.serve import that_computes
+from flows.services.serve import with_capable_engine
 from infra import strict_yaml
 from infra.errors import UsageError
 from serve import revision
 from store import packs
-from trainer.model.huggingface import written
+from trainer.model.huggingface import config_json
 from trainer.recipes import PROFILES
 from trainer.records.model_config import BlocksConfig, Ternary
 
@@ -22,9 +22,9 @@ IN_BLOCKS = [replace(one, blocks=BlocksConfig(mask_id=5)) for one in (BITS, SMOK
 @pytest.fixture
 def version(tmp_path):
     def make(config, engine=""):
-        (tmp_path / "config.json").write_text(json.dumps(written(config, "float32", 0, [0])))
+        (tmp_path / "config.json").write_text(json.dumps(config_json(config, "float32", 0, [0])))
         document = strict_yaml.read(revision.CONFIG)
-        return revision.version_of(document, str(tmp_path), "local", engine, "store", None, "demo")
+        return revision.first_version(document, str(tmp_path), "local", engine, "store", None, "demo")
 
     return make
 
@@ -41,7 +41,7 @@ def version(tmp_path):
 )
 def test_model_gets_an_engine_that_supports_it(version, config, engine):
     told = []
-    assert that_computes(version(config), False, told.append).engine == engine
+    assert with_capable_engine(version(config), False, told.append).engine == engine
     assert bool(told) == (engine == "torch" and config.blocks is None)
     for other in ("vllm", "vllm-cpu"):
         with pytest.raises(UsageError, match=f"--engine {other}: .*--engine torch"):
@@ -59,8 +59,8 @@ def test_model_gets_an_engine_that_supports_it(version, config, engine):
 )
 def test_shape_unknown_to_llama_cpp_is_refused_before_a_replica_starts(version, config, said):
     with pytest.raises(UsageError, match=said):
-        that_computes(version(config, "llama.cpp"), True, print)
-    assert that_computes(version(config, "torch"), True, print).engine == "torch"
+        with_capable_engine(version(config, "llama.cpp"), True, print)
+    assert with_capable_engine(version(config, "torch"), True, print).engine == "torch"
 
 
 @pytest.mark.pack("blocks")
@@ -71,8 +71,8 @@ def test_block_decoding_model_is_refused_by_llama_cpp(version):
 
 def test_foreign_tokenizer_has_no_gguf_form(version, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert that_computes(version(BITS), False, print).engine == "torch"
+    assert with_capable_engine(version(BITS), False, print).engine == "torch"
     with pytest.raises(UsageError, match="the GGUF export writes Slipway's own tokenizers only.*; --engine torch"):
-        that_computes(version(BITS, "llama.cpp"), True, print)
+        with_capable_engine(version(BITS, "llama.cpp"), True, print)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|assistant_end|>")
-    assert that_computes(version(BITS), False, print).engine == "llama.cpp"
+    assert with_capable_engine(version(BITS), False, print).engine == "llama.cpp"

@@ -67,7 +67,7 @@ def test_conversion_keeps_every_weight_and_the_stages_recover_the_rounding_loss(
     assert run(world, monkeypatch, "bits3", chat, making) == 0
     for phase in ("base", "bits1", "bits1.9", "bits2", "bits3"):
         about[phase] = Store(world.store).check(f"{phase}_checkpoints/tiny").about
-    listed = {one.name: one.manifest["phase"] for one in catalogue.in_store(str(world.store))}
+    listed = {one.name: one.manifest["phase"] for one in catalogue.stored_checkpoints(str(world.store))}
     assert {f"checkpoint/tiny/stage{one}": f"bits{one}" for one in ("1", "1.9", "2", "3")}.items() <= listed.items()
     bpb = {phase: one["bits_per_byte"] for phase, one in about.items() if "bits_per_byte" in one}
     assert bpb["bits2"] < bpb["bits1.9"] < bpb["bits1"] and bpb["bits2"] < bpb["base"] < bpb["bits1"]
@@ -124,9 +124,9 @@ def test_teacher_of_a_different_shape_is_refused_and_the_schedule_follows_the_st
         Bits(DISTILLED, 10, student, teacher)
     with pytest.raises(Refused, match="hidden_size is 64"):
         Bits(LAYERWISE, 10, student, Decoder(replace(PLAIN, hidden_size=64)))
-    changed = stage("bits2", steps=100, bits=BitsConfig(warmup_steps=20, saliency_warmup=50)).in_steps(10)
+    changed = stage("bits2", steps=100, bits=BitsConfig(warmup_steps=20, saliency_warmup=50)).with_steps(10)
     assert (changed.steps, changed.bits.warmup_steps, changed.bits.saliency_warmup) == (10, 2, 5)
-    assert stage("bits1").in_steps(10).steps == 0
+    assert stage("bits1").with_steps(10).steps == 0
 
 
 @pytest.mark.parametrize("bits", [LAYERWISE, DISTILLED, BitsConfig(warmup_steps=4, saliency=0.2)])

@@ -202,7 +202,7 @@ def test_transformers_unpacks_packed_weights_with_equal_logits(inputs, tmp_path)
     ],
 )
 def test_shape_is_exported_under_a_fitting_architecture_and_read_back(config, kind):
-    said = huggingface.written(config, "float32", 1, [2])
+    said = huggingface.config_json(config, "float32", 1, [2])
     assert said["model_type"] == kind
     assert huggingface.model_config(said) == config
     assert dict(huggingface.shapes(config)).keys() == Decoder(config).state_dict().keys()
@@ -223,7 +223,7 @@ def test_shape_is_exported_under_a_fitting_architecture_and_read_back(config, ki
     ],
 )
 def test_unsupported_rounding_is_refused(change, said):
-    raw = {**huggingface.written(BITNET, "float32", 1, [2]), **change}
+    raw = {**huggingface.config_json(BITNET, "float32", 1, [2]), **change}
     with pytest.raises(ConfigError, match=said):
         huggingface.model_config(raw)
 

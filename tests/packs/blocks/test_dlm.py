@@ -36,7 +36,7 @@ def test_chat_model_learns_blocks_and_is_used_and_measured_in_blocks(world, monk
     stops = iter([False] * 20 + [True] + [False] * 100)
     parted = replace(world.making("dlm", "e" * 64, sft=sft), name="dlm_checkpoints/parted")
     with monkeypatch.context() as hasty:
-        hasty.setattr(loop, "stop_noted", lambda: nullcontext(lambda: next(stops)))
+        hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
         assert run(world, monkeypatch, "dlm", config, parted) == 75
     assert run(world, monkeypatch, "dlm", config, parted) == 0
     assert hashes(world.store / "dlm_checkpoints/parted") == hashes(world.store / "dlm_checkpoints/tiny")

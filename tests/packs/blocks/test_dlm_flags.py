@@ -11,7 +11,7 @@ from flows.specs import files
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import filled
 from infra.errors import UsageError
-from infra.flags import as_typed, flags_of, names_given
+from infra.flags import command_words, flags_of, given_flag_names
 from infra.settings import Settings, table
 from packs.blocks.control.sizes import DLM as GROUP
 from packs.blocks.control.sizes import DlmFlags, DlmSettings
@@ -62,8 +62,8 @@ def test_training_file_sets_the_flags_that_were_not_typed():
     assert (spec.phase, spec.seed, spec.of(DlmFlags)) == ("dlm", 7, DlmFlags(tokens=5, block_size=8, batch_size=2))
     assert filled(LaunchSpec(), {"tokens": 5}).added == (DlmFlags(tokens=5),)
     assert filled(LaunchSpec(), {"seed": 7}) == LaunchSpec(seed=7)
-    assert as_typed(spec) == ["--phase=dlm", "--seed=7", "--tokens=5", "--block-size=8", "--batch-size=2"]
-    assert names_given(spec) == {"phase", "seed", "tokens", "block_size", "batch_size"}
+    assert command_words(spec) == ["--phase=dlm", "--seed=7", "--tokens=5", "--block-size=8", "--batch-size=2"]
+    assert given_flag_names(spec) == {"phase", "seed", "tokens", "block_size", "batch_size"}
 
 
 @pytest.mark.pack("sweeps")

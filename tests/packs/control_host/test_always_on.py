@@ -24,7 +24,7 @@ def settings(tmp_path):
 
 def test_laptop_is_advised_to_use_a_control_host_and_a_control_host_is_not(settings, capsys):
     assert offers_table.always_on_here(settings) == ControlHostMachine().state_here(settings) == ""
-    offers_table.tell_of_laptop_off([offers_table.ITSELF])
+    offers_table.print_laptop_options([offers_table.ITSELF])
     said = " ".join(capsys.readouterr().err.split())
     assert said.replace("./inv", "inv") == (
         "If the laptop will be off: Add --self-end, and the pod deletes itself when its work is done. An always-on "

@@ -22,7 +22,7 @@ from infra.providers.pod_keys import PodKeys
 from infra.records import Address, Pod
 from packs.control_host.control import archive, journal_moves
 from packs.control_host.control.host import JournalCopy
-from packs.control_host.control.local_pods import refuse_ties
+from packs.control_host.control.local_pods import refuse_local_pods
 from tests.hostile import mistyped, spliced
 
 
@@ -58,7 +58,7 @@ def write_journal(path, run="brave-otter-1", vendor="runpod"):
 def test_installation_arrives_complete_and_the_old_one_is_read_only(laptop, host):
     op, installation = write_journal(laptop)
     old = Journal.open(laptop)  # A process that keeps the journal open all the while.
-    journal_moves.move_away(laptop, "box")
+    journal_moves.mark_moved(laptop, "box")
     assert journal_moves.moved_to(laptop) == "box"
     with pytest.raises(JournalError, match="moved or replaced"):
         old.note(op, reason="by somebody who did not know")
@@ -85,11 +85,11 @@ def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host
     text = archive.pack(laptop)
     with pytest.raises(JournalError, match="in use"):
         archive.unpack(text, laptop)
-    journal_moves.move_away(laptop, "box")
+    journal_moves.mark_moved(laptop, "box")
     archive.unpack(archive.pack(laptop), host)
     with Journal.open(host) as journal:
         journal.note(journal.ops()[0], reason="by the control host")
-    journal_moves.move_away(host, "laptop", is_home=True)
+    journal_moves.mark_moved(host, "laptop", is_home=True)
     with pytest.raises(
         JournalMoved,
         match=r"is moving back to laptop; wait for \./inv control\.down on laptop, or run the command again",
@@ -106,7 +106,7 @@ def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host
 def test_machines_unknown_to_a_copy_are_kept_and_not_ended(laptop):
     _, installation = write_journal(laptop)
     text = archive.pack(laptop)
-    journal_moves.move_away(laptop, "box")
+    journal_moves.mark_moved(laptop, "box")
     archive.unpack(text, laptop, journal_moves.note_replacement)
     with Journal.open(laptop) as journal:
         now = read_clocks()
@@ -133,7 +133,7 @@ def test_work_bound_to_this_machine_keeps_the_installation_here(laptop):
     write_journal(laptop)
     write_journal(laptop, run="calm-heron-2", vendor="local")
     with Journal.open(laptop) as journal, pytest.raises(UsageError, match=r"calm-heron-2 \(local\)"):
-        refuse_ties(journal, "this machine")
+        refuse_local_pods(journal, "this machine")
 
 
 GOOD = {"keys_folder": "/k", "journal": "YQ==", "keys": {"a": "YQ=="}, "known_hosts": {}, "hosts": None}
@@ -176,7 +176,7 @@ def test_files_of_an_archive_have_plain_names(host, kind, name):
 @settings(max_examples=300, deadline=None)
 @given(mistyped(GOOD) | spliced(GOOD))
 def test_any_archive_is_read_or_refused_with_a_reason(raw):
-    for read in (archive.check, archive.at_work, archive.runs_over):
+    for read in (archive.check, archive.live_rows, archive.runs_over):
         with contextlib.suppress(SlipwayError):
             read(text_of(raw))
 

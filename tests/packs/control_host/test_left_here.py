@@ -1,6 +1,6 @@
 """Files in a command line that stay on this machine when the command runs on a control host."""
 
-from packs.control_host.commands.run_there import left_here
+from packs.control_host.commands.run_there import files_outside_checkout
 from tests.world import ROOT
 
 
@@ -10,8 +10,8 @@ def test_files_outside_of_the_checkout_are_named(tmp_path, monkeypatch):
     mine.write_text("run: true")
     folder.mkdir()
     words = ["launch", str(mine), f"--reward={mine}", "~/job.yaml", str(ROOT / "tasks.py"), str(folder), "--json", ""]
-    assert left_here(words) == [str(mine), "~/job.yaml"]
+    assert files_outside_checkout(words) == [str(mine), "~/job.yaml"]
     monkeypatch.chdir(tmp_path)
-    assert left_here(["launch", "job.yaml", "no.yaml"]) == ["job.yaml"]
+    assert files_outside_checkout(["launch", "job.yaml", "no.yaml"]) == ["job.yaml"]
     monkeypatch.chdir(ROOT)
-    assert left_here(["launch", "tasks.py", "x" * 5000, "~nobody/x"]) == []
+    assert files_outside_checkout(["launch", "tasks.py", "x" * 5000, "~nobody/x"]) == []

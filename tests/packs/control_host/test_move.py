@@ -38,13 +38,13 @@ def test_rebuilt_journal_reports_the_age_of_its_copy(tmp_path):
     settings = Settings.load(ROOT, environ=environ)
     with Journal.open(settings.state_file, environ) as journal:
         installation = journal.installation
-    journal_moves.move_away(settings.state_file, "127.0.0.1:1")
+    journal_moves.mark_moved(settings.state_file, "127.0.0.1:1")
     copy = ControlHost.of("127.0.0.1:1", settings).copy
     copy.keep(archive.pack(settings.state_file))
     os.utime(copy.path, (time.time() - 7200, time.time() - 7200))
     copy.note_seen()  # The host answered a request, without a copy of the journal.
     told = []
-    assert move.lost(settings, told.append).host == "127.0.0.1:1"
+    assert move.recover_lost_host(settings, told.append).host == "127.0.0.1:1"
     assert "the copy of the journal is 2 h 00 min old; runs may have started or ended since then" in told
     with Journal.open(settings.state_file, environ) as journal:
         assert journal.installation == installation

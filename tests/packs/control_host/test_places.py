@@ -10,7 +10,7 @@ from tests.world import ROOT
 
 def test_rehearsal_on_a_control_host_runs_on_a_control_host(tmp_path):
     places = HostPlaces(tmp_path)
-    world = attach.beside(places.state_file) / "world-1"
+    world = attach.worlds_folder(places.state_file) / "world-1"
     world.mkdir(parents=True)
     (world / "overlay.json").write_text(json.dumps({"SLIPWAY_STATE_FILE": str(world / attach.JOURNAL)}))
     for environ in ({"SLIPWAY_STATE_FILE": str(places.state_file)}, {attach.INSIDE: str(world)}):

@@ -105,7 +105,7 @@ def pickled(words: tokenizers.Tokenizer) -> bytes:
 def test_nanochat_checkpoint_is_trained_on_and_used_in_a_chat_but_not_exported(world, inputs, monkeypatch, capfd):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, theirs = saved(world.root / "nanochat", inputs[0] / "tokenizer")
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert (spec.format, spec.file, spec.has_tokenizer) == ("nanochat", "model_000700.pt", True)
     assert spec.model.vocab_size == VOCAB
     who = Persona(name="Ada", maker="us", purpose="to help")
@@ -123,7 +123,7 @@ def test_nanochat_checkpoint_is_trained_on_and_used_in_a_chat_but_not_exported(w
         assert (export.read(taken)(ids) - theirs(ids).logits).abs().max() < 1e-4
 
     entry = Input(name="imported/d2", fingerprint="f" * 64)
-    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(2)
+    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(2)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/d2")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
@@ -157,7 +157,7 @@ def test_pickle_that_would_run_code_is_refused_and_runs_no_code(world, inputs, m
         torch.save({"lm_head.weight": Evil(ran)}, folder / "model_000700.pt")
     else:
         (folder.parents[1] / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(Evil(ran)))
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     making = replace(world.making("imported"), name="imported/d2")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 2
     assert "cannot be converted: " in capfd.readouterr().err
@@ -180,4 +180,4 @@ def test_folder_of_a_different_nanochat_version_is_refused_before_planning(tmp_p
             meta["model_config"]["n_kv_head"] = 8
         (tmp_path / "meta_000001.json").write_text(json.dumps(meta))
     with pytest.raises(UsageError, match=words):
-        init_model.look(str(tmp_path), Settings.load(ROOT))
+        init_model.resolve_import(str(tmp_path), Settings.load(ROOT))

@@ -6,7 +6,7 @@ import pytest
 
 from flows.runs import launch, work_kinds
 from infra.errors import UsageError
-from infra.flags import as_typed, given
+from infra.flags import command_words, nondefault_flags
 from packs.jobs.control import resolve, schema
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
@@ -27,14 +27,14 @@ def test_command_line_requests_commands_a_training_or_phases(tmp_path):
     job.write_text("run: echo")
     training.write_text("slipway: {train: {phase: base}}")
     flags.write_text("gpu: H100")
-    assert isinstance(work_kinds.asked(spec_of(cmd="true"), ""), OwnCommands)
-    assert isinstance(work_kinds.asked(spec_of(cmd="true"), str(flags)), OwnCommands)
-    assert isinstance(work_kinds.asked(spec_of(), str(job)), OwnCommands)
-    assert isinstance(work_kinds.asked(spec_of(), str(training)), TrainingFile)
+    assert isinstance(work_kinds.work_of_command(spec_of(cmd="true"), ""), OwnCommands)
+    assert isinstance(work_kinds.work_of_command(spec_of(cmd="true"), str(flags)), OwnCommands)
+    assert isinstance(work_kinds.work_of_command(spec_of(), str(job)), OwnCommands)
+    assert isinstance(work_kinds.work_of_command(spec_of(), str(training)), TrainingFile)
     for spec in (spec_of(), spec_of(secret=("A=b",)), LaunchFlags()):
-        assert type(work_kinds.asked(spec, str(flags))) is work_kinds.AskedWork
+        assert type(work_kinds.work_of_command(spec, str(flags))) is work_kinds.AskedWork
     with pytest.raises(UsageError, match="are two jobs; give one of them"):
-        work_kinds.asked(spec_of(cmd="true"), str(job))
+        work_kinds.work_of_command(spec_of(cmd="true"), str(job))
 
 
 def test_record_of_the_pack_names_the_keys_of_a_job():
@@ -43,8 +43,8 @@ def test_record_of_the_pack_names_the_keys_of_a_job():
 
 def test_flags_of_the_pack_reach_a_plan_and_a_second_process():
     spec = spec_of(cmd="echo", secret=("A", "B"), gpu="H100")
-    assert given(spec) == {"gpu": "H100", "cmd": "echo", "secret": ["A", "B"]}
-    assert as_typed(spec) == ["--gpu=H100", "--cmd=echo", "--secret=A", "--secret=B"]
+    assert nondefault_flags(spec) == {"gpu": "H100", "cmd": "echo", "secret": ["A", "B"]}
+    assert command_words(spec) == ["--gpu=H100", "--cmd=echo", "--secret=A", "--secret=B"]
 
 
 def understood(settings, **flags) -> launch.ResolvedLaunch:

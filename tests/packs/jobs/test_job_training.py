@@ -18,7 +18,7 @@ from tests.hub import FolderRepo, serving
 from tests.sources.settings_of import with_models
 from tests.world import ROOT
 from trainer.plan import profile_named, recipe
-from trainer.plan.estimates import STATE_BYTES, least_bytes
+from trainer.plan.estimates import STATE_BYTES, min_gpu_bytes
 
 pytestmark = pytest.mark.process
 
@@ -57,7 +57,7 @@ def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
     small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
-    assert launch.understand(spec, small).work.wanted(small).phases
+    assert launch.resolve(spec, small).work.wanted(small).phases
     assert (
         training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items()
         >= dict(one.split("=") for one in FILES[name]).items()
@@ -195,4 +195,4 @@ def test_saliency_ablation_fits_the_gpu_of_its_job_file(tmp_path, monkeypatch):
         found = settings(tmp_path, "local", profile=spec.profile)
         nodes = recipe(launch.PlannedWork.of(spec, found).wanted(found))
     for name in ("bits1", "bits1.9", "bits2"):
-        assert least_bytes(nodes[name].spec, 1) <= 80 * 10**9, name
+        assert min_gpu_bytes(nodes[name].spec, 1) <= 80 * 10**9, name

@@ -9,7 +9,7 @@ from data import card
 from data.config import TextSpec
 from data.merge import merge
 from data.shards.pipeline import RunOptions, shard
-from data.single_writer import alone_in
+from data.single_writer import lock_folder
 from data.text.inputs import Share
 from tests.processes import command_line, pids
 from tests.slurm import cluster as cluster
@@ -65,7 +65,7 @@ def finish(process):
 def test_two_nodes_write_the_shards_of_one_machine_also_after_a_kill(tmp_path):
     world, corpus, out = World(tmp_path / "world"), write_corpus(tmp_path / "corpus"), tmp_path / "out"
     pod = world.folder / "pods" / "shards.1"
-    with alone_in(share_of_node_1(out)):
+    with lock_folder(share_of_node_1(out)):
         process = launch(world, corpus, out, "--provider", "local")
         os.kill(until(lambda: share_processes(pod), "node 1 is at work")[0], signal.SIGKILL)
     finish(process)
@@ -77,7 +77,7 @@ def test_two_nodes_write_the_shards_of_one_machine_also_after_a_kill(tmp_path):
 def test_slurm_nodes_restart_after_a_requeue_and_write_the_same_shards(tmp_path, cluster):
     world = World(tmp_path / "world", {"SLIPWAY_CLUSTERS": str(cluster.inventory(tmp_path / "clusters.yaml"))})
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "out"
-    with alone_in(share_of_node_1(out)):
+    with lock_folder(share_of_node_1(out)):
         process = launch(world, corpus, out, "--provider", "slurm")
         until(lambda: share_processes(cluster.login.folder / ".slipway" / "pods" / "shards.1"), "node 1 is at work")
         cluster.requeue(*cluster.jobs())

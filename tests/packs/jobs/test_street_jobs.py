@@ -207,7 +207,7 @@ def test_file_of_the_guide_with_an_absolute_mount_runs_only_in_a_rehearsed_pod(w
         assert done["launch"]["state"] == "succeeded" and done["still_running"] == [] and done["problems"] == []
         run = done["launch"]["run"]
         assert world.inv("logs", "--rehearse", run, "--file", "run").endswith(f"needs\n{run}\n")
-        kept = attach.find(attach.beside(world.folder / "state" / "journal.db")).folder / "artifacts" / "mounts"
+        kept = attach.find(attach.worlds_folder(world.folder / "state" / "journal.db")).folder / "artifacts" / "mounts"
         assert (kept / "bert-of-test" / "bert_qa" / "model.txt").read_text() == f"{run}\n"
         assert not Path("/checkpoint/bert_qa").exists()
     finally:

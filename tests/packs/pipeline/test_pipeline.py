@@ -233,14 +233,14 @@ def test_modified_shards_are_not_trained_on(finished_pipeline, tmp_path):
     for here, there in ((space.train, copy.train), (space.val, copy.val)):
         for path in here.iterdir():
             (there / path.name).write_bytes(path.read_bytes())
-    first = adopt.text(copy)
-    assert adopt.text(copy) == first
+    first = adopt.publish_text(copy)
+    assert adopt.publish_text(copy) == first
     taken = Store(copy.store).path("datasets/x/text", first) / "train" / "shard-00001.txt"
     assert taken.samefile(copy.train / "shard-00001.txt")  # Linked, because shards may fill the volume.
     with open(copy.train / "shard-00001.txt", "r+b") as file:
         file.write(b"X")
     with pytest.raises(SlipwayError, match=r"shard-00001.txt: the bytes differ from the written file.*RUN_SHARD=1"):
-        adopt.text(copy)
+        adopt.publish_text(copy)
 
 
 @pytest.mark.parametrize("name", recipes.PROFILES)

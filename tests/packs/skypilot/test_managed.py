@@ -51,7 +51,7 @@ def bundle(tmp_path):
             carried=(Carried(name="workdir", source=str(own)),),
         )
         folder = tmp_path / "bundle"
-        bundles.lay_out(job, plan, root, folder)
+        bundles.write_bundle(job, plan, root, folder)
         (folder / "code").rename(folder / "pushed")  # A push does not follow links; here links are sufficient.
         (folder / "code").symlink_to(root)
         return folder

@@ -204,9 +204,9 @@ def test_login_node_that_refuses_the_connection_is_named():
 
 def test_end_of_a_machine_is_a_stop_unless_an_engine_restarts_the_job(monkeypatch):
     monkeypatch.delenv(state.ENGINE, raising=False)
-    assert state.end_of_machine() == "stopped"
+    assert state.machine_end_state() == "stopped"
     monkeypatch.setenv(state.ENGINE, "slurm")
-    assert state.end_of_machine() == state.LEFT
+    assert state.machine_end_state() == state.LEFT
 
 
 def test_files_of_an_attempt_are_archived_and_a_stop_request_is_kept(tmp_path):

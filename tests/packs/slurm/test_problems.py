@@ -4,7 +4,7 @@ import pytest
 
 from flows.pods import accounts
 from infra.ledger.journal import Journal
-from infra.ledger.reconcile import look
+from infra.ledger.reconcile import take_snapshot
 from infra.machines.inventory import InvalidEntry
 from infra.providers import PartialListing
 from infra.records import Address, Pod
@@ -45,7 +45,7 @@ def test_other_machines_are_listed_despite_an_unusable_entry(tmp_path):
         engine.list()
     assert error.value.pods == (mine,)
     with Journal.open(settings_in(tmp_path).state_file) as journal:
-        seen = look(engine, journal)
+        seen = take_snapshot(engine, journal)
     assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
 
 

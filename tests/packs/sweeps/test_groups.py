@@ -35,9 +35,12 @@ def test_sweep_with_a_dead_process_resumes_unless_it_is_over_running_or_a_week_o
     )
     command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
     with Journal.open(settings.state_file) as journal:
-        with resume_sweep.at_work(command, journal, settings):
+        with resume_sweep.hold_sweep_lease(command, journal, settings):
             assert due.is_needed(journal, settings) and resume_sweep.due(journal, settings) == {}
-            with pytest.raises(UsageError, match="already running"), resume_sweep.at_work(command, journal, settings):
+            with (
+                pytest.raises(UsageError, match="already running"),
+                resume_sweep.hold_sweep_lease(command, journal, settings),
+            ):
                 pass
         result.write()
         assert not due.is_needed(journal, settings)  # The process has exited by itself.
@@ -51,7 +54,7 @@ def test_sweep_with_a_dead_process_resumes_unless_it_is_over_running_or_a_week_o
         )
         (kind,) = run_groups.kinds()
         assert run_groups.commands(journal, settings, ["rates"]) == told
-        assert run_groups.on_record(settings)["rates"].runs["rates.a"].reason == "waits for a pod of its sweep"
+        assert run_groups.recorded_groups(settings)["rates"].runs["rates.a"].reason == "waits for a pod of its sweep"
         op = begun(journal, "rates.pod-1", vendor="lium", owner_kind="pod_set", owner="rates")
         trial.state = "succeeded"
         result.write()

@@ -30,5 +30,5 @@ def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
         path.write_bytes(content)
     assert [one.folder.name for one in results.kept(found) if one.folder.name == "good"] == ["good"]
     for group in Sweeps().on_record(found):
-        status.unfolded(group, [])
+        status.expand_group(group, [])
         json.dumps([{"state": one.state, **one.details} for one in group.runs.values()])

@@ -9,14 +9,14 @@ import pytest
 
 from flows.planning.training_plan import PlannedWork
 from infra.errors import UsageError
-from infra.flags import as_typed
+from infra.flags import command_words
 from infra.records import Inventory, Request
 from infra.settings import Settings
 from packs.sweeps.commands import sweep, sweep_text
 from packs.sweeps.control import configurations, experiment, rehearsed, sweep_file
 from packs.sweeps.control.axes import values
 from packs.sweeps.control.experiment import ExperimentConfig, PodSpec
-from packs.sweeps.control.plan import in_turn, settings_of
+from packs.sweeps.control.plan import pod_lanes, settings_of
 from tests.world import ROOT
 from trainer import plan
 from trainer.recipes import PROFILES
@@ -152,7 +152,7 @@ def test_processes_of_lr_sweep_equal_its_source(tmp_path):
         "rl: GPU 0 trains, GPUs 1,2,3,4 answer; vLLM: 1 process, the model over 4 GPUs each (tensor parallel), "
         "with 0.9 of the memory of each GPU"
     ) in found.notes
-    words = as_typed(trial.spec)
+    words = command_words(trial.spec)
     assert {"--engine=vllm", "--engine-devices=1,2,3,4", "--train-devices=0", "--engine-tensor-parallel=4"} <= {*words}
     (said,) = {sweep_text.engine_words(one) for one in spec.trials.values()}
     assert said == (
@@ -167,7 +167,7 @@ def queues_of(*trials):
         f"r{number}": SimpleNamespace(trial=SimpleNamespace(pod=pod, devices=devices), estimate_s=1.0)
         for number, (pod, devices) in enumerate(trials)
     }
-    return [(one.pod, one.runs, one.host, one.devices, one.estimate_s) for one in in_turn(planned)]
+    return [(one.pod, one.runs, one.host, one.devices, one.estimate_s) for one in pod_lanes(planned)]
 
 
 def test_experiments_of_one_pod_run_in_sequence_unless_their_gpus_are_disjoint():

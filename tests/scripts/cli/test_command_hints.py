@@ -10,11 +10,11 @@ def line(monkeypatch):
     monkeypatch.setattr(command_hints, "_carried", {})
     monkeypatch.setattr(command_hints, "_taken", [])
     taken = {"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []}
-    command_hints.teach(lambda name: taken.get(name, ()))
+    command_hints.set_flag_lookup(lambda name: taken.get(name, ()))
 
 
 def test_hint_without_such_flags_is_unchanged(line):
-    assert command_hints.as_typed("end it: inv down box") == "end it: inv down box"
+    assert command_hints.insert_carried_flags("end it: inv down box") == "end it: inv down box"
     assert command_hints.flags() == []
 
 
@@ -29,6 +29,6 @@ def test_hint_without_such_flags_is_unchanged(line):
     ],
 )
 def test_each_command_gets_its_supported_flags_once(line, said, typed):
-    command_hints.carry("--state-file", "/a b/j")
-    command_hints.carry("--rehearse")
-    assert command_hints.as_typed(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")
+    command_hints.add_carried_flag("--state-file", "/a b/j")
+    command_hints.add_carried_flag("--rehearse")
+    assert command_hints.insert_carried_flags(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")

@@ -39,7 +39,7 @@ def test_omitted_groups_are_named_and_help_all_shows_them():
     short = " ".join(flag_help.lines("launch", launch, {}))
     for title, flags in flag_help.grouped(launch.flags).items():
         assert title in short
-        assert all(f"  {flag_help.written(one)}" in every for one in flags)
+        assert all(f"  {flag_help.spelling(one)}" in every for one in flags)
     assert "--help-all" not in every
 
 

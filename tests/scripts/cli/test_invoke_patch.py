@@ -12,7 +12,7 @@ import pytest
 from invoke import Exit
 
 from infra.errors import UsageError
-from scripts.cli.invoke_patch import line_after_dashes, manners
+from scripts.cli.invoke_patch import convert_errors, line_after_dashes
 from tests.programs import source
 
 pytestmark = pytest.mark.process
@@ -212,6 +212,6 @@ def test_unparsable_line_is_a_json_document_too(checkout, words, said):
 
 @pytest.mark.parametrize(("name", "said"), [("status", "inv status: no host"), ("", "inv: no host")])
 def test_failure_before_any_command_is_reported_too(tmp_path, name, said):
-    with pytest.raises(Exit) as left, manners(tmp_path, name):
+    with pytest.raises(Exit) as left, convert_errors(tmp_path, name):
         raise UsageError("no host")
     assert (left.value.message, left.value.code) == (said, 2)

@@ -88,12 +88,12 @@ SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best"
 def test_every_key_of_resources_is_read_or_named_with_its_replacement():
     assert {one.name for one in dataclasses.fields(service.ReplicaResources)} == READ | set(SKY)
     for name, value in SKY.items():
-        (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
+        (found,) = placement.ignored_settings(service.parse("x", {"service": {}, "resources": {name: value}}))
         assert found[0] == f"resources.{name}" and len(found[1]) > 20
     policy = {"min_replicas": 1, "spot_placer": "dynamic_fallback"}
-    ((name, _),) = placement.unread(service.parse("x", {"service": {"replica_policy": policy}}))
+    ((name, _),) = placement.ignored_settings(service.parse("x", {"service": {"replica_policy": policy}}))
     assert name == "service.replica_policy.spot_placer"
-    assert placement.unread(service.load(revision.CONFIG)) == []
+    assert placement.ignored_settings(service.load(revision.CONFIG)) == []
     version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
     told = advice("demo", WantedService(versions=(version,)), ServiceRecord(serving=(0, 1)), CALM, True)
     assert [what for what, _ in told] == [f"resources.{name} in the service file has no effect" for name in UNREAD]

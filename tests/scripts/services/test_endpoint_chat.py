@@ -61,7 +61,7 @@ def server(monkeypatch):
 def test_oversized_conversation_continues_without_its_oldest_turns(server, tmp_path, monkeypatch, capsys):
     questions = [f"question {n} of twenty" for n in range(20)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(questions)))
-    endpoint_chat.hold(server, Settings.load(tmp_path), "m", None, 0.0, 8)
+    endpoint_chat.run_chat(server, Settings.load(tmp_path), "m", None, 0.0, 8)
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 20
     assert err.count("the oldest turns are dropped") == 1
@@ -74,4 +74,4 @@ def test_oversized_conversation_continues_without_its_oldest_turns(server, tmp_p
 
 def test_oversized_question_is_reported(server, tmp_path):
     with pytest.raises(SlipwayError, match="maximum context length is 30"):
-        endpoint_chat.hold(server, Settings.load(tmp_path), "m", "why " * 31, 0.0, 8)
+        endpoint_chat.run_chat(server, Settings.load(tmp_path), "m", "why " * 31, 0.0, 8)

@@ -51,7 +51,9 @@ def test_end_of_a_service_shows_its_progress():
 def test_first_key_shows_when_other_clients_are_locked_out(tmp_path, monkeypatch, capsys, runs, said):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
-    monkeypatch.setattr(service_rows, "every", lambda journal: [type("Row", (), {"name": "demo"})] if runs else [])
+    monkeypatch.setattr(
+        service_rows, "list_services", lambda journal: [type("Row", (), {"name": "demo"})] if runs else []
+    )
     monkeypatch.setattr(
         key.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
     )

@@ -84,10 +84,10 @@ def test_startup_stage_of_an_engine_is_its_last_log_line():
     )
     at = [engines.WEIGHTS]
     for line in log:
-        at.append(engines.phase(at[-1], line))
+        at.append(engines.next_phase(at[-1], line))
     assert at == ["weights", "compiling", "compiling", "first answer"]
-    assert engines.phase(engines.WEIGHTS, b"".join(log)) == "first answer"
-    assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # Of a second worker, read late.
+    assert engines.next_phase(engines.WEIGHTS, b"".join(log)) == "first answer"
+    assert engines.next_phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # Of a second worker, read late.
     assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
 
 
@@ -210,7 +210,7 @@ def test_request_beyond_the_cache_of_a_cpu_is_refused(tmp_path):
 
 
 def test_free_memory_of_this_machine_is_reported():
-    free = memory_fit.here("vllm-cpu", Tuning())
+    free = memory_fit.available_bytes("vllm-cpu", Tuning())
     assert free is not None and 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -15,7 +15,7 @@ import pytest
 from data.chat import conversations
 from data.config import Input
 from data.tokens import tokenizer
-from data.tokens.pieces import as_text
+from data.tokens.pieces import decode_stream
 from serve.engine.options import Tuning
 from tests.serve import real
 from tests.serve.real import NEAR, Running, greedy
@@ -111,7 +111,7 @@ def test_text_equals_our_decoder(served):
     answer = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16, return_token_ids=True)["choices"][0]
     special = {served.words.special(name) for name in tokenizer.SPECIALS}  # Neither writes the stop token.
     ids = [one for one in answer["token_ids"] if one not in special]
-    assert answer["message"]["content"].rstrip("\ufffd") == "".join(as_text(ids, served.words.decode))
+    assert answer["message"]["content"].rstrip("\ufffd") == "".join(decode_stream(ids, served.words.decode))
 
 
 def test_stream_is_the_answer_in_pieces(served):
@@ -160,11 +160,11 @@ def test_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     folder = foreign(kind, tmp_path / "theirs", vocab=320, head_dim=32)
     if kind == "Qwen2":
         qwen_like(folder)
-    spec = init_model.look(str(folder), Settings.load(real.ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(real.ROOT))
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(200)
+    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(200)
     sft = replace(sft, optimizer=replace(sft.optimizer, lr=0.01))
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})

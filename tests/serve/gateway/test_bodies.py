@@ -15,7 +15,7 @@ from serve.gateway import keys, request_body
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
-from serve.gateway.shape import too_much
+from serve.gateway.shape import find_excess
 from serve.gateway.sse import StreamWatch
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import chat, gateway, until
@@ -50,10 +50,10 @@ def test_content_of_a_body_is_counted_from_its_bytes(value, ascii, indent):
     body = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
     values, containers, depth = size_of(value)
     names = {"max_values": values, "max_containers": containers, "max_depth": depth}
-    assert too_much(body, Bounds(**names)) == ""
+    assert find_excess(body, Bounds(**names)) == ""
     for name, most in names.items():
         if most:
-            assert too_much(body, Bounds(**{**names, name: most - 1}))
+            assert find_excess(body, Bounds(**{**names, name: most - 1}))
 
 
 @pytest.mark.parametrize("name", shapes(1 << 10))

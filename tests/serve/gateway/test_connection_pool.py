@@ -43,7 +43,7 @@ def test_no_address_and_no_key_fills_the_pool_and_working_connections_stay(steps
                 assert not any(other.is_idle or not other.key for other in before)
         elif strangers and verb == "let in":
             one = strangers[which % len(strangers)]
-            crowd.let_in(one, f"key{which}")
+            crowd.admit(one, f"key{which}")
             one.key = f"key{which}"
         elif there and verb == "work":
             one = there[number % len(there)]
@@ -71,7 +71,7 @@ def test_idle_connections_of_one_key_leave_room_for_other_keys_and_strangers():
     def let_in(key: str) -> None:
         one = Connection(next(numbers))
         assert crowd.come(one, "10.0.0.1")
-        crowd.let_in(one, key)
+        crowd.admit(one, key)
 
     for _ in range(20):
         let_in("ada")

@@ -342,7 +342,7 @@ def test_removed_replica_finishes_its_requests(pair):
     async def main():
         pair[0].script(fail="hang", after_tokens=1, times=1)
         async with gateway(pair[0]) as front:
-            leaving = next(iter(front.gateway.turns.fleet.seats))
+            leaving = next(iter(front.gateway.turns.fleet.slots))
             async with front.ask(stream=True) as reply:
                 await reply.content.readline()
                 front.gateway.replace([pair[1].replica("r1")])

@@ -185,7 +185,7 @@ def test_frozen_engine_does_not_slow_down_the_others(pair, fresh):
             while await front.metric("in_flight", replica="r0") == 0:
                 stuck.append(asyncio.ensure_future(front.session.post(front.url + CHAT, json=chat(stream=True))))
                 await asyncio.sleep(0.01)
-            seat = next(iter(front.gateway.turns.fleet.seats.values()))
+            seat = next(iter(front.gateway.turns.fleet.slots.values()))
             turns = front.gateway.turns
             await until(lambda: seat.load(turns.clock(), turns.limits) > STALLED, "it is stalled")
             held = seat.in_flight

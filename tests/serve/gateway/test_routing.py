@@ -46,7 +46,7 @@ class Churn(RuleBasedStateMachine):
 
     @rule(affinity=st.sampled_from([b"", b"a", b"b"]), other=st.booleans())
     def take(self, affinity, other):
-        tried = {self.open[-1].seat} if other and self.open else set()
+        tried = {self.open[-1].slot} if other and self.open else set()
         assignment = self.fleet.take(self.now, tried, affinity)
         counts = self.counts()
         room = [one for one in self.listed if counts[one] < CAP and one not in {seat.replica for seat in tried}]
@@ -70,7 +70,7 @@ class Churn(RuleBasedStateMachine):
     @invariant()
     def the_counts_are_those_of_the_book(self):
         counts = self.counts()
-        assert list(self.fleet.seats) == self.listed
+        assert list(self.fleet.slots) == self.listed
         for one in {*self.listed, *counts, replica(0), replica(1, 1)}:
             assert self.fleet.in_flight(one) == counts[one]
         assert set(self.fleet.leaving) == set(counts) - set(self.listed)
@@ -92,14 +92,14 @@ def test_reused_address_inherits_no_state():
     fleet.replace([replica(0, 1)], 1.0)
     assert (fleet.in_flight(replica(0)), fleet.in_flight(replica(0, 1))) == (1, 0)
     fleet.release(ghost, RequestOutcome.FAILED, 2.0)
-    assert fleet.seats[replica(0, 1)].failures == 0 and not fleet.leaving
+    assert fleet.slots[replica(0, 1)].failures == 0 and not fleet.leaving
 
 
 def test_two_replicas_with_one_id_are_refused_without_a_change():
     fleet = fleet_of(2)
     with pytest.raises(ValueError, match="the same id"):
         fleet.replace([Target(replica_id="a", url="http://x"), Target(replica_id="a", url="http://y")], 0.0)
-    assert len(fleet.seats) == 2
+    assert len(fleet.slots) == 2
 
 
 def test_equal_replicas_alternate_and_the_least_loaded_is_first():
@@ -112,20 +112,20 @@ def test_equal_replicas_alternate_and_the_least_loaded_is_first():
 
 def test_consecutive_failures_remove_a_replica_for_longer_each_time_until_a_trial_succeeds():
     fleet = fleet_of(2)
-    ill, well = fleet.seats.values()
+    ill, well = fleet.slots.values()
 
     def fail(now):
         assignment = fleet.take(now, tried=[well])
         fleet.release(assignment, RequestOutcome.FAILED, now)
-        fleet.blame([assignment.seat], now)  # A second replica has served the request.
+        fleet.blame([assignment.slot], now)  # A second replica has served the request.
         return assignment.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
-    assert {fleet.take(5.0).seat for _ in range(CAP)} == {well}
+    assert {fleet.take(5.0).slot for _ in range(CAP)} == {well}
     for now, out_s in ((11.0, 20), (31.0, 40), (71.0, 40)):  # Doubled, up to the maximum.
         assert fail(now) and ill.ejected_until == now + out_s
     trial = fleet.take(111.0)
-    assert trial.seat is ill and trial.is_trial
+    assert trial.slot is ill and trial.is_trial
     fleet.release(trial, RequestOutcome.SERVED, 112.0)
     assert ill.ejected_until is None and ill.weight(112.0, LIMITS) < 1 == ill.weight(117.0, LIMITS)
 
@@ -150,7 +150,7 @@ def test_end_of_a_request_updates_the_health_of_its_replica(outcomes, counts, is
     fleet = fleet_of(1)
     for outcome in outcomes:
         fleet.release(fleet.take(0.0), outcome, 0.0)
-    (seat,) = fleet.seats.values()
+    (seat,) = fleet.slots.values()
     assert (seat.failures, seat.lost, seat.errors) == counts
     assert (seat.ejected_until is not None) is is_out
 
@@ -164,19 +164,19 @@ def test_trial_that_fails_everywhere_is_repeated():
         assert trial.is_trial
         fleet.release(trial, FAILED, 20.0)
     fleet.release(fleet.take(20.0), SERVED, 20.0)
-    assert next(iter(fleet.seats.values())).ejected_until is None
+    assert next(iter(fleet.slots.values())).ejected_until is None
 
 
 def test_all_replicas_are_asked_when_all_are_out():
     fleet = fleet_of(2)
-    for seat in fleet.seats.values():
+    for seat in fleet.slots.values():
         for _ in range(2):
             fleet.release(
-                fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]),
+                fleet.take(0.0, tried=[one for one in fleet.slots.values() if one is not seat]),
                 RequestOutcome.LOST,
                 0.0,
             )
-    assert all(seat.ejected_until for seat in fleet.seats.values())
+    assert all(seat.ejected_until for seat in fleet.slots.values())
     assert fleet.take(1.0) is not None
 
 
@@ -194,12 +194,12 @@ def test_new_replica_ramps_up_slowly():
 
 def test_silent_replica_is_asked_last():
     fleet = fleet_of(2)
-    mute = fleet.take(0.0).seat
+    mute = fleet.take(0.0).slot
     other = fleet.take(0.0)
     fleet.release(other, RequestOutcome.SERVED, 1.0)
     for now in (9.0, 9.1, 9.2):
-        assert fleet.take(now).seat is not mute
-    assert fleet.take(9.3).seat is mute  # The other is full.
+        assert fleet.take(now).slot is not mute
+    assert fleet.take(9.3).slot is mute  # The other is full.
 
 
 def replica_for(count: int, word: bytes) -> Target:
@@ -216,7 +216,7 @@ def test_prompts_with_a_common_prefix_share_a_replica_until_the_load_is_unfair()
     fleet = fleet_of(4, GatewayLimits(max_in_flight_per_replica=1000, slow_start_s=0.001))
     for _ in range(400):
         fleet.take(1.0, (), b"a")
-    assert max(seat.in_flight for seat in fleet.seats.values()) <= 1.25 * 100 + 1
+    assert max(seat.in_flight for seat in fleet.slots.values()) <= 1.25 * 100 + 1
 
 
 def test_retries_are_earned():
@@ -299,4 +299,4 @@ def test_client_with_two_parallel_requests_reaches_all_replicas_alike(count):
         for assignment in assignments:
             chosen.append(assignment.replica)
             fleet.release(assignment, RequestOutcome.SERVED, 10.0)
-    assert {chosen.count(one) for one in fleet.seats} == {12}
+    assert {chosen.count(one) for one in fleet.slots} == {12}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serve.policy import replica_states
-from serve.policy.doubt import NO_FAILURES, Failures, ReplicaDoubt, cleared, raised
+from serve.policy.doubt import NO_FAILURES, Failures, ReplicaDoubt, after_failures, after_probe
 from serve.policy.replica_states import FAILED_REQUESTS, Facts, ProcessStatus
 
 READY = Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=5.0)
@@ -36,11 +36,11 @@ def steps(*words: str | int) -> ReplicaDoubt:
     doubt, asked = ReplicaDoubt(), 0
     for word in words:
         if isinstance(word, int):
-            doubt = raised(doubt, word)
+            doubt = after_failures(doubt, word)
         elif word == "ask":
             asked = doubt.errors
         else:
-            doubt = cleared(doubt, asked)
+            doubt = after_probe(doubt, asked)
     return doubt
 
 

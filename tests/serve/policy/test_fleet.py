@@ -6,7 +6,15 @@ from serve.policy import fleet
 from serve.policy.autoscaler import AutoscalerMemory, Rule
 from serve.policy.fleet import Load
 from serve.policy.replica_states import Facts, ProcessStatus, State
-from serve.policy.service_state import Member, ServiceRecord, Version, WantedService, seen_of, wanted_of, write
+from serve.policy.service_state import (
+    Member,
+    ServiceRecord,
+    Version,
+    WantedService,
+    parse_desired,
+    parse_observed,
+    write,
+)
 
 READY = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
 STARTING = Facts(launch=ProcessStatus.SUCCEEDED)
@@ -23,7 +31,7 @@ def members(*facts, version=1):
 
 
 def course(there, newest=1, mode="rolling", rule=FIXED, memory=TWO, is_tick=False, **load):
-    return fleet.course(mode, rule, memory, newest, there, Load(**load), is_tick)
+    return fleet.next_actions(mode, rule, memory, newest, there, Load(**load), is_tick)
 
 
 def test_missing_replica_is_started_between_two_ticks_too():
@@ -83,9 +91,9 @@ def test_budget_is_never_exceeded():
 def test_stored_state_is_read_back_unchanged():
     version = Version(number=3, document={"service": {"replicas": 1}}, model="hf://a/b", engine="fake")
     wanted = WantedService(versions=(version,), mode="blue_green", port=8000)
-    assert wanted_of(write(wanted)) == wanted and wanted.version(7) is version
+    assert parse_desired(write(wanted)) == wanted and wanted.version(7) is version
     seen = ServiceRecord(
         members=tuple(members(READY, CRASHED)), memory=AutoscalerMemory(2, up=1), endpoint="http://127.0.0.1:1", port=1
     )
-    assert seen_of(write(seen)) == seen and seen_of("") == ServiceRecord()
+    assert parse_observed(write(seen)) == seen and parse_observed("") == ServiceRecord()
     assert [one.state for one in seen.members] == [State.READY, State.FAILED]

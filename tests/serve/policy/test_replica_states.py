@@ -43,7 +43,7 @@ def test_state_follows_from_the_facts(facts, state):
 
 def probes(facts: Facts, *results: tuple[float, bool]) -> Facts:
     for now, passed in results:
-        facts = replica_states.probed(facts, passed, now)
+        facts = replica_states.after_probe(facts, passed, now)
     return facts
 
 
@@ -61,8 +61,8 @@ def test_replica_is_ready_after_two_passes_and_not_ready_after_three_misses():
 
 def test_replica_may_use_its_initial_delay_and_no_longer():
     waiting = probes(UP, (10, False), (100, False))
-    assert replica_states.must_end(waiting, PROBE, 130) == (waiting, "")
-    late, why = replica_states.must_end(waiting, PROBE, 131)
+    assert replica_states.with_end_reason(waiting, PROBE, 130) == (waiting, "")
+    late, why = replica_states.with_end_reason(waiting, PROBE, 131)
     assert "initial_delay_seconds" in why and "log" in why
     assert replica_states.state_of(replace(late, down=ProcessStatus.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
 
@@ -70,26 +70,28 @@ def test_replica_may_use_its_initial_delay_and_no_longer():
 def test_initial_delay_counts_from_the_start_of_the_engine():
     making = waiting = probes(UP, (10, False))
     for now in (50, 500):  # The pod reports that the environment is being created.
-        making = replica_states.told(making, None, now)
-    assert replica_states.must_end(making, PROBE, 500) == (making, "")
-    started = replica_states.told(making, 2.0, 512)  # 2 s ago, by the pod's report.
-    assert replica_states.must_end(started, PROBE, 630) == (started, "")
-    late, why = replica_states.must_end(started, PROBE, 631)
+        making = replica_states.after_engine_report(making, None, now)
+    assert replica_states.with_end_reason(making, PROBE, 500) == (making, "")
+    started = replica_states.after_engine_report(making, 2.0, 512)  # 2 s ago, by the pod's report.
+    assert replica_states.with_end_reason(started, PROBE, 630) == (started, "")
+    late, why = replica_states.with_end_reason(started, PROBE, 631)
     assert late.is_late and "(120) of the engine's start" in why
-    assert replica_states.must_end(making, PROBE, 621)[0].is_late  # No report since then.
-    assert replica_states.must_end(waiting, PROBE, 131)[0].is_late  # Nor ever.
-    hanging = replica_states.told(making, None, 4000)
-    assert replica_states.must_end(hanging, PROBE, 4000)[0].is_late  # No creation of an environment takes that long.
+    assert replica_states.with_end_reason(making, PROBE, 621)[0].is_late  # No report since then.
+    assert replica_states.with_end_reason(waiting, PROBE, 131)[0].is_late  # Nor ever.
+    hanging = replica_states.after_engine_report(making, None, 4000)
+    assert replica_states.with_end_reason(hanging, PROBE, 4000)[
+        0
+    ].is_late  # No creation of an environment takes that long.
 
 
 def test_replica_that_fails_for_too_long_after_ready_is_ended():
     failing = probes(READY, (10, False), (20, False), (30, False))
-    assert replica_states.must_end(failing, PROBE, 189)[1] == ""
-    ended, why = replica_states.must_end(failing, PROBE, 190)
+    assert replica_states.with_end_reason(failing, PROBE, 189)[1] == ""
+    ended, why = replica_states.with_end_reason(failing, PROBE, 190)
     assert (
         "180 s" in why and replica_states.state_of(replace(ended, down=ProcessStatus.SUCCEEDED)) is State.FAILED_PROBING
     )
-    assert replica_states.must_end(probes(failing, (40, True)), PROBE, 500)[1] == ""
+    assert replica_states.with_end_reason(probes(failing, (40, True)), PROBE, 500)[1] == ""
 
 
 @given(st.lists(st.booleans(), max_size=30))
@@ -128,7 +130,7 @@ def fleet(old: int, new: dict[State, int]) -> list[UpdateMember]:
 def test_rolling_update_removes_one_old_replica_per_ready_new_one():
     for ready in range(4):
         members = fleet(3, {State.READY: ready, State.STARTING: 3 - ready})
-        gone = update.outdated("rolling", 3, 3, 2, members)
+        gone = update.replicas_to_stop("rolling", 3, 3, 2, members)
         assert gone == tuple([3, 2, 1][:ready])
         left = [one for one in update.serving("rolling", 3, members) if one not in gone]
         assert len(left) == 3  # Never fewer than required, at every moment.
@@ -137,15 +139,15 @@ def test_rolling_update_removes_one_old_replica_per_ready_new_one():
 def test_blue_green_update_switches_when_enough_new_replicas_are_ready():
     before, after = fleet(3, {State.READY: 1, State.STARTING: 2}), fleet(3, {State.READY: 2, State.STARTING: 1})
     assert update.serving("blue_green", 2, before) == (1, 2, 3)
-    assert update.outdated("blue_green", 2, 3, 2, before) == ()
+    assert update.replicas_to_stop("blue_green", 2, 3, 2, before) == ()
     assert update.serving("blue_green", 2, after) == (4, 5)
-    assert update.outdated("blue_green", 2, 3, 2, after) == (1, 2, 3)
+    assert update.replicas_to_stop("blue_green", 2, 3, 2, after) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("mode", update.MODES)
 def test_version_that_never_becomes_ready_leaves_the_old_one_serving(mode):
     members = fleet(3, {State.FAILED: 3})
-    assert update.serving(mode, 1, members) == (1, 2, 3) and update.outdated(mode, 1, 3, 2, members) == ()
+    assert update.serving(mode, 1, members) == (1, 2, 3) and update.replicas_to_stop(mode, 1, 3, 2, members) == ()
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.lists(st.sampled_from(replica_states.LIVE), max_size=5))
@@ -153,7 +155,7 @@ def test_update_never_leaves_fewer_ready_than_before_or_than_wanted(old, final, 
     members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(old)]
     members += [UpdateMember(number=old + n, version=2, state=one) for n, one in enumerate(new)]
     for mode in update.MODES:
-        gone = update.outdated(mode, 1, final, 2, members)
+        gone = update.replicas_to_stop(mode, 1, final, 2, members)
         serving = set(update.serving(mode, 1, members)) - set(gone)
         ready = sum(one.state is State.READY for one in members)
         assert len(serving) >= (1 if ready else 0)

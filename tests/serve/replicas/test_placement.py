@@ -3,7 +3,7 @@
 import pytest
 
 from infra.errors import Ambiguous, NoOffer, OutOfMoney
-from infra.machines.host_memory import HostMemory, known_as
+from infra.machines.host_memory import HostMemory, failure_key
 from infra.providers.lium import Lium
 from infra.records import Request
 from infra.selection import choose, registry
@@ -53,9 +53,9 @@ def test_recently_failed_machine_is_tried_last_with_a_note(poor):
     told = []
     first, *others = placement.find(("shadeform",), L40S, True, poor, told.append)
     assert others and not told
-    HostMemory.beside(poor.state_file).blame(known_as(first), "it never booted")
+    HostMemory.beside(poor.state_file).blame(failure_key(first), "it never booted")
     again = placement.find(("shadeform",), L40S, True, poor, told.append)
-    assert [known_as(one) for one in again] == [known_as(one) for one in [*others, first]]
+    assert [failure_key(one) for one in again] == [failure_key(one) for one in [*others, first]]
     (line,) = told
     assert line.startswith("demo-0: tried last: shadeform") and line.endswith("it never booted")
 
@@ -66,5 +66,5 @@ def test_keeper_of_a_run_gets_the_offers_of_a_command(poor):
     candidates = registry.candidates(poor, "market")
     usual = choose.payable(choose.find(candidates, request, poor, told.append), 1, poor, told.append)
     found = choose.find_payable(request, poor, told.append)
-    assert [known_as(one) for one in found] == [known_as(one) for one in usual]
+    assert [failure_key(one) for one in found] == [failure_key(one) for one in usual]
     assert "runpod" not in {one.provider for one in found}

@@ -17,7 +17,7 @@ import torch
 
 from tests.needs import PRIVILEGE, needs
 from tests.trainer.conftest import TINY, tiny
-from trainer.checkpoints.checkpoint import MANIFEST, Checkpoint, Checkpoints, DiskFull, NonFinite, problem_of
+from trainer.checkpoints.checkpoint import MANIFEST, Checkpoint, Checkpoints, DiskFull, NonFinite, find_damage
 from trainer.checkpoints.saving import ALIGNED, Arena, Saver
 from trainer.config import CheckpointOptions
 from trainer.errors import CheckpointError, Diverged, TrainerError
@@ -169,7 +169,7 @@ def test_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_is_never
     assert (first.folder / MANIFEST).stat().st_mtime_ns == stamp
     damage_one = first.folder / "model-rank00000.safetensors"
     damage_one.write_bytes(b"")
-    assert not problem_of(some.save(2, good, {}).folder)
+    assert not find_damage(some.save(2, good, {}).folder)
     with pytest.raises(DiskFull):
         Checkpoints(tmp_path, CheckpointOptions(reserve_bytes=1 << 60)).save(3, good, {})
 

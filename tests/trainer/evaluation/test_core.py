@@ -61,10 +61,12 @@ def test_prompts_equal_nanochats_with_its_examples_in_its_order(tmp_path):
 
 
 def test_common_prefix_of_all_rows_does_not_count():
-    assert core.counted("multiple_choice", [[1, 2, 3, 4], [1, 2, 5]]) == [([1, 2, 3, 4], 2), ([1, 2, 5], 1)]
-    assert core.counted("schema", [[1, 2, 8, 9], [1, 3, 4, 8, 9]]) == [([1, 2, 8, 9], 2), ([1, 3, 4, 8, 9], 2)]
-    assert core.counted("language_modeling", [[1, 2], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
-    assert core.counted("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]  # Ids that were merged.
+    assert core.scored_rows("multiple_choice", [[1, 2, 3, 4], [1, 2, 5]]) == [([1, 2, 3, 4], 2), ([1, 2, 5], 1)]
+    assert core.scored_rows("schema", [[1, 2, 8, 9], [1, 3, 4, 8, 9]]) == [([1, 2, 8, 9], 2), ([1, 3, 4, 8, 9], 2)]
+    assert core.scored_rows("language_modeling", [[1, 2], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
+    assert core.scored_rows("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [
+        ([1, 2, 3, 4], 2)
+    ]  # Ids that were merged.
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_core_is_the_mean_of_tasks_scored_against_chance(model, inputs, tmp_path
         for number, row in enumerate(rows):
             texts, means = core.prompts(task, rows, number), []
             ids = [[*words.begin, *words.encode(text)] for text in texts]
-            for whole, count in core.counted(task.kind, ids):
+            for whole, count in core.scored_rows(task.kind, ids):
                 with torch.no_grad():
                     logs = one(torch.tensor([whole[:-1]]))[0].log_softmax(-1)
                 means.append(-sum(logs[at - 1, whole[at]] for at in range(len(whole) - count, len(whole))) / count)

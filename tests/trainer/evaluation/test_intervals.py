@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trainer.evaluation.intervals import apart, mcnemar, paired_ratio, paired_share, ratio, share
+from trainer.evaluation.intervals import mcnemar, paired_ratio, paired_share, ratio, share, unpaired_difference
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_proportion_has_the_interval_of_the_published_examples(true, of, low, hi
 
 
 def test_difference_of_two_samples_has_the_interval_of_the_published_example():
-    found = apart(share(48, 80), share(56, 70))  # Newcombe 1998, part II, table II (a): 56/70 less 48/80
+    found = unpaired_difference(share(48, 80), share(56, 70))  # Newcombe 1998, part II, table II (a): 56/70 less 48/80
     assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
 
 
@@ -40,7 +40,7 @@ def test_paired_difference_has_a_narrower_interval_than_two_measures():
     first = [size * chance.uniform(1, 3) for size in sizes]
     second = [cost * 0.98 for cost in first]
     paired = paired_ratio(first, second, sizes, 1.0)
-    loose = apart(ratio(first, sizes), ratio(second, sizes))
+    loose = unpaired_difference(ratio(first, sizes), ratio(second, sizes))
     assert paired.value == pytest.approx(loose.value)
     assert paired.high < 0 < loose.high
 

@@ -25,7 +25,7 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
         seen.append(talks)
         return [one[-1]["content"].upper() for one in talks]
 
-    said = many_turns.hold(asked, answer, 5)
+    said = many_turns.run_conversations(asked, answer, 5)
     assert said == [[one.text.upper() for one in asked]] * 5
     for turn, talks in enumerate(seen):
         assert sorted(one[-1]["content"] for one in talks) == sorted(one.text for one in asked)
@@ -33,7 +33,9 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
             put = [one["content"] for one in talk if one["role"] == "user"]
             assert len(set(put)) == len(put) == turn + 1
             assert [one["content"] for one in talk if one["role"] == "assistant"] == [one.upper() for one in put[:-1]]
-    assert len(many_turns.hold(asked[:3], answer, 8)) == 3  # No further question exists without a repetition.
+    assert (
+        len(many_turns.run_conversations(asked[:3], answer, 8)) == 3
+    )  # No further question exists without a repetition.
 
 
 def material(folder, name):

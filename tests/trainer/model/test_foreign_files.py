@@ -36,7 +36,7 @@ def change_json(folder, name="tokenizer_config.json", without=(), **more):
 
 
 def inspect_model(folder):
-    return init_model.look(str(folder), Settings.load(ROOT))
+    return init_model.resolve_import(str(folder), Settings.load(ROOT))
 
 
 @pytest.mark.parametrize("limit", [NO_LIMIT, 10**39, 1e30, None])

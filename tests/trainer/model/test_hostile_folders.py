@@ -90,7 +90,7 @@ def test_hostile_folder_is_refused_by_chat(hostile, kind):
 def test_hostile_folder_is_refused_by_the_import(hostile, world, monkeypatch, kind):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, why = hostile(kind)
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     making = replace(world.making("imported"), name="imported/theirs")
     is_refused(trainer("import", "--config", configured(world, "import", making, spec)), why)
 
@@ -119,4 +119,4 @@ def test_engine_that_renders_templates_does_not_get_a_hostile_folder(hostile, ki
     folder, why = hostile(kind)
     replica = ReplicaConfig(engine="vllm-cpu", source=str(folder), name="demo", port=1)
     with pytest.raises(UsageError, match=why):
-        engines.become(replica)
+        engines.exec_engine(replica)

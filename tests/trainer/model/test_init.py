@@ -83,7 +83,7 @@ def test_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatc
     folder = foreign(kind, world.root / "theirs", vocab=288 if has_tokenizer else 400, dtype=torch.bfloat16)
     if has_tokenizer:
         gpt2_like(folder / "tokenizer.json")
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert (spec.has_tokenizer, spec.model) == (has_tokenizer, export.read_config(folder))
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
@@ -101,7 +101,7 @@ def test_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatc
     assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # Unchanged.
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
@@ -125,7 +125,7 @@ def test_plan_from_a_foreign_model_omits_base(tmp_path):
     folder = foreign("Qwen3", tmp_path / "Tiny-0.6B", vocab=2000)
 
     def planned(phases, **more):
-        init = init_model.look(str(folder), Settings.load(ROOT))
+        init = init_model.resolve_import(str(folder), Settings.load(ROOT))
         wanted = replace(WANTED, phases=phases, init=init, **more)
         return resolve(wanted, Inventory("x"), ROOT, run="r", request=Request(run="r"))
 
@@ -133,7 +133,7 @@ def test_plan_from_a_foreign_model_omits_base(tmp_path):
     assert steps(bare) == ["text", "tokenizer", "init", "identity", "questions", "sft"]
     assert any("has no tokenizer" in note for note in bare.notes)
     assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # The profile's.
-    small = init_model.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
+    small = init_model.resolve_import(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
     plan = resolve(
         replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r", request=Request(run="r")
     )
@@ -161,17 +161,17 @@ def test_plan_from_a_foreign_model_omits_base(tmp_path):
 def test_unsupported_model_is_refused_before_planning(tmp_path):
     settings = Settings.load(ROOT)
     with pytest.raises(UsageError, match="no config.json"):
-        init_model.look(str(tmp_path), settings)
+        init_model.resolve_import(str(tmp_path), settings)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(UsageError, match="no .safetensors"):
-        init_model.look(str(tmp_path), settings)
+        init_model.resolve_import(str(tmp_path), settings)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UsageError, match="model_type is 'gpt2'"):
-        init_model.look(str(tmp_path), settings)
+        init_model.resolve_import(str(tmp_path), settings)
     with pytest.raises(UsageError, match="expected hf://user/repo"):
-        init_model.look("hf://repo", settings)
+        init_model.resolve_import("hf://repo", settings)
     with pytest.raises(UsageError, match="has 264 ids and no tokenizer;"):
-        init = init_model.look(str(foreign("Llama", tmp_path / "small", vocab=264)), settings)
+        init = init_model.resolve_import(str(foreign("Llama", tmp_path / "small", vocab=264)), settings)
         resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"))
 
 
@@ -184,7 +184,7 @@ def test_model_with_non_finite_weights_is_refused(world, monkeypatch, capfd):
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 2
     assert "model.norm.weight have values that are not finite" in capfd.readouterr().err
@@ -211,13 +211,13 @@ def test_hub_model_is_pinned_to_its_commit_and_fetched_by_the_step(world, monkey
     with serving({"them/tiny": FolderRepo(folder, token="secret")}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         settings = Settings.load(ROOT, environ={**os.environ, "HF_TOKEN": "secret"})
-        spec = init_model.look("hf://them/tiny", settings)
+        spec = init_model.resolve_import("hf://them/tiny", settings)
         assert (spec.source, spec.revision, spec.has_tokenizer) == ("hf://them/tiny", COMMIT, True)
         assert spec.model == export.read_config(folder)
         with pytest.raises(AuthError, match="set HF_TOKEN"):
-            init_model.look("hf://them/tiny", Settings.load(ROOT, environ={}))
+            init_model.resolve_import("hf://them/tiny", Settings.load(ROOT, environ={}))
         with pytest.raises(UsageError, match="no such model or revision"):
-            init_model.look("hf://them/tiny@v9", settings)
+            init_model.resolve_import("hf://them/tiny@v9", settings)
         making = replace(world.making("imported"), name="imported/tiny")
         file = configured(world, "import", making, spec)
         environ = {**os.environ, "SLIPWAY_WORK": str(world.work()), "HF_HOME": str(world.root / "hf")}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from data.config import ConfigError
-from data.tokens.pieces import as_text
+from data.tokens.pieces import decode_stream
 from trainer import tensor_file
 from trainer.errors import Refused
 from trainer.model import export, huggingface
@@ -167,7 +167,7 @@ def test_untied_head_is_compared_with_the_tied_embedding(inputs, tmp_path):
 
 
 def test_model_unsupported_by_the_decoder_is_refused(tmp_path):
-    raw = huggingface.written(SHAPE, "float32", 0, [1])
+    raw = huggingface.config_json(SHAPE, "float32", 0, [1])
     assert huggingface.model_config(raw) == SHAPE
     for wrong in (
         {"model_type": "gpt2"},
@@ -257,13 +257,13 @@ def test_streamed_text_never_contains_half_a_character(inputs):
     words = tokenizer.load(inputs[0] / "tokenizer")
     text = "na\u00efve \u2014 \U0001f6a2 caf\u00e9 \u65e5\u672c"
     ids = words.encode(text)
-    pieces = list(as_text(ids, words.decode))
+    pieces = list(decode_stream(ids, words.decode))
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
     assert len(pieces) > 5
     ship = words.encode("\U0001f6a2")
     assert len(ship) > 1
-    assert "".join(as_text(ship[:-1], words.decode)) == ""
+    assert "".join(decode_stream(ship[:-1], words.decode)) == ""
 
 
 def test_tensor_files_are_valid_safetensors_and_their_hash_is_that_of_the_file(tmp_path):

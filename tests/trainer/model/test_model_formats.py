@@ -21,7 +21,7 @@ from trainer.__main__ import main
 from trainer.config import ImportSpec
 from trainer.fingerprints import digest
 from trainer.records import model_formats
-from trainer.records.fields import what_counts
+from trainer.records.fields import fingerprint_fields
 from trainer.records.model_formats import ModelFormat
 
 LACKING = "brick belongs to the pack masonry, and packs/masonry is missing"
@@ -70,7 +70,7 @@ def bricks(folder: Path) -> Path:
 def test_folder_in_a_pack_format_becomes_a_spec_that_names_format_and_pack(masonry, tmp_path):
     put_down(masonry)
     folder = bricks(tmp_path / "wall")
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert spec == ImportSpec(
         source=str(folder), model=TINY, has_tokenizer=False, content="red", format="brick", file="wall.brick"
     )
@@ -80,7 +80,7 @@ def test_folder_in_a_pack_format_becomes_a_spec_that_names_format_and_pack(mason
 def test_folder_of_a_missing_pack_is_refused_with_the_name_of_the_pack(masonry, tmp_path):
     folder = bricks(tmp_path / "wall")
     with pytest.raises(UsageError, match=f"no config.json in the folder; .*; {LACKING}"):
-        init_model.look(str(folder), Settings.load(ROOT))
+        init_model.resolve_import(str(folder), Settings.load(ROOT))
 
 
 def test_imported_artifact_of_a_missing_pack_is_refused_in_a_plan(masonry, tmp_path):
@@ -89,9 +89,9 @@ def test_imported_artifact_of_a_missing_pack_is_refused_in_a_plan(masonry, tmp_p
     Store(str(tmp_path / "store")).publish(draft, "imported/wall", "f" * 64, {"import": asdict(spec)})
     settings = replace(Settings.load(ROOT), store=str(tmp_path / "store"))
     with pytest.raises(UsageError, match=LACKING):
-        init_model.look("imported/wall", settings)
+        init_model.resolve_import("imported/wall", settings)
     put_down(masonry)
-    assert init_model.look("imported/wall", settings) == spec
+    assert init_model.resolve_import("imported/wall", settings) == spec
 
 
 @pytest.mark.process
@@ -114,11 +114,11 @@ def test_step_without_the_pack_does_not_read_the_folder_as_a_different_model(mas
 
 def test_unknown_format_is_refused_by_name(masonry):
     with pytest.raises(ValueError, match="no pack has the model format 'adobe'"):
-        model_formats.known("adobe")
+        model_formats.find_format("adobe")
 
 
 def test_spec_of_a_hugging_face_folder_has_no_format_in_its_fingerprint():
     spec = ImportSpec(source="/models/theirs", model=TINY, has_tokenizer=True)
-    assert {"format", "file"}.isdisjoint(what_counts(spec))
+    assert {"format", "file"}.isdisjoint(fingerprint_fields(spec))
     brick = replace(spec, format="brick", file="wall.brick")
-    assert digest(what_counts(brick)) != digest(what_counts(spec))
+    assert digest(fingerprint_fields(brick)) != digest(fingerprint_fields(spec))

@@ -150,7 +150,7 @@ def test_qwen_like_model_keeps_its_vocabulary_through_training_and_export(world,
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = qwen_like(foreign("Qwen2", world.root / "theirs", vocab=320, dtype=torch.bfloat16))
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert spec.own_chat and spec.model.attention_bias
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
@@ -160,7 +160,7 @@ def test_qwen_like_model_keeps_its_vocabulary_through_training_and_export(world,
     assert (taken / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}

@@ -216,7 +216,7 @@ def test_kept_products_are_not_recomputed_and_gradients_stay_bit_equal(documents
     found, made = [], []
     for recompute, keep_products in ((False, False), (True, True), (True, False)):
         config: PhaseConfig = replace(BASE, model=QWEN3, recompute=recompute, keep_products=keep_products)
-        with speed.equipped(model, replace(config, compile="never"), CPU), Products() as products:
+        with speed.training_setup(model, replace(config, compile="never"), CPU), Products() as products:
             found.append(gradients(model, *arrays))
         made.append(products.count)
     assert all(torch.equal(one, other[name]) for name, one in found[0].items() for other in found[1:])
@@ -270,7 +270,7 @@ def test_machine_without_the_units_or_the_compiler_is_reported(monkeypatch):
     model = Decoder(BASE.model)
     with (
         pytest.raises(Refused, match="float8 needs an NVIDIA GPU"),
-        speed.equipped(model, replace(BASE, dtype="float8"), CPU),
+        speed.training_setup(model, replace(BASE, dtype="float8"), CPU),
     ):
         pass
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -289,7 +289,7 @@ def test_compilation_is_chosen_for_long_phases_only(monkeypatch):
 def test_model_is_restored_after_training():
     model = Decoder(BASE.model)
     config = replace(BASE, recompute=True, optimizer=replace(BASE.optimizer, z_loss=0.1))
-    with speed.equipped(model, config, CPU):
+    with speed.training_setup(model, config, CPU):
         assert model.recompute and model.shape == Shape(z_loss=0.1)
     assert not model.recompute and model.shape == Shape()
 
@@ -306,7 +306,7 @@ def test_compiled_blocks_are_deterministic_and_equal_eager_up_to_rounding(docume
     eager = gradients(model, *arrays)
     found = []
     for _ in range(2):
-        with speed.equipped(model, config, CPU):
+        with speed.training_setup(model, config, CPU):
             assert all(block._compiled_call_impl is not None for block in model.model.layers)
             found += [gradients(model, *arrays), gradients(model, *arrays)]
     for name, one in eager.items():
@@ -319,16 +319,16 @@ def test_compiled_blocks_are_deterministic_and_equal_eager_up_to_rounding(docume
 def test_kernels_of_a_killed_process_are_not_reused(tmp_path, monkeypatch):
     monkeypatch.setenv(speed.KERNELS, "elsewhere")
     kernels = tmp_path / "kernels"
-    with speed.kernels_in(kernels):
+    with speed.compile_cache(kernels):
         assert os.environ[speed.KERNELS] == str(kernels)
         (kernels / "whole.so").touch()
     assert os.environ[speed.KERNELS] == "elsewhere"
-    with speed.kernels_in(kernels):
+    with speed.compile_cache(kernels):
         assert (kernels / "whole.so").exists()
     die = "import os, sys; from pathlib import Path; from trainer.speed import kernels_in\n"
     die += "with kernels_in(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", die, str(kernels)], cwd=ROOT).returncode == -9
-    with speed.kernels_in(kernels):
+    with speed.compile_cache(kernels):
         assert not (kernels / "whole.so").exists()
 
 

@@ -80,7 +80,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = one_bit(world.root / "theirs", layout)
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert spec.has_tokenizer and spec.has_pieces and not spec.own_chat
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
@@ -93,7 +93,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
     assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
@@ -139,7 +139,7 @@ def test_chat_model_keeps_its_pieces_and_its_prompts_equal_transformers(template
         said = json.loads((folder / "tokenizer.json").read_text())
         space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
         (folder / "tokenizer.json").write_text(json.dumps({**said, "normalizer": None, "pre_tokenizer": space}))
-    spec = init_model.look(str(folder), Settings.load(ROOT))
+    spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
     assert spec.own_chat and spec.has_pieces
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0, capfd.readouterr().err
@@ -173,7 +173,7 @@ def test_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(tmp_
         ({"prompt": "in"}, False, " France  \u65e5\U0001f600 x"),
         ({"messages": [{"role": "user", "content": "Where?"}]}, True, "France  \u65e5\U0001f600 x"),
     ):
-        ask = asks.read(body, is_chat, "demo", words, 200, 0, 1)
+        ask = asks.parse(body, is_chat, "demo", words, 200, 0, 1)
         assert "".join(piece.text for piece in Saying().answer(ask)) == wanted
 
 
@@ -192,12 +192,12 @@ def test_unsupported_tokenizer_is_refused_in_the_plan_from_a_folder_and_a_hub(wo
         (folder / file).write_bytes(content)
         repos[f"them/{name}"] = FolderRepo(folder)
         with pytest.raises(UsageError, match=said):
-            init_model.look(str(folder), settings)
+            init_model.resolve_import(str(folder), settings)
     with serving(repos) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         for name, (_, _, said) in cases.items():
             with pytest.raises(UsageError, match=f"--init hf://them/{name}: .*{said}"):
-                init_model.look(f"hf://them/{name}", settings)
+                init_model.resolve_import(f"hf://them/{name}", settings)
 
 
 @pytest.mark.pack("bits")
@@ -205,7 +205,7 @@ def test_tokenizer_model_comes_from_a_hub_with_its_added_tokens(world, monkeypat
     folder = one_bit(world.root / "theirs", "1bitLLM")
     with serving({"1bitLLM/tiny": FolderRepo(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        spec = init_model.look("hf://1bitLLM/tiny", Settings.load(ROOT))
+        spec = init_model.resolve_import("hf://1bitLLM/tiny", Settings.load(ROOT))
         assert (spec.has_tokenizer, spec.has_pieces, spec.revision) == (True, True, COMMIT)
         making = replace(world.making("imported"), name="imported/tiny")
         file = configured(world, "import", making, spec)
@@ -220,7 +220,7 @@ def test_tokenizer_model_comes_from_a_hub_with_its_added_tokens(world, monkeypat
 def test_different_tokenizer_model_makes_a_different_model(world):
     folder = one_bit(world.root / "theirs", "1bitLLM")
     settings = Settings.load(ROOT)
-    first = init_model.look(str(folder), settings).content
-    assert first == init_model.look(str(folder), settings).content
+    first = init_model.resolve_import(str(folder), settings).content
+    assert first == init_model.resolve_import(str(folder), settings).content
     (folder / "tokenizer.model").write_bytes(trained(add_dummy_prefix=False))
-    assert init_model.look(str(folder), settings).content != first
+    assert init_model.resolve_import(str(folder), settings).content != first

@@ -23,10 +23,10 @@ from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import CrossEntropy
 from trainer.objectives.source import StepSource
-from trainer.parallel.fsdp import cut, parts_of
+from trainer.parallel.fsdp import parts_of, shard_model
 from trainer.parallel.process_group import Ranks
-from trainer.parallel.zero import shared
-from trainer.speed import equipped
+from trainer.parallel.zero import shard_optimizer_state
+from trainer.speed import training_setup
 
 pytestmark = pytest.mark.process
 
@@ -52,11 +52,11 @@ def training(
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(one.model, dtype)
-        more["cut"] = cut(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
+        more["cut"] = shard_model(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
         model.to_empty(device="cpu")
-        more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+        more["cut"].scatter_weights(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     elif ranks.size > 1:
-        more["cut"] = shared(model, ranks)
+        more["cut"] = shard_optimizer_state(model, ranks)
     model.recompute = one.recompute and not one.keep_products
     for block in model.model.layers:
         block.keeps_products = one.keep_products
@@ -150,7 +150,7 @@ def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_pat
         torch._dynamo.reset()  # Other tests compiled these before the fork of this process.
         torch._dynamo.utils.counters.clear()
         one = training(tmp_path, config(compile="always"), ranks, parallel)
-        with equipped(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
+        with training_setup(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
             one.run()
         tell("graphs", str(torch._dynamo.utils.counters["stats"]["unique_graphs"]))
 

@@ -46,7 +46,7 @@ def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
     end.
     """
     instrument(points)
-    agree, collect = ranks_module.Ranks.tell_all, saving.Saver.collect
+    agree, collect = ranks_module.Ranks.all_gather, saving.Saver.collect
 
     def agreed(self: Ranks, words: Any) -> list[Any]:
         with points.around("agree"):
@@ -58,7 +58,7 @@ def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
             tell("saved", (folder / "saved" / "LATEST").read_text().strip())
         return is_saved
 
-    ranks_module.Ranks.tell_all = agreed  # type: ignore[method-assign]
+    ranks_module.Ranks.all_gather = agreed  # type: ignore[method-assign]
     saving.Saver.collect = collected  # type: ignore[method-assign]
     one = training(folder, CONFIG, ranks, "fsdp", KEEPING)
     inner = one.source.batch

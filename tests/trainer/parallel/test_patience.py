@@ -19,9 +19,9 @@ def test_exchanges_time_out_earlier_after_the_first_step(monkeypatch):
     )
     monkeypatch.delenv("SLIPWAY_GROUP_TIMEOUT_S", raising=False)
     assert timeout_s(FIRST_TIMEOUT_S) == 600 > STEP_TIMEOUT_S
-    Ranks(rank=1, size=2, quick="quick").hurry("cut")
+    Ranks(rank=1, size=2, quick="quick").shorten_timeout("cut")
     assert set_to == [(group, timedelta(seconds=STEP_TIMEOUT_S)) for group in (None, "quick", "cut")]
-    Ranks().hurry()  # A single process waits for no other.
+    Ranks().shorten_timeout()  # A single process waits for no other.
     assert len(set_to) == 3
     monkeypatch.setenv("SLIPWAY_GROUP_TIMEOUT_S", "7")
     assert timeout_s(FIRST_TIMEOUT_S) == timeout_s(STEP_TIMEOUT_S) == 7
@@ -36,10 +36,10 @@ def test_slow_work_precedes_the_first_exchange_and_short_timeouts_follow_the_fir
         monkeypatch.setattr(owner, attribute, lambda *words, **more: order.append(name) or before(*words, **more))
 
     noted("metrics", loop, "Metrics")
-    for method in ("tell", "tell_all", "total", "spread", "add_up"):
+    for method in ("tell", "all_gather", "total", "spread", "all_reduce"):
         noted("exchange", Ranks, method)
     noted("step", loop.Optimizer, "step")
-    noted("hurry", Ranks, "hurry")
+    noted("hurry", Ranks, "shorten_timeout")
     training(tmp_path, steps=3).run()
     assert order.index("metrics") < order.index("exchange") < order.index("step")
     assert order.count("hurry") == 1 and order.index("hurry") == order.index("step") + 1

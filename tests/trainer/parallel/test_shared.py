@@ -6,12 +6,12 @@ import torch
 
 from tests.trainer.model.test_model import LLAMA, random_model
 from trainer.parallel.process_group import Ranks
-from trainer.parallel.zero import shared
+from trainer.parallel.zero import shard_optimizer_state
 
 
 def test_model_and_its_optimizer_shard_are_freed_with_the_last_reference():
     model = random_model(LLAMA)
-    part = shared(model, Ranks(0, 2))
+    part = shard_optimizer_state(model, Ranks(0, 2))
     ids = torch.arange(8)[None]
     part.before_pass(model, is_last=False)
     model.loss(ids, ids).backward()

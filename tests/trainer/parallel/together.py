@@ -15,7 +15,7 @@ import torch
 
 from tests.faults.lives import Child, Tell, fork
 from trainer.errors import PeerLost
-from trainer.parallel.process_group import Ranks, joined
+from trainer.parallel.process_group import Ranks, join_process_group
 
 GROUP_TIMEOUT_S = 30.0
 Work = Callable[[Ranks, Tell], None]
@@ -49,7 +49,7 @@ def fork_processes(size: int, work: Work, per_node: int = 0, timeout_s: float = 
         logging.disable()
         torch.set_num_threads(1)
         try:
-            with joined() as ranks:
+            with join_process_group() as ranks:
                 work(ranks, tell)
         except PeerLost as error:  # Like the program: no further wait.
             tell("lost", str(error).replace("\n", " ")[:200])

@@ -10,7 +10,7 @@ from tests.trainer.rewards.programs import programs
 from trainer.records.rl_config import RlConfig
 from trainer.rewards import math_answers
 from trainer.rewards.assertions import Test as OneTest
-from trainer.rewards.assertions import parsed
+from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.code import Mbpp
 from trainer.rewards.math_answers import Math
 from trainer.rewards.reward import JudgedAnswer
@@ -162,9 +162,14 @@ def test_assertion_is_compared_here_only_if_the_answer_alone_defines_the_callee(
         "assert f(1) == 2 == f(2)",
         "f(1)",
     )
-    assert [parsed(one, "import math\ndef h(x): ...").how for one in here] == ["equal", "true", "false", "close"]
-    assert {parsed(one, "import math\ndef h(x): ...").how for one in there} == {"whole"}
-    assert parsed("assert f(1) == 2", "from math import *").how == "whole"
+    assert [parse_assertion(one, "import math\ndef h(x): ...").how for one in here] == [
+        "equal",
+        "true",
+        "false",
+        "close",
+    ]
+    assert {parse_assertion(one, "import math\ndef h(x): ...").how for one in there} == {"whole"}
+    assert parse_assertion("assert f(1) == 2", "from math import *").how == "whole"
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ from store import extensions
 from tests.world import ROOT
 from trainer.errors import Refused
 from trainer.rewards import jail
-from trainer.rewards.assertions import parsed
+from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.code import Mbpp
 from trainer.rewards.own import OwnJudge
 from trainer.rewards.reward import JudgedAnswer
@@ -77,14 +77,14 @@ def test_user_function_that_fails_affects_only_that_answer():
 
 def test_assertion_is_split_into_a_call_and_its_expected_value():
     words = ("assert f(1) == [2]", "assert not f(1)", "assert f(1)", "assert f(1) == g(2)", "assert f(1) > 2")
-    assert [(one.call, one.expected, one.how) for one in map(parsed, words)] == [
+    assert [(one.call, one.expected, one.how) for one in map(parse_assertion, words)] == [
         ("f(1)", [2], "equal"),
         ("f(1)", None, "false"),
         ("f(1)", None, "true"),
         ("assert f(1) == g(2)", None, "whole"),
         ("assert f(1) > 2", None, "whole"),
     ]
-    one = parsed("assert f(1) == 1")
+    one = parse_assertion("assert f(1) == 1")
     assert [one.holds(value) for value in (1, 1.0, True, "1", None, object(), [1])] == [True, True, *[False] * 5]
 
 

@@ -9,7 +9,7 @@ from trainer.model.losses import Shape, capped
 from trainer.model.token_losses import logprobs_and_entropy
 from trainer.records.model_config import ModelConfig
 from trainer.rollouts import generator
-from trainer.rollouts.generator import answer_all
+from trainer.rollouts.generator import generate_answers
 from trainer.rollouts.sampling import Sampling, draw
 
 PROMPTS = [[5, 6, 7], [9], [3, 4, 5, 6, 7, 8, 9, 10, 11], [12] * 20]
@@ -47,7 +47,7 @@ def decoding_method(request, monkeypatch):
 @pytest.mark.usefixtures("decoding_method")
 def test_greedy_answers_equal_single_prompts(model):
     want = [generate(model, [prompt], STOP, NEW)[0] for prompt in PROMPTS]
-    got = answer_all(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
+    got = generate_answers(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
     found = [got.of(row)[:-1] if got.ended[row] else got.of(row) for row in range(4)]
     assert found == want
     assert not any(one.is_floating_point() and one.requires_grad for one in (got.ids, got.logprobs))
@@ -56,7 +56,7 @@ def test_greedy_answers_equal_single_prompts(model):
 @pytest.mark.usefixtures("decoding_method")
 def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_probabilities(model):
     numbers = torch.rand(20, NEW, generator=torch.Generator().manual_seed(1))
-    few, many = (answer_all(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))
+    few, many = (generate_answers(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))
     assert torch.equal(few.ids, many.ids) and len({tuple(few.of(row)) for row in range(20)}) > 4
     for row in range(20):
         prompt, answer = PROMPTS[row // 5], few.of(row)
@@ -71,7 +71,7 @@ def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer
     short = Decoder(model.config, torch.bfloat16).eval()
     short.load_state_dict(model.state_dict())
     numbers = torch.rand(400, NEW, generator=torch.Generator().manual_seed(1))
-    got = answer_all(short, PROMPTS, 100, STOP, Sampling(max_new=NEW), numbers, 64)
+    got = generate_answers(short, PROMPTS, 100, STOP, Sampling(max_new=NEW), numbers, 64)
     off: dict[str, list[torch.Tensor]] = {"generator": [], "trainer": []}
     for row in range(400):
         ids, answer = torch.tensor([[*PROMPTS[row // 100], *got.of(row)][:-1]]), torch.tensor(got.of(row))

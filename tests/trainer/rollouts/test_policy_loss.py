@@ -9,7 +9,7 @@ import torch
 from tests.trainer.conftest import TINY
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.rl import PolicyLoss, advantages, has_signal, row_weights, worth
-from trainer.objectives.shared_rows import as_rows, at_targets, hidden_of
+from trainer.objectives.shared_rows import hidden_of, pack_answers, scatter_to_targets
 from trainer.records.rl_config import LOSSES, RlConfig, pass_at, soft_overlong
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
@@ -79,14 +79,14 @@ def test_loss_and_gradient_follow_the_formula_with_omitted_or_packed_answers(mod
     assert kept.sum() == (8 if beta else 4)
     rows, merged = np.flatnonzero(kept), loss != "gspo"
     asked, said = [PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows]
-    batch, spots = as_rows(asked, said, 0, room=room, merged=merged)
+    batch, spots = pack_answers(asked, said, 0, room=room, merged=merged)
     want_rows = {(0, True): (7, 3), (0, False): (8, 4), (10, True): (2, 1), (10, False): (3, 2)}[room, merged]
     assert len(batch["ids"]) == want_rows[not beta]
     lengths = np.array([len(one) for one in ANSWERS])
     values = {"old": old, "sampled": sampled, "reference": reference}
     for name, some in values.items():
         whole = [(now[row].detach() + torch.tensor(some[row])).tolist() for row in rows]
-        batch[name] = at_targets(batch["targets"], spots, whole)
+        batch[name] = scatter_to_targets(batch["targets"], spots, whole)
     if not beta:
         del batch["reference"]
     batch |= worth(batch["targets"], spots, better[rows], row_weights(lengths, kept, config)[rows])
@@ -104,7 +104,7 @@ def test_shared_prefix_of_answers_is_computed_once_with_the_same_values(model):
     chance = np.random.default_rng(5)
     prompts = [[1, 2, 3]] * 6 + [[1, 2]] * 6 + [[4]] * 6
     answers = [chance.integers(5, 7, chance.integers(1, 7)).tolist() for _ in prompts]
-    batch, spots = as_rows(prompts, answers, 0, room=20)
+    batch, spots = pack_answers(prompts, answers, 0, room=20)
     assert (batch["targets"] >= 0).sum() < sum(map(len, answers)) and len(batch["ids"]) < 9
     hidden = hidden_of(model, {name: torch.from_numpy(one) for name, one in batch.items()}).flatten(0, 1)
     for prompt, answer, here in zip(prompts, answers, spots, strict=True):
@@ -114,7 +114,7 @@ def test_shared_prefix_of_answers_is_computed_once_with_the_same_values(model):
 
 
 def test_ratio_without_an_older_policy_is_exactly_one(model):
-    batch, spots = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
+    batch, spots = pack_answers(PROMPTS[:4], ANSWERS[:4], 0)
     batch |= worth(batch["targets"], spots, np.array([1.0, -1.0, -1.0, 1.0]), np.ones(4))
     found, figures = PolicyLoss(RlConfig(group=4)).loss(
         model, {name: torch.from_numpy(one) for name, one in batch.items()}

@@ -98,7 +98,7 @@ def die_with_parent() -> None:
 # Namespaces, private root file system, change of user.
 
 
-def own_namespaces() -> tuple[str, ...]:
+def enter_namespaces() -> tuple[str, ...]:
     """Move this process into new namespaces, as many as the kernel grants; return the kinds.
 
     Root creates the namespaces as root, because mounting the library's folders needs root; the user namespace follows
@@ -150,7 +150,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
     done(LIBC.mount(source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None))
 
 
-def another_user() -> bool:
+def drop_root() -> bool:
     """Change from root to the unprivileged user 65534; return True on success.
 
     Returns False without root, and in a container with root but without the right to change the user: such a process
@@ -219,13 +219,13 @@ def ruleset(readable: Sequence[str], version: int) -> int:
     return rules
 
 
-def no_files(rules: int, version: int) -> None:
+def restrict_files(rules: int, version: int) -> None:
     """Restrict this process to the Landlock ruleset from now on. Raises OSError."""
     done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     done(LIBC.syscall(RESTRICT_SELF, rules, QUIET if version >= NEWEST else 0))
 
 
-def no_calls() -> None:
+def restrict_system_calls() -> None:
     """Restrict this process to the system calls of an answer from now on (seccomp). Raises OSError."""
     code = system_calls.program(platform.machine(), os.getpid())
     program = ctypes.create_string_buffer(code, len(code))

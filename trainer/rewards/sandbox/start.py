@@ -33,7 +33,7 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # out of memory: the kernel kills an answer first
     try:
-        rules, layers = shut_in(jail, version)
+        rules, layers = confine(jail, version)
     except Exception as error:
         requests.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode())
         return
@@ -43,7 +43,7 @@ def main() -> None:
     serve(requests, null, rules, version, memory_bytes)
 
 
-def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
+def confine(jail: str, version: int) -> tuple[int, kernel.Layers]:
     """Give up every right not needed by a child; return the children's Landlock ruleset (-1 = none) and the layers.
 
     Raises OSError if a mandatory layer fails.
@@ -53,14 +53,14 @@ def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
         return -1, kernel.Layers(0, (), False, False, True)
     folders = kernel.library()
     is_apart = jail == "bubblewrap"  # bubblewrap has already created namespaces and root
-    namespaces = BUBBLEWRAP if is_apart else kernel.own_namespaces()
+    namespaces = BUBBLEWRAP if is_apart else kernel.enter_namespaces()
     has_own_root = is_apart or ("mount" in namespaces and kernel.own_root(folders))
     rules = kernel.ruleset(folders, version) if jail == "landlock" else -1
     reads_library = os.geteuid() != 0 or can_nobody_read(folders[0])
     preload.load(is_all=not reads_library)
     if "pid" in namespaces and not is_apart:
         become_first()
-    has_changed_user = kernel.another_user()
+    has_changed_user = kernel.drop_root()
     if os.getpid() == 1:
         kernel.die_with_parent()  # again: a user change clears the parent-death signal
     if "user" not in namespaces and kernel.own_user_namespace():
@@ -122,10 +122,10 @@ def begin(role: str, pipes: list[int], null: int, rules: int, version: int, memo
         os.closerange(3 + len(above), 1 << 16)
         kernel.limits(memory_bytes)
         if rules >= 0:
-            kernel.no_files(5, version)
+            kernel.restrict_files(5, version)
             os.close(5)
         if sys.argv[1] != "none":
-            kernel.no_calls()
+            kernel.restrict_system_calls()
         ROLES[role](JsonPipe(3, 4))
     finally:
         os._exit(0)

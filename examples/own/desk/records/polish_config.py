@@ -10,10 +10,10 @@ from trainer.config import PhaseConfig, Profile, as_phase
 class PolishConfig(PhaseConfig):
     def sized(self, sizes: Mapping[str, int]) -> PhaseConfig:
         steps = sizes.get("polish_steps", 0)
-        return self.in_steps(steps) if steps else self
+        return self.with_steps(steps) if steps else self
 
 
 def phases(profile: Profile) -> Mapping[str, PhaseConfig]:
     """Return the phase with a tenth of the steps of sft."""
     sft = profile.phases["sft"]
-    return {"polish": as_phase(PolishConfig, sft, phase="polish").in_steps(max(1, sft.steps // 10))}
+    return {"polish": as_phase(PolishConfig, sft, phase="polish").with_steps(max(1, sft.steps // 10))}

@@ -38,7 +38,7 @@ def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the recorded run groups, most recently changed first, with the current state of each run."""
     views = {view.run: view for view in context.runs()}
     found = []
-    for group in run_groups.on_record(context.settings).values():
+    for group in run_groups.recorded_groups(context.settings).values():
         runs = []
         for one in group.runs.values():
             view = views.get(one.run)

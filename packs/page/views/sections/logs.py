@@ -11,7 +11,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.run_home import RunHome
-from infra.runs.sync.fetched import cuts_at_home
+from infra.runs.sync.fetched import read_cuts
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from serve.processes import controller_process
@@ -39,7 +39,7 @@ def shown(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     meant = [paths[file]] if file else found
     command = f"inv logs {op.run}" + (" --follow" if op.is_live else "") + (f" --file {file}" if file else "")
     about = {"run": op.run, "runs": runs, "files": list(paths), "is_live": op.is_live, "command": command}
-    return {**about, "cuts": cuts_at_home(home), **searched(meant, asked)}
+    return {**about, "cuts": read_cuts(home), **searched(meant, asked)}
 
 
 VIEW = View(shown)
@@ -65,8 +65,8 @@ def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
 
     def bring() -> tuple[None, float]:
         with context.journal() as own:
-            if logs.bring(op, own, context.settings, context.tell) or not op.is_live:
-                logs.bring_from_store(op, context.settings, context.tell)
+            if logs.fetch(op, own, context.settings, context.tell) or not op.is_live:
+                logs.fetch_from_store(op, context.settings, context.tell)
         return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
 
     context.keep(("logs", op.token, op.is_live), lambda: CachedValue(bring)).get()
@@ -76,7 +76,7 @@ def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
 def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the last lines of a service's request log or controller log. Raise UsageError."""
     with context.journal() as journal:
-        names = [one.name for one in service_rows.every(journal)]
+        names = [one.name for one in service_rows.list_services(journal)]
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
         raise UsageError(f"no service has the name {name!r}; running: {', '.join(names) or 'none'}")

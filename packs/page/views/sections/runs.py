@@ -15,7 +15,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalVersion
 from infra.ledger.op import Op
 from infra.records import PodView
-from infra.runs.lookup import find_run, way
+from infra.runs.lookup import find_run, transport_to
 from infra.runs.sight import folder_of
 from infra.units import dollars
 from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
@@ -192,7 +192,7 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         "differences": differences(configs) if len(sources) > 1 else [],
         "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
-    parts["samples"] = said_by(context, sources[0], phase) if len(sources) == 1 and phase else []
+    parts["samples"] = sampled_texts(context, sources[0], phase) if len(sources) == 1 and phase else []
     words = shlex.join(one.run for one in sources[:2])
     parts["command"] = f"inv report {words}".strip() if len(sources) < 3 else "inv status"
     return parts
@@ -256,7 +256,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
     with context.journal() as journal:
         op = journal.op(source.token)
     if source.is_live:
-        path, reach = folder_of(op).root / "work" / "runs" / phase / file, way(context.settings, op)
+        path, reach = folder_of(op).root / "work" / "runs" / phase / file, transport_to(context.settings, op)
 
         def read(offset: int) -> bytes:
             try:
@@ -273,7 +273,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
 
 def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
     def read(offset: int) -> bytes:  # Called once; the columns keep the content at a tenth of the size.
-        places = run_figures.places(op, context.settings, context.tell)
+        places = run_figures.metric_readers(op, context.settings, context.tell)
         return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
     return read
@@ -288,7 +288,7 @@ def _of_file(path: Path, offset: int) -> bytes:
         return b""
 
 
-def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
+def sampled_texts(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
     """Return the model's sampled texts of the last steps, at most `SHOWN_SAMPLES`."""
     if phase not in source.said:
         read, good_s = _bytes_of(context, source, phase, "samples.jsonl")

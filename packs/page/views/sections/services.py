@@ -15,7 +15,7 @@ SPAN_S, EACH_S = 900.0, 10.0
 def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return each service in the controller's last observed state, with request statistics."""
     with context.journal() as journal:
-        names = [one.name for one in service_rows.every(journal)]
+        names = [one.name for one in service_rows.list_services(journal)]
         found = service_view.look(names, context.settings, journal, True)
     for one in found:
         one["history"] = history(context, one["service"], time.time())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from infra.flags import given
+from infra.flags import nondefault_flags
 from infra.settings import Settings
 from store import outside
 from store.local_files import replace as replace_file
@@ -145,7 +145,7 @@ def load(name: str, settings: Settings) -> SweepResult:
 
 def _trial(said: Any) -> TrialResult:
     if type(said) is not dict:
-        raise outside.UnusableDocument(f"a trial is {outside.shown(said)}")
+        raise outside.UnusableDocument(f"a trial is {outside.printable_line(said)}")
     _check(said, OF_TRIAL)
     return TrialResult(**{**said, "made": (str(said["made"][0]), str(said["made"][1]))})
 
@@ -200,4 +200,4 @@ def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> S
 
 def flags_of(spec: Any) -> dict[str, Any]:
     """Return the flags of a launch as JSON values."""
-    return dict(json.loads(json.dumps(given(spec), default=str)))
+    return dict(json.loads(json.dumps(nondefault_flags(spec), default=str)))

@@ -57,7 +57,7 @@ class SweepCommand:
 
 
 @contextlib.contextmanager
-def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
+def hold_sweep_lease(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
     """Hold the lease of a sweep's process. Raises UsageError while a different process holds the lease."""
     try:
         lease = journal.leases.take(f"{LEASE}{command.name}")
@@ -75,7 +75,7 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
         journal.leases.release(lease)
 
 
-def left(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
+def abandoned_sweeps(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
     """Return the abandoned sweeps by name, with their resume commands."""
     found = {}
     for lease in sorted(journal.leases.abandoned()):
@@ -92,7 +92,7 @@ def due(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
     Sweeps on this machine are never due.
     """
     found, rows = {}, journal.ops(live=True)
-    for name, command in left(journal, settings).items():
+    for name, command in abandoned_sweeps(journal, settings).items():
         result = _result(name, settings)
         if command.is_here or result is None:
             continue
@@ -104,7 +104,7 @@ def due(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
     return found
 
 
-def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
+def restart_sweep(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
     """Restart the process of a due sweep and wait for the end; do nothing if the sweep is not due."""
     command = due(journal, settings).get(name)
     if command is None:
@@ -123,7 +123,7 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
 def known(journal: Journal, settings: Settings) -> list[str]:
     """Return the names of the sweeps with a living process or an abandoned lease."""
     held = [one.removeprefix(LEASE) for one in journal.leases.held() if one.startswith(LEASE)]
-    return sorted({*held, *left(journal, settings)})
+    return sorted({*held, *abandoned_sweeps(journal, settings)})
 
 
 def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
@@ -157,7 +157,11 @@ def is_at_work(journal: Journal) -> bool:
 def how_to_go_on(journal: Journal, settings: Settings, results: Sequence[str]) -> dict[str, str]:
     """Return the resume commands of the abandoned sweeps in `results`, except sweeps resumed automatically."""
     carried = due(journal, settings)
-    return {name: one.typed for name, one in left(journal, settings).items() if name in results and name not in carried}
+    return {
+        name: one.typed
+        for name, one in abandoned_sweeps(journal, settings).items()
+        if name in results and name not in carried
+    }
 
 
 def _read(name: str, settings: Settings) -> SweepCommand | None:
@@ -180,6 +184,6 @@ def inv(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words]
 
 
-def shown(words: Sequence[str]) -> str:
+def command_text(words: Sequence[str]) -> str:
     """Return the command as the user would type it."""
     return shlex.join(["./inv", *words])

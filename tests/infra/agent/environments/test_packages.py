@@ -65,7 +65,7 @@ def test_package_sources_are_sent_without_passwords(tmp_path):
         "PIP_FIND_LINKS": f"{tmp_path} https://links.invalid/torch.html",
         "UV_INDEX": "two=https://me:p@ss@two.invalid/simple file:///three",
     }
-    assert packages.to_carry(environ) == {
+    assert packages.portable_sources(environ) == {
         "index-url": ["https://one.invalid:8443/simple"],
         "extra-index-url": ["https://two.invalid/simple", "file:///three"],
         "find-links": [str(tmp_path), "https://links.invalid/torch.html"],

@@ -225,10 +225,10 @@ def test_a_job_with_a_sidecar_is_read_unchanged() -> None:
 
 def test_the_last_uploads_get_the_time_of_a_save_within_the_limit() -> None:
     job = Job("r", "t", (), Limits(time_s=7200.0), clock_scale=2.0)
-    assert ends.carry_s(Job("r", "t", ()), {}) == 900.0
-    assert ends.carry_s(job, {}) == 0.9 * 900 / 2
+    assert ends.upload_allowance_s(Job("r", "t", ()), {}) == 900.0
+    assert ends.upload_allowance_s(job, {}) == 0.9 * 900 / 2
     said = {"token": "t", "elapsed_s": 7000.0, "clocks": None}
-    assert ends.carry_s(job, said) == 0.9 * 200 / 2
+    assert ends.upload_allowance_s(job, said) == 0.9 * 200 / 2
     clocks = {"boot_id": "another", "boot_s": 0.0, "wall_s": time.time() - 50}
-    assert ends.carry_s(job, {**said, "clocks": clocks}) <= 0.9 * 100 / 2
-    assert ends.carry_s(job, {**said, "token": "of another pod"}) == 0.9 * 900 / 2
+    assert ends.upload_allowance_s(job, {**said, "clocks": clocks}) <= 0.9 * 100 / 2
+    assert ends.upload_allowance_s(job, {**said, "token": "of another pod"}) == 0.9 * 900 / 2

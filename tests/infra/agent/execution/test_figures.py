@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from infra.agent.execution.figures import Figures, GpuHistory
+from infra.agent.execution.figures import GpuHistory, UtilizationSampler
 from tests.world import until
 
 pytestmark = pytest.mark.process
@@ -23,7 +23,7 @@ def on_path(tmp_path, monkeypatch):
 
 def test_disk_and_gpus_are_reported_with_times(on_path):
     smi(on_path, "echo 'NVIDIA H100, 80GB, 93, 31200, 81559'; echo 'NVIDIA H100, 80GB, [N/A], 0, 81559'")
-    figures = Figures(on_path)
+    figures = UtilizationSampler(on_path)
     began = time.time()
     seen = until(lambda: (found := figures.look()).get("gpus") and found, "an answer", 20)
     assert seen["gpus"][0] == {
@@ -41,7 +41,7 @@ def test_disk_and_gpus_are_reported_with_times(on_path):
 @pytest.mark.parametrize("script", ["exec sleep 60", "echo 'no devices'; exit 9", "echo what"])
 def test_a_broken_driver_does_not_block(on_path, script):
     smi(on_path, script)
-    figures = Figures(on_path)
+    figures = UtilizationSampler(on_path)
     try:
         assert figures.look()["disk_free_bytes"] > 0
         if script.startswith("echo"):

@@ -15,7 +15,7 @@ import pytest
 from infra.agent.job import Call, Job, Limits
 from infra.agent.lifecycle import farewell
 from infra.agent.process import end_all
-from infra.agent.state import UNCARRIED, ask_to_stop, leaving
+from infra.agent.state import UNCARRIED, ask_to_stop, self_terminating_guard
 from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.lifecycle.test_guard import has_lived
 from tests.infra.agent.world import World, module, until
@@ -142,7 +142,7 @@ def test_a_pod_ends_itself_after_its_verdict_unless_kept_or_with_missing_uploads
         guard = full.living("guard")
         assert "the pod is deleting itself" in full.call("start", code=1)
         assert full.call("stop") | {"verdict": ""} == {"stopped": True, "survivors": [], "verdict": ""}
-        assert leaving(full.pod) == guard and full.members() == [guard]
+        assert self_terminating_guard(full.pod) == guard and full.members() == [guard]
         assert gone() == {"done", "failed", "limit", "alone"}
         full.kill("guard")
         has_lived(full, 1e5)

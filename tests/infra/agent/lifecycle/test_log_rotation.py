@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.reading.logs import choose
-from infra.agent.execution.steps import end_of, tail
+from infra.agent.execution.steps import read_log_end, tail
 from infra.agent.job import PodFolder
 from infra.agent.lifecycle import log_rotation
 from infra.ledger.op import Op
@@ -111,5 +111,5 @@ def test_copies_and_readers_follow_a_log_through_rotation(pod: PodFolder, tmp_pa
     assert capsys.readouterr().out == "two\nthree\ntrain | two\ntrain | three\n"
     assert first.count("one 99") == 2
     assert [one.name for one in choose(home.pod.logs, op, "train", False)] == ["train.1.log", "train.log"]
-    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # the lines of `why`
+    assert read_log_end(here).endswith(b"one 99\ntwo\nthree\n")  # the lines of `why`
     assert here.read_text() == "three\n" and home.pod.log("train.1").read_text().endswith("one 99\ntwo\n")

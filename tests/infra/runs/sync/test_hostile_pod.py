@@ -254,8 +254,8 @@ def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]
     before = tree(laptop, without=home.pod.root)
     for _ in range(2):
         run_refusable(lambda: mirror.bring_logs(OP, pod, home))
-        run_refusable(lambda: reports.bring(OP, pod, home))
-        run_refusable(lambda: snapshot.bring(OP, pod, home))
+        run_refusable(lambda: reports.download(OP, pod, home))
+        run_refusable(lambda: snapshot.download(OP, pod, home))
         run_refusable(lambda: mirror.bring_artifacts(OP, "store", pod, store, home))
     assert tree(laptop, without=home.pod.root) == before
 
@@ -265,7 +265,7 @@ def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]
     assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # plus reports and marks
     assert all(path.stat().st_size <= FILE_BYTES for path in counted)
 
-    run_refusable(lambda: reports.at_home(OP, home))
+    run_refusable(lambda: reports.read_local(OP, home))
     assert [(one.name, one.source) for one in snapshot.carried_of(home)] == [("data", str(home.kept.root / "data"))]
     other = NextPod(pod.listings[0])
     run_refusable(lambda: snapshot.restore(OP, other, home, store))
@@ -303,4 +303,4 @@ def test_files_with_any_name_are_listed_in_a_real_folder(tmp_path, names):
         assert sorted(tree(home.folder)) == sorted(
             ["pod", "pod/cuts.json", "pod/logs", *(f"pod/logs/{n}" for n in found)]
         )
-        assert "cannot be downloaded, because of the names" in fetched.cuts_at_home(home)[0]
+        assert "cannot be downloaded, because of the names" in fetched.read_cuts(home)[0]

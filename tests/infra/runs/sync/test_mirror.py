@@ -45,9 +45,9 @@ def test_a_too_large_log_is_cut_at_the_end_and_the_cut_is_reported(tmp_path, mon
     os.truncate(there / "logs" / "fetch.log", 10**12)  # a sparse file
     for _ in range(2):
         assert len(bring(there, home.folder)) == 100_000
-        (told,) = fetched.cuts_at_home(home)
+        (told,) = fetched.read_cuts(home)
         assert told.startswith(
             "logs/fetch.log: the first 100.0 kB of 1000.0 GB are here (100.0 kB is the maximum per file"
         )
     write(there, "beginning\n")
-    assert bring(there, home.folder) == "beginning\n" and fetched.cuts_at_home(home) == []
+    assert bring(there, home.folder) == "beginning\n" and fetched.read_cuts(home) == []

@@ -19,7 +19,7 @@ OP = Op(token="sw1-aaaaaaaa-bbbbbbbb", run="brave-otter-1", vendor="ssh")
 
 def test_only_reports_are_fetched_below_the_reserve_with_a_reason(tmp_path, monkeypatch):
     brought, said = [], []
-    monkeypatch.setattr(reports, "bring", lambda *_: brought.append("words"))
+    monkeypatch.setattr(reports, "download", lambda *_: brought.append("words"))
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: brought.append("logs"))
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
     assert brought == ["words"]
@@ -33,10 +33,10 @@ def test_only_reports_are_fetched_below_the_reserve_with_a_reason(tmp_path, monk
 
 def test_the_disk_of_the_nearest_existing_folder_counts(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    assert fetched.lacks_room(tmp_path / "a" / "b", free // 2) == ""
-    assert f"are free on the disk of {tmp_path}, and " in fetched.lacks_room(tmp_path / "a" / "b", free * 2)
+    assert fetched.reserve_problem(tmp_path / "a" / "b", free // 2) == ""
+    assert f"are free on the disk of {tmp_path}, and " in fetched.reserve_problem(tmp_path / "a" / "b", free * 2)
     with pytest.raises(SlipwayError, match="SLIPWAY_RESERVE_BYTES"):
-        fetched.refuse_without_room(tmp_path, free * 2)
+        fetched.check_reserve(tmp_path, free * 2)
 
 
 @pytest.mark.process

@@ -61,14 +61,14 @@ def test_a_checkpoint_at_home_has_all_earlier_figures(tmp_path):
         write_figures(there, step)
         way.name = "metrics.jsonl"
         with pytest.raises(ConnectionLost):
-            snapshot.bring(pod(there), way, RunHome(home))
+            snapshot.download(pod(there), way, RunHome(home))
         way.name = ""
         if step == 4:
             assert list(home.rglob("step-*")) == []
-            snapshot.bring(pod(there), way, RunHome(home))
+            snapshot.download(pod(there), way, RunHome(home))
         assert [one for one in steps_at(home / "pod") if not one.startswith(".")] == ["step-000000004"]
         assert len(figures(home / "pod").read_text().splitlines()) == 4
-    snapshot.bring(pod(there), way, RunHome(home))
+    snapshot.download(pod(there), way, RunHome(home))
     assert steps_at(home / "pod") == ["step-000000008"]
     assert len(figures(home / "pod").read_text().splitlines()) == 8
 
@@ -77,7 +77,7 @@ def test_a_new_pod_gets_the_snapshot_and_no_old_files_of_its_machine(tmp_path):
     first, home, second = tmp_path / "first", tmp_path / "home", tmp_path / "second"
     save(first, 8, "ours")
     write_figures(first, 8)
-    snapshot.bring(pod(first), ThisMachine(), RunHome(home))
+    snapshot.download(pod(first), ThisMachine(), RunHome(home))
     (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft").mkdir()
     (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft" / "weights").write_text("half")
     for step, weights in ((4, "older"), (8, "another's"), (12, "newer, and never home")):
@@ -93,7 +93,7 @@ def test_a_new_pod_gets_the_snapshot_and_no_old_files_of_its_machine(tmp_path):
 def test_a_checkpoint_on_the_machine_is_not_sent_again(tmp_path):
     there, home = tmp_path / "there", tmp_path / "home"
     weights = save(there, 8, "ours") / "weights"
-    snapshot.bring(pod(there), ThisMachine(), RunHome(home))
+    snapshot.download(pod(there), ThisMachine(), RunHome(home))
     before = weights.stat()
     snapshot.restore(pod(there), ThisMachine(), RunHome(home), Store(str(tmp_path / "store")))
     assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
