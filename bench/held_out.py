@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from store.artifacts.artifacts import Store
-from trainer.evaluation import many_turns
-from trainer.evaluation.many_turns import TurnsQuestion
+from trainer.evaluation import multi_turn
+from trainer.evaluation.multi_turn import TurnsQuestion
 from trainer.plan import load_persona
 
 
@@ -20,10 +20,10 @@ def folder_of(store: Store, name: str) -> Path:
 def questions_of(store: Store) -> tuple[list[TurnsQuestion], str]:
     """Return the held-out questions and the name of the persona."""
     folder = folder_of(store, "identity_conversations")
-    some = many_turns.read("identity", folder / "identity_conversations.heldout.jsonl")
+    some = multi_turn.read("identity", folder / "identity_conversations.heldout.jsonl")
     about = next(
         one for one in store.artifacts() if one.name.startswith("datasets/") and one.name.endswith("questions")
     )
     for kind in ("pydocs", "other"):
-        some += many_turns.read(kind, folder_of(store, about.name) / f"{kind}.heldout.jsonl")
+        some += multi_turn.read(kind, folder_of(store, about.name) / f"{kind}.heldout.jsonl")
     return some, load_persona(Path(__file__).parent.parent / "data" / "persona.yaml").name

@@ -39,7 +39,7 @@ def ours(layout: str, out: Path) -> Path:
 def theirs(layout: str, out: Path) -> Path:
     import datasets
 
-    from data.text.sets import unpack_zstd
+    from data.text.hub_datasets import unpack_zstd
 
     unpack_zstd()  # lets `datasets` stream .zst without an extra package
     rows = datasets.load_dataset(f"x/{layout}", CONFIGS.get(layout), split="train", streaming=True)

@@ -52,8 +52,8 @@ def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn
     from trainer.records.rl_config import RlConfig
     from trainer.rewards.task_rewards import judge_of
     from trainer.rollouts import source as sources
-    from trainer.rollouts.drawn import Problems
     from trainer.rollouts.policy import Embedded, Policy, stops
+    from trainer.rollouts.problem_sampler import Problems
 
     machine = prepare()
     decoder, tokenizer = export.read(model, getattr(torch, given.dtype)), tokenizers.load(model)
@@ -201,8 +201,8 @@ def our_rollout(model: Path, given: argparse.Namespace) -> Turn:
 
     from trainer.device import prepare
     from trainer.model import export
-    from trainer.rollouts.drawn import uniform
     from trainer.rollouts.generator import generate_answers
+    from trainer.rollouts.problem_sampler import uniform
     from trainer.rollouts.sampling import Sampling
 
     prepare()

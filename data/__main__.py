@@ -38,7 +38,7 @@ from data.config import (
 from data.errors import DataError, InputError
 from data.events import emit
 from data.single_writer import PARENT, exit_with_parent
-from store import extensions, outside, packs
+from store import extensions, packs, untrusted_input
 
 Inputs = Mapping[str, Path]
 
@@ -280,7 +280,7 @@ def _draft(making: StepContext, goes_on: bool) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = outside.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
+        config = untrusted_input.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except (ValueError, OSError) as error:

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.errors import DataError
-from store import outside
+from store import untrusted_input
 
 SCHEMA = 2
 TOOL = "slipway 0.1.0"
 MANIFEST = "manifest.json"
 DRAFT = ".draft"  # subfolder for incomplete files
-MANIFEST_BYTES = 256 * outside.MIB  # enough for a million shards
+MANIFEST_BYTES = 256 * untrusted_input.MIB  # enough for a million shards
 KINDS: dict[str, type] = {"finished": bool, "source": str, "options": dict, "shards": list, "total_lines": int}
 PARTIAL = "to work with the finished shards only: --partial"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -70,11 +70,11 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
-        if outside.typed(manifest, "schema", int) != SCHEMA:
+        manifest = untrusted_input.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
+        if untrusted_input.typed(manifest, "schema", int) != SCHEMA:
             raise DataError(f"{path}: expected a manifest of schema {SCHEMA}")
         for name, kind in KINDS.items():
-            outside.typed(manifest, name, kind)
+            untrusted_input.typed(manifest, name, kind)
         if finished and not manifest["finished"]:
             raise DataError(f"{path}: not finished; to continue, run the same command again; {PARTIAL}")
         for shard in manifest["shards"]:
@@ -91,11 +91,13 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 
 def _check_shard(path: Path, shard: Any) -> None:
     """Raise DataError or UnusableDocument for an invalid shard entry."""
-    if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
-        raise DataError(f"{path}: {outside.printable_line(shard)} is not a shard entry: the name is not a shard name")
-    if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
+    if type(shard) is not dict or not SHARD_NAME.fullmatch(untrusted_input.typed(shard, "name", str)):
+        raise DataError(
+            f"{path}: {untrusted_input.printable_line(shard)} is not a shard entry: the name is not a shard name"
+        )
+    if not SHA256.fullmatch(untrusted_input.typed(shard, "sha256", str)):
         raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
-    if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
+    if any(untrusted_input.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
         raise DataError(f"{path}: {shard['name']} has a negative size or count")
 
 

@@ -6,7 +6,7 @@ import string
 from collections.abc import Collection, Iterable
 
 from infra.errors import UsageError
-from store.outside import is_part
+from store.untrusted_input import is_part
 
 ADJECTIVES = (
     "able agile amber ample azure bold brave breezy bright brisk calm clear clever cosy crisp daring deft eager "

@@ -236,7 +236,7 @@ class Expected:
     fixed_s: float
     """Part of `seconds` before and after the work itself."""
     source: str
-    """Basis of the forecast: a source constant of `infra.market.expected`."""
+    """Basis of the forecast: a source constant of `infra.market.step_times`."""
     times: int = 0
     """Number of measurements behind the forecast."""
     is_crowded: bool = False

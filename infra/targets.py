@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.machines import inventory
 from infra.providers.ssh import connections
-from infra.runs import run_rows, sight
+from infra.runs import observation, run_rows
 from infra.runs.lookup import transport_to
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -114,4 +114,4 @@ def _named(
 
 
 def _pod(op: Op, settings: Settings) -> TargetMachine:
-    return TargetMachine(op.run, str(sight.folder_of(op).root), lambda: transport_to(settings, op))
+    return TargetMachine(op.run, str(observation.folder_of(op).root), lambda: transport_to(settings, op))

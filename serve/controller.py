@@ -46,7 +46,7 @@ from serve.policy.service_state import Member, WantedService, parse_desired, par
 from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
-from serve.processes.places import Places, log_lines
+from serve.processes.service_paths import Places, log_lines
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, ReplicaLauncher, free_port
 from serve.replicas.replicas import Replicas, is_resource_shortage

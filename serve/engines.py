@@ -31,7 +31,7 @@ from serve.engine import memory_fit, models
 from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
-from store import outside
+from store import untrusted_input
 from store.manifest import StoreError
 from store.untrusted import templates
 
@@ -228,7 +228,7 @@ def _check_template(folder: Path) -> None:
     """Raise UsageError when the model's chat template would block or break the engine."""
     try:
         templates.check(folder)
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise UsageError(f"{error}; with this chat template an engine would hang or fail") from None
 
 

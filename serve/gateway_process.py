@@ -1,6 +1,6 @@
 """Gateway process of a service: survives the end of the controller and obeys the next controller.
 
-    python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.places.Places`
+    python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.service_paths.Places`
 
 Each order on the Unix socket (`serve.processes.gateway_orders`) contains the complete desired state; each reply is a
 report with counters. The process holds its own connections to replicas on other machines, so request data never passes
@@ -32,10 +32,10 @@ from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run
-from serve.policy.doubt import Failures
+from serve.policy.suspicion import Failures
 from serve.processes import gateway_orders
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.processes.places import Places, log_lines
+from serve.processes.service_paths import Places, log_lines
 
 REACHED_S = 5.0  # startup wait for links to replicas: a silent replica must not delay the others
 AGAIN_S = 2.0  # pause before the next attempt to reach a replica

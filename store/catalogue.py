@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile, open_place
 from store.manifest import STAGE_NAME, StoreError
-from store.outside import CHECKPOINT
 from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, RunFolder, check_files, step_of
+from store.untrusted_input import CHECKPOINT
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(rf"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+|{STAGE_NAME.pattern})/step-[0-9]{{1,18}}")
@@ -82,7 +82,7 @@ def local_checkpoints(folders: dict[str, Path]) -> list[FoundCheckpoint]:
             relative = f"{path.parent.name}/{path.name}"
             if _HERE.fullmatch(relative):
                 size = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
-                read = partial(outside.content, manifest)
+                read = partial(untrusted_input.content, manifest)
                 found.append(_read(f"{name}/{relative}", "here", str(folder), relative, size, read))
     return found
 
@@ -92,7 +92,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
     try:
         raw = read()
         ListedCheckpoint.parse(raw, path.rpartition("/")[2])
-        return FoundCheckpoint(name, kind, uri, path, num_bytes, outside.mapping(raw))
+        return FoundCheckpoint(name, kind, uri, path, num_bytes, untrusted_input.mapping(raw))
     except (DamagedCheckpoint, OSError, ValueError) as error:
         return FoundCheckpoint(name, kind, uri, path, num_bytes, {}, str(error))
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 
 LOCK = ".lock"
 VERIFIED = ".verified.json"
-VERIFIED_BYTES = 64 * outside.MIB  # about 200,000 files
+VERIFIED_BYTES = 64 * untrusted_input.MIB  # about 200,000 files
 LOOK_S = 0.02  # polling interval for a lock
 # Minimum age of a cached digest: a younger file could change again within the resolution of its timestamps.
 SETTLED_NS = 2_000_000_000
@@ -186,7 +186,7 @@ class Verified:
     def __init__(self, root: str) -> None:
         self._root, self._changed = root, False
         try:
-            self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
+            self._known = untrusted_input.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
         except (OSError, ValueError):  # missing or damaged: hash all files again
             self._known = {}
         self._names: dict[Any, str] = {}  # path by inode number

@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from store import outside
-from store.outside import is_inside, is_part
+from store import untrusted_input
+from store.untrusted_input import is_inside, is_part
 
 SCHEMA = 1
 MISSING = "it is missing"
@@ -98,12 +98,12 @@ class Manifest:
         Raise ValueError with a readable message unless `text` is a manifest of this schema with safe paths.
         """
         try:
-            raw = outside.mapping(text)
+            raw = untrusted_input.mapping(text)
             schema = raw.pop("schema")
             if schema != SCHEMA:
-                raise ValueError(f"schema {outside.printable_line(schema)}, known is {SCHEMA}")
+                raise ValueError(f"schema {untrusted_input.printable_line(schema)}, known is {SCHEMA}")
             for key in raw:
-                outside.typed(raw, key, _KINDS[key])
+                untrusted_input.typed(raw, key, _KINDS[key])
             files = tuple(entry_of(entry) for entry in raw["files"])
             manifest = Manifest(**{**raw, "files": files})
             check_name(manifest.name)
@@ -111,7 +111,7 @@ class Manifest:
             if not paths or len(paths) != len(files) or MANIFEST in paths:
                 raise ValueError("the manifest lists no file, lists a file twice, or lists itself")
             if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
-                raise ValueError(f"entry {outside.printable_line(odd[0])} is not allowed in a flat artifact")
+                raise ValueError(f"entry {untrusted_input.printable_line(odd[0])} is not allowed in a flat artifact")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"the manifest cannot be used ({error})") from None
         return manifest
@@ -130,11 +130,11 @@ _KINDS: dict[str, type] = {
 def entry_of(said: Any) -> FileEntry:
     """Return a file entry of a manifest. Raise ValueError unless the path stays in the folder of the manifest."""
     if type(said) is not dict:
-        raise ValueError(f"entry {outside.printable_line(said)}")
-    path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
-    size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
+        raise ValueError(f"entry {untrusted_input.printable_line(said)}")
+    path, sha256 = untrusted_input.typed(said, "path", str), untrusted_input.typed(said, "sha256", str)
+    size, version = untrusted_input.typed(said, "size", int), untrusted_input.typed(said, "version", str, "")
     if not is_inside(path) or not _SHA256.fullmatch(sha256) or size < 0:
-        raise ValueError(f"entry {outside.printable_line(path)}")
+        raise ValueError(f"entry {untrusted_input.printable_line(path)}")
     return FileEntry(path, size, sha256, version)
 
 

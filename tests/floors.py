@@ -41,7 +41,7 @@ LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
 LIGHT += (
     "trainer.reporting.jsonl_log",
     "trainer.reporting.run_report",
-    "trainer.reporting.compared",
+    "trainer.reporting.config_differences",
     "trainer.reporting.comparison",
     "trainer.rewards.jail",
 )
@@ -69,7 +69,7 @@ ROOMS = {
             "trainer.profiles",
             "infra.records",
             "data.errors",
-            "store.outside",
+            "store.untrusted_input",
             "store.artifacts.model_files",
         ),
         ("records",),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.meet import free_ports
+from infra.agent.peer_addresses import free_ports
 from scripts.project import debian
 from tests.hosts import Host, loopback, until
 

@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 from data.config import ConfigError, StepContext, load
 from data.errors import DataError
 from data.single_writer import PARENT, exit_with_parent
-from store import extensions, outside, packs
+from store import extensions, packs, untrusted_input
 from store.manifest import StoreError
 from trainer.config import CheckpointOptions, EvalSpec, ImportSpec, load_phase
-from trainer.engines.words import add_chat_flags, place_of
+from trainer.engines.chat_flags import add_chat_flags, place_of
 from trainer.errors import Preempted, Refused, TrainerError
 from trainer.parallel.allocator import enable_expandable_segments
-from trainer.records.own_phase import WORD, register_phase
+from trainer.records.extension_phase import WORD, register_phase
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FOLLOWED
 
@@ -178,7 +178,7 @@ def raise_on_sigterm() -> Iterator[None]:
 
 def talk(flags: argparse.Namespace) -> None:
     from store.terminal import show_while
-    from trainer.talk import run_chat
+    from trainer.terminal_chat import run_chat
 
     name = flags.name or flags.model.name
     with show_while(f"{name} is loaded"):
@@ -242,7 +242,7 @@ def write_folder(flags: argparse.Namespace) -> None:
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
     try:
-        raw = outside.load(path, half_pairs="surrogateescape")  # may contain non-UTF-8 file names
+        raw = untrusted_input.load(path, half_pairs="surrogateescape")  # may contain non-UTF-8 file names
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     if set(raw) - known:

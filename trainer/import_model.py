@@ -25,7 +25,7 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import SPECIALS
 from data.tokens.untrusted import limited_tokenizer, sentencepiece_file
-from store import outside, packs
+from store import packs, untrusted_input
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
@@ -150,7 +150,7 @@ def own_words(source: Path, folder: Path) -> Path:
                 shutil.copyfile(model_files.held(source, name), folder / name)
         model_files.copy_template_files(source, folder)
         sentencepiece_file.write(folder)
-    except (outside.UnusableDocument, InputError) as error:
+    except (untrusted_input.UnusableDocument, InputError) as error:
         raise Refused(f"{source / sentencepiece.FILE}: {error}") from None
     return folder
 
@@ -167,11 +167,11 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         try:
             if (source / name).is_file():
                 shutil.copyfile(model_files.held(source, name), folder / name)
-        except outside.UnusableDocument as error:
+        except untrusted_input.UnusableDocument as error:
             raise Refused(f"{source / name}: {error}") from None
     try:
         model_files.copy_template_files(source, folder)
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise Refused(str(error)) from None
     path = folder / "tokenizer.json"
     _refuse(path.read_bytes(), source / path.name, keeps_ids=True)
@@ -204,7 +204,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     import tokenizers as library
 
     try:
-        raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
+        raw = untrusted_input.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
         _refuse(raw, path, keeps_ids=False)
         if not sentencepiece.is_pieces(json.loads(raw)):
             limited_tokenizer.of_untrusted(raw)  # parse untrusted input in a child process first

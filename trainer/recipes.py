@@ -23,7 +23,7 @@ from trainer.config import (
     config_of,
     load_phase,
 )
-from trainer.profiles.street import TALK, cosine, dial, llama, qwen3
+from trainer.profiles.derived_phases import TALK, cosine, dial, llama, qwen3
 from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase_options import changed
 from trainer.records.phase_registry import PHASES

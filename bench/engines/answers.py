@@ -26,7 +26,7 @@ from infra.checkout import ROOT
 from serve import engines
 from store.artifacts.artifacts import Store
 from trainer.evaluation import intervals
-from trainer.evaluation.many_turns import TurnsQuestion
+from trainer.evaluation.multi_turn import TurnsQuestion
 from trainer.records.phase_registry import PHASES
 
 PROGRAMS = {"torch": ("-m", "trainer", "serve"), engines.LLAMA: ("-m", "trainer.engines", "serve")}

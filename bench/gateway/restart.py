@@ -23,7 +23,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.processes import gateway_orders
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order, ReplicaEndpoint
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 from serve.replicas.replica_pod import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from data.chat.conversation_counts import TalkCounts
 from data.chat.foreign_rows import AFTER, read_dialogue
-from data.chat.learnt_rows import RefusedConversation, Rendered, Row, truncate_rows
-from data.chat.talk_counts import TalkCounts
+from data.chat.trained_rows import RefusedConversation, Rendered, Row, truncate_rows
 from data.errors import InputError
 from data.tokens.chat_template import REASONING, Dialogue, is_learnt
 from data.tokens.tokenizer import BOS, END, Tokenizer
-from store import outside
+from store import untrusted_input
 
 Message = Mapping[str, Any]
 Drawn = tuple[int, int]  # index of a kind, and index of a conversation of the kind
@@ -40,8 +40,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
-                row = outside.row(line)
-            except outside.UnusableDocument as error:
+                row = untrusted_input.row(line)
+            except untrusted_input.UnusableDocument as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
             row = row if isinstance(row, dict) else {"messages": row}
             messages = row.get("messages")

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.chat.message_parts import RowRefused, read_content
 from data.tokens.chat_template import REASONING, Dialogue
-from store.outside import printable_line
+from store.untrusted_input import printable_line
 
 COLUMNS = ("messages", "conversations", "conversation")
 ALPACA = ("instruction", "output")

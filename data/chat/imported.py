@@ -25,7 +25,7 @@ from data.references import HUB
 from data.text import fineweb
 from data.text.remote import open_remote
 from data.tokens.chat_template import Dialogue
-from store import outside
+from store import untrusted_input
 
 FILE = "conversations.jsonl"
 REFUSED = "refused.jsonl"
@@ -73,9 +73,9 @@ def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
         commit, uris = hub_files(reference)
         if uris and not reference.columns:
             return (row for uri in uris for row in rows(uri)), {"revision": commit}
-        from data.text import sets  # the import takes seconds
+        from data.text import hub_datasets  # the import takes seconds
 
-        return rows_of_datasets(reference), {"revision": sets.revision(reference)}
+        return rows_of_datasets(reference), {"revision": hub_datasets.revision(reference)}
     if is_of_datasets(reference) or reference.columns:
         return rows_of_datasets(reference), {}
     return (row for path in source_files(spec.source) for row in rows(str(path))), {}
@@ -105,10 +105,10 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
 
     Columns mapped to `user` and `assistant` (and `system`) become a conversation with a single question.
     """
-    from data.text import sets  # the import takes seconds
+    from data.text import hub_datasets  # the import takes seconds
 
     names = dict(reference.columns)
-    for row in sets.rows_of(reference):
+    for row in hub_datasets.rows_of(reference):
         if missing := [theirs for theirs in names.values() if theirs not in row]:
             raise InputError(f"{reference.words}: no column {', '.join(missing)}; available: {', '.join(row)}")
         row = without_nulls({**row, **{ours: row[theirs] for ours, theirs in names.items()}})
@@ -131,8 +131,8 @@ def rows(uri: str) -> Iterator[Any]:
         if line.isspace():
             continue
         try:
-            yield outside.row(line)
-        except outside.UnusableDocument as error:
+            yield untrusted_input.row(line)
+        except untrusted_input.UnusableDocument as error:
             raise InputError(f"{uri}:{number}: not JSON: {error}") from None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from store.outside import printable_line
+from store.untrusted_input import printable_line
 
 TEXT = {"text", "input_text", "output_text", "refusal"}
 REASONING = {"thinking", "reasoning", "reasoning_text"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from data.chat.conversations import Message
 from data.chat.phrasing import write_lines
 from data.errors import InputError
-from store import outside
+from store import untrusted_input
 
 FILE_BYTES = 1 << 30
 
@@ -44,14 +44,14 @@ def read(path: Path) -> list[Problem]:
     """Return the problems of a file. Raises InputError with the number of an invalid line, or without problems."""
     found = []
     try:
-        lines = outside.content(path, FILE_BYTES).decode().split("\n")
+        lines = untrusted_input.content(path, FILE_BYTES).decode().split("\n")
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(of_row(outside.row(line)))
-            except (outside.UnusableDocument, ValueError) as error:
+                found.append(of_row(untrusted_input.row(line)))
+            except (untrusted_input.UnusableDocument, ValueError) as error:
                 raise InputError(f"{path}:{number}: {error}") from None
     if not found:
         raise InputError(f"{path}: the file holds no problems")

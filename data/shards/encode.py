@@ -20,7 +20,7 @@ from data.text.batches import lines_between
 from data.text.document_batch import TextList
 from data.text.documents import COLUMNS
 from data.text.long_documents import mapped, take_text
-from store import outside
+from store import untrusted_input
 
 BLOCK = 1 << 20
 # gzip level 5 takes half the time of level 9 for 1.5 % more bytes.
@@ -86,7 +86,7 @@ def _to_parquet(draft: Path, target: Path) -> None:
         lines.seek(0)
         with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd", **how) as file:
             for group in _groups(lines_between(lines, 0, size)):
-                rows = [take_text(line) if isinstance(line, bytearray) else outside.row(line) for line in group]
+                rows = [take_text(line) if isinstance(line, bytearray) else untrusted_input.row(line) for line in group]
                 del group[:]
                 columns = {name: [row.get(name) for row in rows] for name in names if name != "text"}
                 others = [_values(columns[field.name], field) for field in list(schema)[1:]]

@@ -26,8 +26,8 @@ from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
 from data.references import parse, parse_mixture
-from data.shards.asked import recorded_options, stamps, weights, workers_for
 from data.shards.mixing import MixturePosition, mix_batches, position_of
+from data.shards.read_options import recorded_options, stamps, weights, workers_for
 from data.shards.seen_documents import SeenHashes
 from data.shards.shards import DRAFT, ShardFormat, ShardPosition, Writer, remove_shards
 from data.shards.workers import Position, Task, read_in_order
@@ -35,7 +35,7 @@ from data.single_writer import lock_folder
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.text.invalid_lines import MOST_LISTED
 from data.text.lines import PreparedBatch, keep
-from store import extensions, outside
+from store import extensions, untrusted_input
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
@@ -354,7 +354,7 @@ class Run:
     def _earlier(self) -> dict[str, Any] | None:
         """Return the saved state of a run with the same source and options, or None."""
         try:
-            state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+            state = untrusted_input.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None

@@ -20,7 +20,7 @@ from data.text.document_batch import TextList
 from data.text.escapes import escape_all
 from data.text.inputs import STDIN
 from data.text.long_documents import Text
-from store import outside
+from store import untrusted_input
 
 
 @dataclass(frozen=True)
@@ -314,8 +314,8 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
     shards = read_manifest(folder, finished=not partial)["shards"]
     try:
         for shard in shards:
-            outside.resolve_within(folder, shard["name"])
-    except outside.UnusableDocument as error:
+            untrusted_input.resolve_within(folder, shard["name"])
+    except untrusted_input.UnusableDocument as error:
         raise DataError(str(error)) from None
     return [(folder / shard["name"], shard) for shard in shards]
 

@@ -27,7 +27,7 @@ from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
 from data.text.streams import Streamed
 from data.text.text_column import texts_of, type_problem, value_at
-from store import outside
+from store import untrusted_input
 
 BATCH_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
@@ -54,9 +54,9 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
 
         return YieldedDocuments(pydocs.documents(file.packages), columns)
     if file.code:
-        from data.text import own
+        from data.text import extension_source
 
-        return YieldedDocuments(own.documents(file.uri.rpartition("/")[2], file.code), columns)
+        return YieldedDocuments(extension_source.documents(file.uri.rpartition("/")[2], file.code), columns)
     try:
         return _opened(file, columns, required)
     except DamagedFile as error:
@@ -361,7 +361,7 @@ class LineFile:
         """Return the row of a line, the text, and the reason if the line is not a document, otherwise ""."""
         try:
             is_giant = isinstance(line, bytearray) and self.text == "text"
-            row = take_text(line) if is_giant else outside.row(bytes(line))
+            row = take_text(line) if is_giant else untrusted_input.row(bytes(line))
         except ValueError as error:
             return None, None, f"not JSON: {error}"
         text = value_at(row, self.text) if isinstance(row, dict) else None

@@ -150,9 +150,9 @@ def _list(source: str, spec: TextSpec) -> Inputs:
 
 
 def _of_datasets(reference: SetReference) -> Inputs:
-    from data.text import sets  # the import takes seconds
+    from data.text import hub_datasets  # the import takes seconds
 
-    return Inputs(*sets.files(reference))
+    return Inputs(*hub_datasets.files(reference))
 
 
 def _remote(source: str) -> list[str]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 
 GIANT = 4 << 20
 PIECE = 64 << 10
@@ -70,11 +70,11 @@ def take_text(line: bytearray) -> Any:
             giants[key] = found.span()
             last = found.end()
     rest += line[last:]
-    row = outside.row(rest)
+    row = untrusted_input.row(rest)
     items = row.items() if giants and isinstance(row, dict) else ()
     keys = [key for key, value in items if isinstance(value, str) and value in giants]
     if len(keys) != len(giants):  # a giant string is a key, or nested
-        return outside.row(line)
+        return untrusted_input.row(line)
     for key in keys:
         start, end = giants[row[key]]
         if key != "text":

@@ -11,7 +11,7 @@ from typing import Any
 from data.errors import InputError
 from data.text.document_batch import TextList
 from data.text.documents import Batch, InputFile
-from data.text.sets import convert_errors, opened
+from data.text.hub_datasets import convert_errors, opened
 from data.text.text_column import texts_of, type_problem, value_at
 
 ROWS = 512  # number of rows per batch

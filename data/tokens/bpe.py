@@ -25,7 +25,7 @@ from data.events import emit
 from data.manifest import TOOL, read_manifest, sync_path, write_json
 from data.shards.shards import read, shard_paths
 from data.tokens.tokenizer import BOS, END, PATTERN, SPECIALS, load
-from store import outside
+from store import untrusted_input
 
 if TYPE_CHECKING:
     import tokenizers
@@ -289,7 +289,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 def _is_made(folder: Path, fingerprint: str) -> bool:
     """Return True if `folder` holds the files listed by `_finish` under this fingerprint, unchanged."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = outside.load(folder / MANIFEST)
+        manifest = untrusted_input.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}
         known = (manifest["kind"], manifest["schema"], manifest["fingerprint"], manifest["files"])
         return known == (KIND, SCHEMA, fingerprint, files)

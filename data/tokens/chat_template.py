@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError, InputError
-from data.tokens import written_whole
+from data.tokens import missing_parts
 from data.tokens.jinja_template import END, HIDDEN, RESERVED, JinjaTemplate, Spans
 from store.artifacts.sentencepiece import ALWAYS, FIRST, NOTHING
 from store.untrusted.templates import Beginning
@@ -159,10 +159,10 @@ class ChatTemplate:
 
     def _usual_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of the stop tokens; the first is the stop token written by the template."""
-        text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": written_whole.PROBE}]), False)[0]
+        text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": missing_parts.PROBE}]), False)[0]
         self._text(Dialogue(PROBE[:1]), True)
-        behind = text.rpartition(written_whole.PROBE)[2]
-        if text.count(written_whole.PROBE) != 1:
+        behind = text.rpartition(missing_parts.PROBE)[2]
+        if text.count(missing_parts.PROBE) != 1:
             raise DataError("the chat template does not write every message once and in order")
         ends = [self._id_of(one[0]) for one in self._added.finditer(behind)]
         if not ends:
@@ -274,9 +274,9 @@ class ChatTemplate:
         """Raise InputError if a part of a conversation is missing from the rendered text."""
 
         def is_written(instead: Dialogue) -> bool:
-            return written_whole.PROBE in self._text(instead, False)[0]
+            return missing_parts.PROBE in self._text(instead, False)[0]
 
-        if lost := written_whole.find_missing_part(talk, text, is_written):
+        if lost := missing_parts.find_missing_part(talk, text, is_written):
             raise InputError(f"the model's chat template leaves out {lost}")
 
     def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from data.errors import InputError
-from store.outside import UnusableDocument
 from store.untrusted import templates
 from store.untrusted.templates import BEGIN, Beginning
 from store.untrusted.templates import END as END
+from store.untrusted_input import UnusableDocument
 
 HIDDEN = "\U0010fffd"
 """Private-use character that breaks up special tokens spelled out in a message."""

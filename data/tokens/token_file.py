@@ -28,7 +28,7 @@ from typing import Any
 from data.errors import DataError
 from data.manifest import MANIFEST, MANIFEST_BYTES, SHA256
 from data.tokens import arrow_messages
-from store import outside
+from store import untrusted_input
 
 MAGIC, VERSION, PLAIN = b"SLIPWAYT", 3, 2
 FIELDS = struct.Struct("<8sIIIIQQ32s32s")
@@ -104,14 +104,14 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     Raises DataError if the file is incomplete or damaged, has an unsupported version, or is from a different tokenizer.
     """
     try:
-        with outside.opened(path) as file:
+        with untrusted_input.opened(path) as file:
             raw = file.read(BODY)
             num_bytes = os.fstat(file.fileno()).st_size
         at = FIELDS_AT[PLAIN if raw.startswith(MAGIC) else VERSION]
         magic, version, *shape, tokenizer, source = FIELDS.unpack_from(raw, at)
     except FileNotFoundError:
         raise DataError(f"{path}: no such token shard") from None
-    except (OSError, struct.error, outside.UnusableDocument) as error:
+    except (OSError, struct.error, untrusted_input.UnusableDocument) as error:
         raise DataError(f"{path}: not a token shard: {error}") from None
     if magic != MAGIC:
         raise DataError(f"{path}: not a token shard")
@@ -157,7 +157,7 @@ def token_files(folder: Path, *parts: str) -> list[Path]:
 def is_token_folder(folder: Path) -> bool:
     """Return True if `folder` holds token shards, finished or not."""
     with suppress(OSError, ValueError):
-        return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
+        return untrusted_input.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))
 
 
@@ -165,13 +165,13 @@ def read_token_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder of token shards. Raises DataError for a missing or invalid manifest."""
     path = folder / MANIFEST
     try:
-        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+        manifest = untrusted_input.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
         known = (manifest.get("kind"), manifest.get("schema")) == (KIND, SCHEMA)
-        shards = outside.typed(manifest, "shards", list)
-        whole = bool(SHA256.fullmatch(outside.typed(manifest, "tokenizer_sha256", str)))
+        shards = untrusted_input.typed(manifest, "shards", list)
+        whole = bool(SHA256.fullmatch(untrusted_input.typed(manifest, "tokenizer_sha256", str)))
         for one in shards:
-            whole &= type(one) is dict and bool(_NAME.fullmatch(outside.typed(one, "name", str)))
-            whole &= type(one) is dict and bool(SHA256.fullmatch(outside.typed(one, "sha256", str)))
+            whole &= type(one) is dict and bool(_NAME.fullmatch(untrusted_input.typed(one, "name", str)))
+            whole &= type(one) is dict and bool(SHA256.fullmatch(untrusted_input.typed(one, "sha256", str)))
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}; the token shards were not finished") from None
     except (ValueError, OSError) as error:

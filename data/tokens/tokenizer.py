@@ -25,9 +25,9 @@ from data.errors import DataError, InputError
 from data.tokens.chat_template import NAMES, ChatTemplate
 from data.tokens.piece_encoder import PieceEncoder, decoder_behind, widths
 from data.tokens.untrusted import limited_tokenizer
+from data.tokens.untrusted.component_check import find_unknown_component
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
-from data.tokens.untrusted.plain_parts import find_unknown_component
-from store import outside
+from store import untrusted_input
 from store.artifacts import sentencepiece
 from store.artifacts.model_files import named_tokens, templates_of, tokenizer_config_of
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from data.tokens.untrusted.limited_tokenizer import LimitedTokenizer
 
 BOS, END = "<|bos|>", ENDS_ANSWER
-TOKENIZER_BYTES = 256 * outside.MIB
+TOKENIZER_BYTES = 256 * untrusted_input.MIB
 # Size in characters of a piece; encoding a longer text at once takes fifty times the text's size in memory.
 PIECE = 1 << 20
 CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # PATTERN always begins a new word here, in every context
@@ -65,7 +65,7 @@ class Tokenizer:
 
         path = folder / "tokenizer.json"
         try:
-            raw = outside.content(path, TOKENIZER_BYTES)
+            raw = untrusted_input.content(path, TOKENIZER_BYTES)
             self._limited = self._by_pieces = None
             if said := _of_pieces(raw):
                 self._by_pieces = PieceEncoder(said, sentencepiece.spaces_of(said))
@@ -103,7 +103,7 @@ class Tokenizer:
             if not (sources := templates_of(folder)):
                 raise DataError(f"{path}: the last {len(SPECIALS)} ids are not the chat tokens")
             self._take_over(folder, sources)
-        except outside.UnusableDocument as error:
+        except untrusted_input.UnusableDocument as error:
             raise DataError(str(error)) from None
 
     def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:

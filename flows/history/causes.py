@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.agent.job import Job
 from infra.ledger.op import ASKED, CUT_OFF, TERMINATED, Op
-from infra.runs import sight
+from infra.runs import observation
 from infra.units import count, moment
 
 GPU_MEMORY = re.compile(r"GPU's memory is full|CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.I)
@@ -168,7 +168,7 @@ def _preempted(one: RunEvidence) -> Cause | None:
     if not gone or one.state == "failed" and one.verdict:
         return None
     last = gone[-1]
-    how = f"{last.vendor} no longer lists the pod" if last.reason in ("", sight.GONE) else last.reason
+    how = f"{last.vendor} no longer lists the pod" if last.reason in ("", observation.GONE) else last.reason
     said = f"the pod was gone without a request by Slipway, {count(len(gone), 'time')} ({how})"
     if one.state in ("running", "succeeded"):
         back = f"the run was resumed {count(one.recoveries, 'time')} and " if one.recoveries else "the run "

@@ -19,10 +19,10 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import FAILED, JournalEvent, Op
 from infra.records import PodView
-from infra.runs import run_rows, sight
+from infra.runs import observation, run_rows
 from infra.runs.lookup import find_run
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
 from infra.runs.sync import reports
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
@@ -210,7 +210,7 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> s
 
 
 def _end_of_pod(op: Op, lived: str = "") -> str:
-    return f"gone{lived}" if op.reason in ("", sight.GONE) else f"gone{lived}: {op.reason}"
+    return f"gone{lived}" if op.reason in ("", observation.GONE) else f"gone{lived}: {op.reason}"
 
 
 def _step(step: Mapping[str, Any]) -> str:

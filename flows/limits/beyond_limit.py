@@ -15,7 +15,7 @@ from infra.agent.limits import Clocks
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
-from infra.market.expected import SETUP_S, remaining_s, words
+from infra.market.step_times import SETUP_S, remaining_s, words
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import about, duration, in_usd, whole_usd

@@ -15,7 +15,7 @@ from infra.errors import LimitHit
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.market.expected import is_measured
+from infra.market.step_times import is_measured
 from infra.records import Offer, Plan
 from infra.runs import run_rows
 from infra.runs.lookup import last_verdict

@@ -15,7 +15,7 @@ from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
-from store import outside
+from store import untrusted_input
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.model_files import TEMPLATE_FOLDER, default_template, templates_in, templates_of
@@ -71,7 +71,7 @@ def import_from_folder(init: str) -> ImportSpec:
     try:
         model = model_config(model_files.load(folder))
         odd = differences(model, map(model_files.header, model_files.weight_files(folder)))
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     if odd:
         raise UsageError(f"--init {init}: the .safetensors files do not match config.json: {'; '.join(odd[:3])}")
@@ -84,13 +84,13 @@ def import_from_folder(init: str) -> ImportSpec:
     file, has_pieces = file_of_tokenizer(init, names), False
     try:
         templates = templates_of(folder) if file else {}
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(default_template(templates))
     if file:
         try:
-            raw = outside.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
-        except (OSError, outside.UnusableDocument) as error:
+            raw = untrusted_input.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
+        except (OSError, untrusted_input.UnusableDocument) as error:
             raise UsageError(f"--init {init}: {file}: {error}") from None
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
         content.update(b"" if file == vocabulary.TOKENIZER else raw)
@@ -138,7 +138,9 @@ def checked_tokenizer(init: str, file: str, raw: bytes, own_chat: bool) -> bool:
     if file == sentencepiece.FILE:
         wrong, has_pieces = vocabulary.model_problem(raw), True
     elif not (wrong := vocabulary.import_problem(raw, SPECIALS, own_chat)):
-        said = outside.mapping(raw, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES, integer=outside.clamped)
+        said = untrusted_input.mapping(
+            raw, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES, integer=untrusted_input.clamped
+        )
         has_pieces = sentencepiece.is_pieces(said)
     if wrong:
         raise UsageError(f"--init {init}: {file}: {wrong}")
@@ -230,6 +232,6 @@ def content_of(path: str, init: str, settings: Settings) -> bytes:
 
 def read_json(text: str, init: str) -> dict[str, Any]:
     try:
-        return outside.mapping(text, integer=outside.clamped)
-    except outside.UnusableDocument as error:
+        return untrusted_input.mapping(text, integer=untrusted_input.clamped)
+    except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: the answer of the hub is invalid: {error}") from None

@@ -4,7 +4,7 @@
     phases of a recipe, a kind of machine -> of_phases -> Estimate
 
 The input is plans, phases and measured times beside the journal: the work in the steps, and the kind of machine. Every
-`Estimate` comes from `infra.market.expected.estimate`. A plan in a rehearsal gets two estimates: for this machine,
+`Estimate` comes from `infra.market.step_times.estimate`. A plan in a rehearsal gets two estimates: for this machine,
 which runs the simulation, and for the imitated rented machine. The check of memory is for local work; offers of vendors
 are filtered by `infra.selection.preflight`.
 """
@@ -19,12 +19,12 @@ from pathlib import Path
 from data.config import ConfigError, load
 from infra.agent import host
 from infra.agent.environments import environment
-from infra.agent.execution.figures import SHORTEST_S, OtherLoad
+from infra.agent.execution.utilization import SHORTEST_S, OtherLoad
 from infra.agent.job import Job, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.timings import Timings
-from infra.market.expected import AROUND, SETUP_S, StepTime, estimate
+from infra.market.step_times import AROUND, SETUP_S, StepTime, estimate
 from infra.providers import Provider
 from infra.records import Estimate, EstimateRequest, MachineKind, Offer, Plan, Request, StepWork
 from infra.selection.preflight import machine_with

@@ -19,7 +19,7 @@ from infra.providers import by_name
 from infra.settings import NAMED_SOURCES, VENDORS, Settings, is_rented, sources_of
 from store import packs
 from store.extensions import ExtensionError, all_used, is_file, names, of_file, read, use, used
-from trainer.records.own_phase import register_phase, taken
+from trainer.records.extension_phase import register_phase, taken
 from trainer.records.phase_registry import PHASES
 
 STREAMS = ("stdin", "stdin.jsonl")

@@ -23,9 +23,9 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, elapsed_s
+from infra.market.step_times import AROUND, StepTime, elapsed_s
 from infra.records import Offer, Plan, StepWork
-from infra.runs import sight
+from infra.runs import observation
 from infra.runs.lookup import find_run, transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
@@ -87,11 +87,11 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
             continue
 
 
-def last_report(op: Op, settings: Settings) -> sight.Seen:
+def last_report(op: Op, settings: Settings) -> observation.Seen:
     """Return progress and verdict of a finished pod, from its folder or from the local copy."""
     if registry.provider(settings, op.vendor).is_here:
-        return sight.read_progress_and_verdict(op, transport_to(settings, op)) if op.address else ({}, {})
-    said = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))
+        return observation.read_progress_and_verdict(op, transport_to(settings, op)) if op.address else ({}, {})
+    said = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))
     return said["progress"], said["verdict"]
 
 

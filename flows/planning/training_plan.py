@@ -18,7 +18,7 @@ from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import plain, secrets, store_kinds
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
@@ -143,7 +143,7 @@ def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dic
 
 def of_machine(devices: str, flag: str) -> str:
     """Return the GPU numbers in a devices flag, in order; "" for none. Raise UsageError."""
-    return turns.read_devices(devices, flag, "of the machine, counted from 0") if devices else ""
+    return wait_queue.read_devices(devices, flag, "of the machine, counted from 0") if devices else ""
 
 
 def plan_for(

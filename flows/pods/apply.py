@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.limits import shares
-from flows.limits.shares import LaunchOffers
+from flows.limits import shared_resources
+from flows.limits.shared_resources import LaunchOffers
 from flows.pods import held_pods, stop
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
@@ -26,7 +26,7 @@ from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.lookup import scale_of
-from infra.runs.sight import AskedParties, Observation, observe_pod
+from infra.runs.observation import AskedParties, Observation, observe_pod
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.selection.machine_spec import LimitSpec, MachineSpec, request_for
@@ -78,7 +78,7 @@ class SetLimit:
 
     def open(self, journal: Journal, settings: Settings) -> None:
         """Set the budget of the set to the amount. Raises UsageError if more is already spent and reserved."""
-        shares.set_budget(journal, self.budget, self.amount, settings)
+        shared_resources.set_budget(journal, self.budget, self.amount, settings)
 
     def change(self, journal: Journal, settings: Settings) -> bool:
         """Change the budget of a set with existing pods; return True if the amount changed. Raises as `open`."""

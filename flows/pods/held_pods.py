@@ -3,15 +3,15 @@
 import json
 from dataclasses import replace
 
-from flows.limits import shares
-from flows.limits.shares import LaunchOffers
+from flows.limits import shared_resources
+from flows.limits.shared_resources import LaunchOffers
 from flows.planning.training_plan import PlannedWork, environments_of, plan_for
 from flows.runs import run_leases
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.held_pods import runs_of_pod
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -43,7 +43,9 @@ def rent(
     offers, turn = had.offers, had.turn
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
-    paid_from = shares.reserve_budget(budget, request.run, shares.max_cost(limits, 1, offers), journal, settings, tell)
+    paid_from = shared_resources.reserve_budget(
+        budget, request.run, shared_resources.max_cost(limits, 1, offers), journal, settings, tell
+    )
     terms = replace(
         terms_for(settings, vendor, unchecked),
         owner_kind="pod_set" if pod_set else "held",
@@ -56,14 +58,14 @@ def rent(
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
     finally:  # From now on the journal row reserves the money.
-        shares.release_reservation(paid_from, request.run, journal)
+        shared_resources.release_reservation(paid_from, request.run, journal)
         if turn is not None:
-            turns.dequeue(journal, turn)
+            wait_queue.dequeue(journal, turn)
 
 
 def name_of(request: Request, journal: Journal) -> str:
     """Return the requested name of a pod, or a new name."""
-    return shares.new_name(journal) if request.run == "new" else request.run
+    return shared_resources.new_name(journal) if request.run == "new" else request.run
 
 
 def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:

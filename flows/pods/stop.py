@@ -11,9 +11,9 @@ from infra.ledger.op import Op
 from infra.ledger.reconcile import RENTING
 from infra.providers import Provider
 from infra.runs import pods, run_rows
+from infra.runs.journal_upkeep import download_results
 from infra.runs.keepers import keeper as keep
 from infra.runs.lookup import between_pods, find_run
-from infra.runs.settle import download_results
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings

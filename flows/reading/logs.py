@@ -6,7 +6,7 @@ from infra.agent.job import earlier_part, is_earlier_part
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.runs import sight
+from infra.runs import observation
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
@@ -37,7 +37,7 @@ def fetch(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
     if not op.address or is_gone(op, settings):
         return True
     try:
-        transport = registry.provider(settings, op.vendor).reach(sight.pod_of(op))
+        transport = registry.provider(settings, op.vendor).reach(observation.pod_of(op))
         mirror.bring_logs(op, transport, RunHome.of(op.run, settings.homes))
         return False
     except SlipwayError as error:

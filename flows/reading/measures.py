@@ -5,7 +5,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.settings import Settings
-from store import outside
+from store import untrusted_input
 from store.artifacts.artifacts import Store
 
 FILE = "eval.json"
@@ -24,9 +24,9 @@ def load_results(settings: Settings, name: str, fingerprint: str) -> dict[str, A
         return {}
     path = store.path(found.name, found.fingerprint) / FILE
     try:
-        whole = outside.mapping(outside.content(path), nan_is_null=True)
-        outside.typed(whole, "measures", dict, {})
-    except outside.UnusableDocument as error:
+        whole = untrusted_input.mapping(untrusted_input.content(path), nan_is_null=True)
+        untrusted_input.typed(whole, "measures", dict, {})
+    except untrusted_input.UnusableDocument as error:
         raise UsageError(f"{path}: {error}; measure again: ./inv eval") from None
     return whole
 

@@ -4,8 +4,8 @@
     NamedWork, offers of one kind of machine             -> quote -> Quote: low, middle, high, and the evidence
 
 The input is words, settings, and offers of vendors or the price catalogue. Quotes use the estimator of plans
-(`infra.market.expected.estimate`), so that `cost --estimate`, `fit` and a plan show the same figures. The inputs of the
-phases are not included.
+(`infra.market.step_times.estimate`), so that `cost --estimate`, `fit` and a plan show the same figures. The inputs of
+the phases are not included.
 """
 
 import math
@@ -22,8 +22,8 @@ from infra.agent.job import Limits
 from infra.errors import MissingKey, UsageError
 from infra.flags import Typed
 from infra.market import catalogue, gpus
-from infra.market.expected import SETUP_S
 from infra.market.filters import satisfying
+from infra.market.step_times import SETUP_S
 from infra.providers import offers as market
 from infra.records import Estimate, Offer, Request
 from infra.selection.machine_spec import MachineSpec

@@ -8,12 +8,12 @@ from pathlib import Path
 from infra.errors import SlipwayError
 from infra.ledger.op import TERMINATING, Op
 from infra.runs.lookup import transport_to
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
-from infra.runs.sync import fetched, reports
+from infra.runs.sync import fetched_files, reports
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
-from store import credentials, outside
+from store import credentials, untrusted_input
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError, kept_name
 from store.run_sync.run_folder import RunFolder
@@ -62,7 +62,7 @@ def metric_readers(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
 
     def home(phase: str, file: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):
-            return fetched.content(kept, _inside(phase, file))
+            return fetched_files.content(kept, _inside(phase, file))
         return None
 
     yield home
@@ -78,7 +78,7 @@ def gpu_memory(spoken: Sequence[Place], scale: float) -> list[tuple[float, float
     first = None
     for line in content.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = outside.parse(line)
+            said = untrusted_input.parse(line)
             at, used = float(said["at"]), [float(one) for one in said["used_bytes"] if one is not None]
             first = at if first is None else first
             if used and math.isfinite(at):

@@ -16,7 +16,7 @@ from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, recorded_groups
 from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.records import PodView
@@ -128,10 +128,10 @@ def waiting(journal: Journal) -> list[PodView]:
             run=one.run,
             provider=one.vendor,
             state="waiting",
-            note=turns.why_waiting(journal, one),
+            note=wait_queue.why_waiting(journal, one),
             started_at=float(one.since),
         )
-        for one in turns.waiting(journal)[::-1]
+        for one in wait_queue.waiting(journal)[::-1]
         if one.run not in there
     ]
 

@@ -24,7 +24,7 @@ from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import count, duration, in_usd, moment, per_hour
-from store import outside
+from store import untrusted_input
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story
@@ -154,15 +154,15 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     Return {} for other folders and for a damaged manifest, so that metrics are still shown.
     """
     found = sorted(folder.glob("step-*/MANIFEST.json"))
-    with contextlib.suppress(OSError, outside.UnusableDocument):
-        return outside.load(found[-1]) if found else {}
+    with contextlib.suppress(OSError, untrusted_input.UnusableDocument):
+        return untrusted_input.load(found[-1]) if found else {}
     return {}
 
 
 def about_of(folder: Path) -> dict[str, Any]:
     """Return the facts recorded in the manifest of an artifact; {} for a damaged manifest."""
-    with contextlib.suppress(OSError, outside.UnusableDocument):
-        return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
+    with contextlib.suppress(OSError, untrusted_input.UnusableDocument):
+        return untrusted_input.typed(untrusted_input.load(folder / "ARTIFACT.json"), "about", dict, {})
     return {}
 
 

@@ -12,7 +12,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.spend import ledger
 from infra.records import PodView
-from infra.runs.sight import folder_of
+from infra.runs.observation import folder_of
 
 SAVED, LOST, RECOVERED = "save", "lost", "recovered"
 Mark = tuple[float, str, str]  # UTC epoch seconds, kind, text

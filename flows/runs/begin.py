@@ -9,14 +9,14 @@ import contextlib
 import time
 from dataclasses import replace
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from flows.planning import learned
 from flows.runs import launch, receipt, resume, run_leases
 from flows.runs.launch import Launch
 from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
 from infra.ledger.op import AlreadyLive, Op
 from infra.runs import launch as runs_launch
@@ -90,16 +90,18 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
 
     try:
-        most = shares.max_cost(plan.job.limits, plan.request.nodes, offers)
-        paid_from = shares.reserve_budget(
+        most = shared_resources.max_cost(plan.job.limits, plan.request.nodes, offers)
+        paid_from = shared_resources.reserve_budget(
             found.resolved.spec.budget, name, most, journal, settings, tell, waits=found.resolved.spec.wait
         )
-        with shares.wait_queue(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
+        with shared_resources.wait_in_queue(
+            plan.request, found.resolved.spec.wait, vendor, journal, settings, tell
+        ) as line:
             return line.begin(rent)
     except AlreadyLive as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
-            shares.release_reservation(paid_from, name, journal)
+            shared_resources.release_reservation(paid_from, name, journal)
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
         asked.check(taken_by.op)
@@ -107,8 +109,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     except SlipwayError:
         if not any(op.run == name for op in journal.ops(live=True)):
             run_leases.release(plan.store, name, journal.installation, tell)
-            shares.release_reservation(paid_from, name, journal)
+            shared_resources.release_reservation(paid_from, name, journal)
         raise
     finally:
         if found.turn is not None:
-            turns.dequeue(journal, found.turn)
+            wait_queue.dequeue(journal, found.turn)

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.runs import sight
+from infra.runs import observation
+from infra.runs.journal_upkeep import end_others, settle
 from infra.runs.keepers.keeper import requested_at
 from infra.runs.keepers.run_keeper import RunKeeper
+from infra.runs.observation import Seen
+from infra.runs.observation import follow as watch
 from infra.runs.run_home import RunHome
-from infra.runs.settle import end_others, settle
-from infra.runs.sight import Seen
-from infra.runs.sight import follow as watch
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -32,7 +32,7 @@ def keep_run(
     """
     vendor = registry.provider(settings, op.vendor)
     if vendor.keeps_runs:
-        yield watch(op, journal, vendor.reach(sight.pod_of(op)))
+        yield watch(op, journal, vendor.reach(observation.pod_of(op)))
         return
     keeper = RunKeeper.of(op, journal, settings, tell)
     if not is_asked:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from flows.limits.run_limits import run_limits
 from flows.planning import estimates, learned, machine_choice
 from flows.planning.training_plan import PlannedWork
@@ -21,10 +21,10 @@ from infra import job_environment
 from infra.agent.job import Job, Limits, Step
 from infra.agent.shell import is_setup
 from infra.errors import UsageError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.ledger.turns import QueueTicket
+from infra.ledger.wait_queue import QueueTicket
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market
@@ -137,7 +137,7 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     if candidates[0].is_rented:
         wished, named = machine_choice.with_recipe(spec, profile_named(settings.profile))
     request = request_on(candidates, wished, name or "new", nodes, spec.pool, spec.host)
-    request = shares.on_devices(request, spec.devices, candidates[0])
+    request = shared_resources.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.typed_launch(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
@@ -170,7 +170,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     Raises UsageError for an impossible launch, also if the flags conflict with an active run of the same work, and
     NoOffer.
     """
-    shares.check_budget(resolved.spec.budget, journal)
+    shared_resources.check_budget(resolved.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.save_measured_times(journal, settings)
@@ -192,13 +192,13 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
         name = partial(run_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
-        had = shares.find_launch_offers(
+        had = shared_resources.find_launch_offers(
             candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow
         )
         found = with_chosen_machine(found, had, settings)
         found = replace(with_run_limits(found, had.offers, journal, settings), turn=had.turn)
         if had.turn and (resolved.spec.dry_run or not found.plan.job):  # This launch rents no machine.
-            turns.dequeue(journal, had.turn)
+            wait_queue.dequeue(journal, had.turn)
     if found.plan.job and resolved.spec.self_end:
         refuse_foreign_code(found.plan.job)
     return _kept(found)
@@ -373,7 +373,7 @@ def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: S
     before = interrupted_pod(plan, resolved, journal, settings)
     if before and not resolved.asked.name:
         return before.run
-    return resolved.asked.name or shares.new_name(journal, resolved.work.stem)
+    return resolved.asked.name or shared_resources.new_name(journal, resolved.work.stem)
 
 
 def interrupted_pod(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:

@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import READY, AlreadyLive, Op
 from infra.records import Offer, Plan
-from infra.runs import hand_over, run_rows, sight
+from infra.runs import hand_over, observation, run_rows
 from infra.runs import launch as runs_launch
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, transport_to
@@ -98,7 +98,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     """Add the variables of `--env` to the jobs of the run. Raises UsageError while the run is active."""
     if not job_environment.of_job(settings):
         return op
-    if op.is_live and sight.is_alive(op, transport_to(settings, op)):
+    if op.is_live and observation.is_alive(op, transport_to(settings, op)):
         raise UsageError(
             f"--env: {op.run} is running with the environment of the launch; end the run first: inv down {op.run}"
         )
@@ -135,7 +135,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
         op = journal.op(op.token)
-    if sight.is_alive(op, transport_to(settings, op)):
+    if observation.is_alive(op, transport_to(settings, op)):
         tell(f"{op.run} is already running; following it")
         return op
     return restart(op, journal, settings, tell)

@@ -13,13 +13,13 @@ from infra.ledger.op import Op
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import dollars, duration, iso
-from serve.awaiting import phases
 from serve.gateway.http import certificate
 from serve.gateway.http.certificate import Tls
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
 from serve.processes import controller_process
+from serve.readiness import phases
 
 RECENT_S = 300.0  # Period of the metrics.
 TAIL_BYTES = 8 << 20

@@ -13,7 +13,7 @@ from infra.ledger.op import LOST, READY, Op
 from infra.notices import outbox
 from infra.notices.outbox import names_of
 from infra.rehearsal import world_files
-from infra.runs import run_rows, sight
+from infra.runs import observation, run_rows
 from infra.runs.keepers.due_ends import due_pods
 from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import transport_to
@@ -50,7 +50,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
 def is_dead(op: Op, settings: Settings) -> bool:
     """Return True if a local pod has lost both guard and agent, as after a reboot."""
-    return op.state in (READY, LOST) and not sight.is_alive(op, transport_to(settings, op))
+    return op.state in (READY, LOST) and not observation.is_alive(op, transport_to(settings, op))
 
 
 def is_needed(journal: Journal, settings: Settings) -> bool:

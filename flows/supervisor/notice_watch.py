@@ -23,9 +23,9 @@ from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice, names_of, send_now
-from infra.runs import run_rows, sight
-from infra.runs.settle import settle
-from infra.runs.sight import Observation
+from infra.runs import observation, run_rows
+from infra.runs.journal_upkeep import settle
+from infra.runs.observation import Observation
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
@@ -70,7 +70,7 @@ class NoticeWatch:
 
     def _look_at(self, op: Op, settings: Settings) -> None:
         vendor = registry.provider(settings, op.vendor)
-        seen = sight.observe_pod(op, vendor)
+        seen = observation.observe_pod(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
             if not self.journal.leases.holder(
                 keeper_lease(op.run)

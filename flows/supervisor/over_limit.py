@@ -19,10 +19,10 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import map_parallel
-from infra.runs import sight
+from infra.runs import observation
 from infra.runs.keepers.due_ends import LAST_LOOK_S, final_observation, is_being_concluded, is_past_limit
+from infra.runs.observation import Observation
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -99,7 +99,7 @@ def past_limit(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
-    from infra.runs.settle import end_past_limit  # A late import: every command looks, few find such a pod.
+    from infra.runs.journal_upkeep import end_past_limit  # A late import: every command looks, few find such a pod.
 
     heard_s, problem = age_of_report(op, seen, settings, now), ""
     try:
@@ -127,6 +127,6 @@ def age_of_report(op: Op, seen: Observation, settings: Settings, now: Clocks) ->
     guard = seen.guard
     if not guard:
         with contextlib.suppress(SlipwayError, OSError, ValueError):
-            guard = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))["guard"]
-    real_s = sight.report_age_s(guard, now)
+            guard = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))["guard"]
+    real_s = observation.report_age_s(guard, now)
     return None if real_s is None else real_s * settings.clock_scale

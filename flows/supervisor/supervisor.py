@@ -42,18 +42,18 @@ from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, describe
 from infra.interrupts import WorkTakenOver
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
-from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
+from infra.ledger.lease_termination import terminate_holders
 from infra.ledger.leases import SILENT_S, SUPERVISOR, LeaseHeld, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice, names_of, send_now
 from infra.runs import run_rows
+from infra.runs.journal_upkeep import settle_rows
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper
 from infra.runs.keepers.recovery import RUN, recovers
 from infra.runs.run_home import RunHome
-from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
 from infra.settings import Settings, is_rented
 from infra.units import moment

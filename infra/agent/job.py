@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Optional, Set, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from infra.agent import outside
+from infra.agent import untrusted_json
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Job:
     def from_json(text: str) -> "Job":
         """Parse a job. Raises ValueError when the text is not a job of this schema."""
         try:
-            raw = outside.parse(text)
+            raw = untrusted_json.parse(text)
             if raw["schema"] != SCHEMA:
                 raise ValueError(f"the job has schema {raw['schema']}; this agent reads schema {SCHEMA}")
             steps = tuple(_step(step) for step in raw["steps"])

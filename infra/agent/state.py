@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from infra.agent import outside
+from infra.agent import untrusted_json
 from infra.agent.job import Job, PodFolder, private, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
 from infra.agent.shortage import is_full, retry_shortages
@@ -46,7 +46,7 @@ def read_json(path: Path) -> Dict[str, Any]:
     """Return the JSON object in a file, or {} for a missing file. Raises ValueError or TypeError for other content."""
     try:
         with open(path, "rb") as file:
-            return dict(outside.parse(file.read(outside.MOST_BYTES + 1)))
+            return dict(untrusted_json.parse(file.read(untrusted_json.MOST_BYTES + 1)))
     except FileNotFoundError:
         return {}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.ledger.timings import RunTimes
-from infra.market.expected import AROUND, CROWDED, SAME, StepTime, remaining_s, total, words
+from infra.market.step_times import AROUND, CROWDED, SAME, StepTime, remaining_s, total, words
 
 EARLY = 0.1  # fraction of a run after which the rest is forecast again
 REPEATED, ANEW = 0.25, 0.15  # target medians: runs with repeated steps; all runs at EARLY

@@ -6,7 +6,7 @@ from typing import Any
 from infra.ledger.op import Op
 from infra.market import gpus
 from infra.settings import HELD, is_rented
-from store import outside
+from store import untrusted_input
 
 
 def is_held(op: Op) -> bool:
@@ -29,7 +29,7 @@ def gpus_of(op: Op) -> int:
 def asked_of(op: Op) -> dict[str, Any]:
     """Return the request of a pod, or {} without a readable request."""
     try:
-        return outside.mapping(op.request) if op.request else {}
+        return untrusted_input.mapping(op.request) if op.request else {}
     except ValueError:
         return {}
 

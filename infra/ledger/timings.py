@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from infra.market.expected import StepTime
+from infra.market.step_times import StepTime
 from infra.records import Expected, StepWork
-from store import outside, strict_records
+from store import strict_records, untrusted_input
 
 SCHEMA = 1
 MOST = 500  # number of runs to keep
-MOST_BYTES = outside.MIB
+MOST_BYTES = untrusted_input.MIB
 MOST_S = 1e12
 
 
@@ -124,15 +124,16 @@ class Timings:
 
 def _read(path: Path) -> RunTimes:
     """Return the record in a file. Raise OSError, or ValueError for an invalid record."""
-    said = outside.load(path, MOST_BYTES)
+    said = untrusted_input.load(path, MOST_BYTES)
     if said.get("schema") != SCHEMA:
         raise ValueError(
-            f"the record has schema {outside.printable_line(said.get('schema'))}; this Slipway reads schema {SCHEMA}"
+            f"the record has schema {untrusted_input.printable_line(said.get('schema'))}; this Slipway reads schema "
+            f"{SCHEMA}"
         )
     try:
         found = strict_records.read(RunTimes, said)
     except strict_records.RecordMismatch as error:
         raise ValueError(f"{'.'.join(error.place)}: {error}".lstrip(": ")) from None
     if found.token != path.stem:
-        raise ValueError(f"the record belongs to {outside.printable_line(found.token)}")
+        raise ValueError(f"the record belongs to {untrusted_input.printable_line(found.token)}")
     return found

@@ -16,7 +16,7 @@ from infra.agent.job import write_durably
 from infra.errors import SlipwayError
 from infra.records import Offer
 from infra.transport.protocol import ConnectionLost, Transport
-from store import outside
+from store import untrusted_input
 
 AGENT = Path(__file__).parents[1] / "agent"
 ASK_S = 30.0
@@ -49,7 +49,7 @@ class HostMemory:
     def all(self) -> dict[str, HostFacts]:
         """Return the facts of all machines, by machine. Raises SlipwayError for a damaged file."""
         try:
-            read = outside.load(self.path)
+            read = untrusted_input.load(self.path)
             return {machine: HostFacts(**known) for machine, known in read.items()}
         except FileNotFoundError:
             return {}
@@ -110,7 +110,7 @@ def run_script(
     if done.exited != 0:
         raise SlipwayError(f"{python} ended with exit code {done.exited}; last output: {said}")
     try:  # a start-up file of the shell may have printed earlier lines
-        return outside.mapping(done.stdout.strip().splitlines()[-1])
+        return untrusted_input.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
         raise ConnectionLost(f"{python} sent an unexpected answer: {said}") from None
 

@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.market import gpus
 from infra.records import Offer
 from infra.units import BadAmount, dollars, micro_usd
-from store import local_files, outside, strict_records
+from store import local_files, strict_records, untrusted_input
 
 BUNDLED = Path(__file__).with_name("catalogue.json")
 MOST_BYTES, MOST_ROWS = 8 << 20, 10_000
@@ -111,7 +111,7 @@ def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: floa
 
 def _rows(path: Path) -> list[CatalogueRow]:
     try:
-        read = outside.parse(outside.content(path, MOST_BYTES), MOST_BYTES)
+        read = untrusted_input.parse(untrusted_input.content(path, MOST_BYTES), MOST_BYTES)
         if not isinstance(read, list):
             raise ValueError("expected a list of machines")
         return [strict_records.read(CatalogueRow, one) for one in read]

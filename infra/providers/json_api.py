@@ -24,7 +24,7 @@ import msgspec
 
 from infra.agent.limits import boottime_s
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
-from infra.providers.pace import Pace
+from infra.providers.rate_limit import Pace
 from store.backoff import Backoff
 
 DEFINITE = {400, 401, 402, 403, 404, 410, 422, 429}  # 429: all three vendors count requests before they act

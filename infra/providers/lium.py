@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from infra.agent.job import SELF_END_KEY, Call, Limits
-from infra.agent.lifecycle import farewell
+from infra.agent.lifecycle import self_terminate
 from infra.agent.limits import hard_limit_s
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
@@ -36,9 +36,9 @@ from infra.providers.json_api import (
     epoch,
     rfc3339,
 )
-from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.promises import DrillRecord
+from infra.providers.rate_limit import Pace
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -267,7 +267,7 @@ class Lium(ByHttp):
         """
         if not self.self_end_key:
             raise UsageError(f"lium: --self-end needs LIUM_SELF_END_KEY; {MAKE_KEY}")
-        if not farewell.is_sendable(self.self_end_key):
+        if not self_terminate.is_sendable(self.self_end_key):
             raise UsageError("lium: LIUM_SELF_END_KEY holds characters that no key has")
         api = JsonApi("lium", self.api.base, {"X-API-KEY": self.self_end_key}, clock_scale=self.api.clock_scale)
         probes = {

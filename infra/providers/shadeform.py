@@ -14,15 +14,15 @@ from urllib.parse import quote
 from msgspec import Meta, Struct
 
 from infra.agent.job import SELF_END_KEY, Call, Limits
-from infra.agent.lifecycle import farewell
+from infra.agent.lifecycle import self_terminate
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch, rfc3339
-from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.promises import DrillRecord
+from infra.providers.rate_limit import Pace
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -169,7 +169,7 @@ class Shadeform(ByHttp):
 
     def check_self_end(self) -> str:
         """Return the warning: the vendor's keys open the whole account. Raise UsageError for an unusable key."""
-        if not farewell.is_sendable(self.self_end_key):
+        if not self_terminate.is_sendable(self.self_end_key):
             raise UsageError("shadeform: --self-end: the key is missing or invalid; set SHADEFORM_API_KEY")
         return (
             "--self-end puts the key of your whole Shadeform account into the memory of the pod's guard: any "

@@ -18,7 +18,7 @@ from infra.ledger.op import Op
 from infra.names import check_name
 from infra.providers import Market, find_pod
 from infra.records import Address, Pod
-from infra.runs import pods, sight
+from infra.runs import observation, pods
 from infra.transport.protocol import ConnectionLost, TimedOut, Unreachable
 from infra.units import duration, in_usd, per_hour
 
@@ -105,7 +105,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
         else:
             if pod and pod.address:
                 return pod
-            if pod and pod.state in sight.STOPPED:
+            if pod and pod.state in observation.STOPPED:
                 raise BootFailed(
                     f"{provider.name} says that the pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
                 )

@@ -21,7 +21,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.providers import Provider, clock_scale, market
 from infra.records import Carried, Plan
-from infra.runs import pod_reports, run_rows, sight, ssh_names
+from infra.runs import observation, pod_reports, run_rows, ssh_names
 from infra.runs.sync import mirror
 from infra.runs.timing import Say, stage
 from infra.settings import VENDORS
@@ -44,7 +44,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
 
     def arm() -> None:
         nonlocal op
-        transport = provider.reach(sight.pod_of(op))
+        transport = provider.reach(observation.pod_of(op))
         op = _counted(op, provider, journal)
         _arm(op, transport, secrets, key)
 
@@ -71,7 +71,7 @@ def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, st
 
 def _forget_removed(op: Op) -> None:
     """Delete the marks of steps whose artifact is missing in the store, so that the steps run again."""
-    pod, store = sight.folder_of(op), Store(op.store)
+    pod, store = observation.folder_of(op), Store(op.store)
     with contextlib.suppress(StoreError):  # The step reading the store reports an unreadable store.
         for step in op.read_job().steps:
             made = step.config.get("making")
@@ -89,7 +89,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> 
     `key` is the vendor key for self-termination; the key goes through the connection into the guard's memory and into
     no file. Raises SlipwayError if the guard does not start or belongs to a different pod.
     """
-    pod, job = sight.folder_of(op), op.read_job()
+    pod, job = observation.folder_of(op), op.read_job()
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job, 0o600)  # The file contains the shared key of the nodes of a run.
@@ -122,7 +122,7 @@ def adopt_sent_code(op: Op, provider: Provider, root: Path, plan: Plan, say: Say
     The names of artifacts contain fingerprints of the local code. Raises UsageError without such files, or if the job
     makes artifacts and the code on the machine differs in a file that determines artifacts.
     """
-    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
+    transport, pod = provider.reach(observation.pod_of(op)), observation.folder_of(op)
     made = any("making" in step.config for step in plan.job.steps) if plan.job else False
     sent = [Carried(name="code", source=str(root), anyway=op.send_anyway), *plan.carried]
     for one in sent:
@@ -153,7 +153,7 @@ def _some(paths: Sequence[str]) -> str:
 
 def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> PushResult:
     """Send the code, and the tools for set-up on another machine; return the result of the push."""
-    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
+    transport, pod = provider.reach(observation.pod_of(op)), observation.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
         pushed = push(transport, root, pod.code, op.token, meter=meter, anyway=op.send_anyway)
@@ -170,4 +170,4 @@ def send_agent(op: Op, provider: Provider) -> None:
         root = Path(folder).resolve()
         shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
         (root / "infra" / "__init__.py").touch()
-        push(provider.reach(sight.pod_of(op)), root, sight.folder_of(op).code, op.token)
+        push(provider.reach(observation.pod_of(op)), root, observation.folder_of(op).code, op.token)

@@ -23,11 +23,11 @@ from infra.interrupts import ExitRequested, defer_interrupts, exit_reason
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.op import ASKED, BOOTING, CUT_OFF, LOST, READY, AlreadyLive, Op, OwnerKind
-from infra.ledger.turns import QueueTicket
+from infra.ledger.wait_queue import QueueTicket
 from infra.machines.node_addresses import exchange_addresses
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
-from infra.runs import pods, run_rows, sight
+from infra.runs import observation, pods, run_rows
 from infra.runs.boot import BootFailed, boot
 from infra.runs.hand_over import adopt_sent_code, hand_over, send_agent, send_code
 from infra.runs.sync import mirror
@@ -164,7 +164,7 @@ def submit_to_held_pod(
     Raises UsageError if the pod is running a job, and AlreadyLive if a different pod makes the same target.
     """
     assert plan.job is not None
-    transport = provider.reach(sight.pod_of(op))
+    transport = provider.reach(observation.pod_of(op))
     if not is_idle(op, transport):
         raise UsageError(
             f"{op.run} is running; wait for the end (inv logs {op.run} --follow), or end the run: inv down {op.run}"
@@ -184,7 +184,7 @@ def submit_to_held_pod(
 
 def is_idle(op: Op, transport: Transport) -> bool:
     """Return True if the guard holds the pod without work, or is dead. Raises SlipwayError if the state is unknown."""
-    said = sight.query_agent(op, transport)
+    said = observation.query_agent(op, transport)
     if said["agent"].get("alive"):
         return False
     return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
@@ -325,7 +325,7 @@ def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
         rented = market(renting.vendors(op.vendor))
         if rented is None or not op.is_live:
             continue
-        seen = sight.observe_pod(op, rented, sight.AskedParties.PROVIDER)
+        seen = observation.observe_pod(op, rented, observation.AskedParties.PROVIDER)
         if seen.is_there is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
                 return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
@@ -431,7 +431,7 @@ def _try(
     if not terms.accept or beside:  # Other pods on the machine would distort a check and be disturbed.
         return ""
     with stage("accept", say, clock_scale(provider)):
-        return terms.accept(provider.reach(sight.pod_of(ops[-1])), request, offer)
+        return terms.accept(provider.reach(observation.pod_of(ops[-1])), request, offer)
 
 
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
@@ -454,7 +454,7 @@ def _apart(step: Step) -> Step:
 
 def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: Terms) -> None:
     """Send the code, the carried folders, and the job's input artifacts from outside."""
-    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
+    transport, pod = provider.reach(observation.pod_of(op)), observation.folder_of(op)
     if terms.sync:
         send_code(op, provider, root, say)
     else:
@@ -484,7 +484,7 @@ def _write_node_addresses(ops: list[Op], vendors: Vendors, journal: Journal) -> 
         names, key = tuple(op.run for op in ops), random.token_hex(16)
         found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
         return _noted(ops, found, journal)
-    transports = [vendors(op.vendor).reach(sight.pod_of(op)) for op in ops]
+    transports = [vendors(op.vendor).reach(observation.pod_of(op)) for op in ops]
     groups = exchange_addresses(ops[0].run, transports, [op.place or op.run for op in ops])
     return _noted(ops, groups, journal)
 
@@ -525,7 +525,7 @@ def _reusable_row(op: Op, provider: Provider, journal: Journal) -> Op:
     try:
         if not op.address:
             raise FileNotFoundError
-        provider.reach(sight.pod_of(op)).get(sight.folder_of(op).code / "infra" / "agent" / "__main__.py")
+        provider.reach(observation.pod_of(op)).get(observation.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
         raise UsageError(f"{op.run} left no files to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)

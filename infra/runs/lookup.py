@@ -3,13 +3,13 @@
 from typing import Any
 
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
-from infra.runs import run_rows, sight
+from infra.runs import observation, run_rows
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.selection import registry
@@ -24,7 +24,7 @@ def transport_to(settings: Settings, op: Op) -> Transport:
         raise UsageError(
             f"{op.run} has ended, and the machine is gone; to see the local copies of the logs: inv logs {op.run}"
         )
-    return vendor.reach(sight.pod_of(op))
+    return vendor.reach(observation.pod_of(op))
 
 
 def find_run(journal: Journal, run: str = "") -> Op:
@@ -36,9 +36,9 @@ def find_run(journal: Journal, run: str = "") -> Op:
     run = run.replace("/", ".", 1)
     if run in journal.runs():
         return journal.ops(run=run)[-1]
-    if turn := next((one for one in turns.waiting(journal) if one.run == run), None):
+    if turn := next((one for one in wait_queue.waiting(journal) if one.run == run), None):
         raise UsageError(
-            f"{run} {turns.why_waiting(journal, turn)}; no work has started. To end the run: inv down {run}"
+            f"{run} {wait_queue.why_waiting(journal, turn)}; no work has started. To end the run: inv down {run}"
         )
     runs = names_of_runs(journal)
     if not runs:
@@ -60,7 +60,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     if not op.is_live and op.vendor != LOCAL:
         verdict = reports.read_local(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
-    return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(sight.pod_of(op)))
+    return observation.verdict_of(op, registry.provider(settings, op.vendor).reach(observation.pod_of(op)))
 
 
 def has_machine(op: Op, settings: Settings) -> bool:
@@ -68,7 +68,7 @@ def has_machine(op: Op, settings: Settings) -> bool:
     try:
         vendor = registry.provider(settings, op.vendor)
         if not vendor.fleeting:
-            vendor.reach(sight.pod_of(op))
+            vendor.reach(observation.pod_of(op))
     except SlipwayError:
         return False
     return True

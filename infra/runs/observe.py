@@ -20,11 +20,11 @@ from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import map_parallel
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
-from infra.runs import sight
+from infra.runs import observation
+from infra.runs.observation import STOPPED, Observation
 from infra.runs.run_home import RunHome
-from infra.runs.sight import STOPPED, Observation
 from infra.runs.sync import reports
-from infra.runs.sync.fetched import read_cuts
+from infra.runs.sync.fetched_files import read_cuts
 from infra.units import duration, in_usd, moment
 
 ENDING = "ending"  # State of a run after a request to end the pod, until the pod is proven gone.
@@ -98,7 +98,7 @@ def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mappi
     ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
     over = spend.excess(op, now, seen.clock_scale) if op.rate else LimitOverrun()
-    heard_s = sight.report_age_s(seen.guard, now)
+    heard_s = observation.report_age_s(seen.guard, now)
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -232,7 +232,9 @@ def _timer_end(op: Op, seen: Observation, now: Clocks) -> str:
     except UsageError:
         return ""
     timer = seen.guard.get("start_timer") or {}
-    is_fresh = sight.is_fresh(sight.report_age_s(seen.guard, now), seen.clock_scale) if seen.guard else False
+    is_fresh = (
+        observation.is_fresh(observation.report_age_s(seen.guard, now), seen.clock_scale) if seen.guard else False
+    )
     if not is_fresh or timer.get("looked_s_ago", math.inf) > SILENT_TIMER_S or "ends_at" not in timer:
         return "dead-man timer: not seen"
     return f"dead-man timer armed: {moment(timer['ends_at'])}"
@@ -243,8 +245,8 @@ def _guard_end(seen: Observation, now: Clocks, excess: LimitOverrun) -> str:
     guard = seen.guard
     if not guard:
         return ""
-    age_s = sight.report_age_s(guard, now)
-    if guard.get("alive") and sight.is_fresh(age_s, seen.clock_scale):
+    age_s = observation.report_age_s(guard, now)
+    if guard.get("alive") and observation.is_fresh(age_s, seen.clock_scale):
         return f"guard alive, {_guard_limit(guard)}"
     words = ["dead"] if guard.get("alive") is False and not (seen.is_alive is None and seen.is_there is None) else []
     if age_s is not None:
@@ -270,7 +272,7 @@ def _look(op: Op, provider: Provider | None, homes: Path) -> Observation:
     if provider is None:
         seen = Observation(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
     else:
-        seen = sight.observe_pod(op, provider)
+        seen = observation.observe_pod(op, provider)
     return seen if seen.progress or seen.verdict or seen.guard else _from_home(op, homes, seen)
 
 
@@ -283,7 +285,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) ->
 def _from_home(op: Op, homes: Path, seen: Observation) -> Observation:
     """Return the sight with the downloaded reports of the pod."""
     try:
-        told = sight.own_reports(op, reports.read_local(op, RunHome.of(op.run, homes)))
+        told = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:
         return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
     return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.errors import SlipwayError
-from store import outside
+from store import untrusted_input
 
-SAID_BYTES = 8 * outside.MIB
+SAID_BYTES = 8 * untrusted_input.MIB
 MOST = 1e18  # A larger number of bytes, seconds or tokens cannot be right.
 MANY = 1024  # Limit on nodes, GPUs and points of a curve.
 
@@ -18,8 +18,8 @@ MANY = 1024  # Limit on nodes, GPUs and points of a curve.
 def parse(raw: bytes | str, what: str) -> dict[str, Any]:
     """Return the valid fields of a pod's report; `what` names the report in errors. Raises SlipwayError."""
     try:
-        return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
-    except outside.UnusableDocument as error:
+        return known(untrusted_input.mapping(raw, SAID_BYTES, nan_is_null=True))
+    except untrusted_input.UnusableDocument as error:
         raise SlipwayError(f"{what} cannot be read: {error}") from None
 
 

@@ -19,16 +19,16 @@ from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.process import current_identity
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
-from infra.ledger import accounts, budgets, spend, turns
+from infra.ledger import accounts, budgets, spend, wait_queue
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN, Op, OwnerKind
-from infra.ledger.turns import QueueTicket
+from infra.ledger.wait_queue import QueueTicket
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, find_pod, market
 from infra.records import Offer, Pod, Request
 from infra.runs import run_rows
-from infra.runs.sight import AskedParties, Observation, folder_of, is_absent, observe_pod, pod_of, unproven_s
+from infra.runs.observation import AskedParties, Observation, folder_of, is_absent, observe_pod, pod_of, unproven_s
 from infra.units import duration, per_hour
 from store.backoff import Backoff
 
@@ -94,7 +94,7 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
     job = replace(job, run=request.run, token=token, limits=limits)
 
     def admit(rows: list[Op], new: Op) -> None:
-        turns.admit(journal, rows, new, row.turn)
+        wait_queue.admit(journal, rows, new, row.turn)
         budgets.admit(journal, rows, new, clock_scale(provider))
         if row.admit:
             row.admit(rows, new)

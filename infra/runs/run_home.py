@@ -5,7 +5,7 @@
     RUN/kept/                    files for the next pod: code/, the carried folders, carried.json and
                                  the marker POD.json                            written by the local machine
     RUN/pod/                     a copy of the pod's folder: logs/, state/, work/, and drafts in incoming/: untrusted
-                                 input, written only by `infra.runs.sync.fetched`
+                                 input, written only by `infra.runs.sync.fetched_files`
 
 Records in `pod/` never decide which local file is removed, sent or run.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from infra.agent.job import PodFolder, write_durably
 from infra.errors import SlipwayError
 from infra.names import check_name
-from store import outside
+from store import untrusted_input
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def read_record(path: Path) -> dict[str, Any]:
             raise SlipwayError(
                 f"{path} is a link or a folder instead of a record of Slipway, and is not used. Check: ls -l {path}"
             )
-        return outside.load(path)
-    except outside.UnusableDocument as error:
+        return untrusted_input.load(path)
+    except untrusted_input.UnusableDocument as error:
         raise SlipwayError(f"{path} cannot be read: {error}") from None
 
 

@@ -13,7 +13,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import Provider, Vendors
-from infra.runs.sight import pod_of
+from infra.runs.observation import pod_of
 from infra.transport import ssh_include
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import PodNames, block

@@ -15,7 +15,7 @@ from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import UsageError
 from infra.market import gpus
-from infra.market.expected import AROUND, GUESS, SETUP_S, total
+from infra.market.step_times import AROUND, GUESS, SETUP_S, total
 from infra.records import Estimate, MachineKind, Offer, Plan
 from infra.selection.choose import Tell, payable
 from infra.selection.machine_spec import LimitSpec

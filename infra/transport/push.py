@@ -24,7 +24,7 @@ from infra.transport import large_files, shipment
 from infra.transport.protocol import Meter, ThisMachine, Transport, retry_once
 from infra.transport.scan.inspector import FRESH_NS, FileInspector, pieces
 from infra.transport.shipment import FileRefusal
-from store import outside
+from store import untrusted_input
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -154,10 +154,10 @@ def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
     """Return the sha256 by path of the last push into `dest`, or an empty dict without a push."""
     try:
         raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY, MEMORY_BYTES)
-        memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
+        memory = untrusted_input.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
     except FileNotFoundError:
         return {}
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise SlipwayError(f"the list of the last push to {dest} cannot be read: {error}") from None
     known = {path: entry for path, entry in memory.items() if entry is None or type(entry) is list and len(entry) > 2}
     return {path: str(entry[2]) if entry else "" for path, entry in known.items()}

@@ -21,7 +21,7 @@ from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
 from scripts.cli import local_step, render
-from store import outside
+from store import untrusted_input
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from trainer.records import model_formats
@@ -103,7 +103,7 @@ def push_tokenizer(folder: Path, to: str, settings: Settings) -> str:
             words += ["--out", str(draft)]
             for _ in train_env.run(words, None, root=ROOT, python=local_step.python(settings)):
                 pass
-        raw = outside.content(draft / vocabulary.TOKENIZER, vocabulary.MOST_BYTES)
+        raw = untrusted_input.content(draft / vocabulary.TOKENIZER, vocabulary.MOST_BYTES)
         if problem := vocabulary.import_problem(raw, (), keeps_ids=True):
             raise UsageError(f"{folder}/{vocabulary.TOKENIZER}: {problem}; nothing was sent")
         digest = sha256(raw).hexdigest()

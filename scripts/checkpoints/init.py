@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import lend_credentials
+from scripts.checkpoints.lookup import lend_credentials
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

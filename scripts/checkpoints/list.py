@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, about, list_checkpoints, store_title
+from scripts.checkpoints.lookup import FROM, about, list_checkpoints, store_title
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints, newest
+from scripts.checkpoints.lookup import FROM, NAME, about, find_checkpoint, list_checkpoints, newest
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.flags import flag
 from infra.settings import Settings
 from scripts.checkpoints import foreign_folder
-from scripts.checkpoints.found import lend_credentials, near
+from scripts.checkpoints.lookup import lend_credentials, near
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

@@ -5,7 +5,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints
+from scripts.checkpoints.lookup import FROM, NAME, about, find_checkpoint, list_checkpoints
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from invoke import Exit
 
 from infra.flags import flag
-from scripts.checkpoints.found import FROM, NAME, about, find_checkpoint, list_checkpoints, store_title
+from scripts.checkpoints.lookup import FROM, NAME, about, find_checkpoint, list_checkpoints, store_title
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

@@ -27,7 +27,7 @@ from invoke.parser import ParserContext
 from invoke.parser.parser import ParseResult
 
 from data.errors import ConfigError
-from infra.agent import denied
+from infra.agent import permission_hints
 from infra.agent.process import disable_core_dumps
 from infra.errors import SlipwayError
 from infra.interrupts import ExitRequested, WorkTakenOver, raise_on_signals
@@ -275,7 +275,7 @@ def convert_errors(logs: Path, name: str = "", as_json: bool = False) -> Iterato
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # prevents a second error from Python at exit
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
-            raise leave(denied.error_with_hint(error, logs.parents[1].absolute()), 1) from None
+            raise leave(permission_hints.error_with_hint(error, logs.parents[1].absolute()), 1) from None
         said, where = f"unexpected {type(error).__name__}: {error}", write_traceback(error, logs)
         raise leave(f"{said}\n  this is a bug in inv; full traceback: {where}", 1) from None
 

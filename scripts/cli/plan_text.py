@@ -4,7 +4,7 @@ import shlex
 from dataclasses import asdict, replace
 from typing import Any
 
-from infra.market.expected import AROUND, evidence, total
+from infra.market.step_times import AROUND, evidence, total
 from infra.records import Plan
 from infra.settings import is_rented as costs
 from infra.units import MOST_S, about, between, count, estimated, size

@@ -12,7 +12,7 @@ from infra.errors import NoOffer, UsageError
 from infra.flags import Typed, flag, flags_of, nondefault_flags
 from infra.ledger.spend import PodCost
 from infra.market import gpus
-from infra.market.expected import SETUP_S, evidence
+from infra.market.step_times import SETUP_S, evidence
 from infra.records import Offer
 from infra.runs.lookup import find_run
 from infra.selection.machine_spec import MachineSpec

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
-from infra.market.expected import evidence
+from infra.market.step_times import evidence
 from infra.providers import market, promises
 from infra.providers.shutdown_paths import caveats_of, ends_of, unattended_ends
 from infra.records import Offer, Plan, Request

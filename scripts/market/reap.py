@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from flows.pods import accounts as use_case
 from infra.flags import flag
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.settings import is_rented
 from scripts.cli import context, render
 from scripts.cli.command import command

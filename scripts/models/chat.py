@@ -15,7 +15,7 @@ from scripts.cli.command import command
 from scripts.models.gguf_files import LLAMA, refuse_gguf
 from trainer.config import phases_for
 from trainer.records.phase_registry import phase_names
-from trainer.talk import ConversationFiles
+from trainer.terminal_chat import ConversationFiles
 
 ENGINES = ("torch", LLAMA)
 HISTORY = "chat-history"

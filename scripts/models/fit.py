@@ -10,7 +10,7 @@ from infra import units
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.market import gpus
-from infra.market.expected import evidence
+from infra.market.step_times import evidence
 from infra.settings import Settings
 from infra.units import cents, dollars
 from scripts.cli import context, render

@@ -14,9 +14,9 @@ from infra.errors import SlipwayError, UsageError
 from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
+from infra.runs.journal_upkeep import settle
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
-from infra.runs.settle import settle
 from infra.settings import Settings
 from infra.units import in_usd
 from scripts.cli import context, prompts, render, session

@@ -1,6 +1,6 @@
 """The command `pod.list`: every pod."""
 
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output

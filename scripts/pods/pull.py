@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from infra.flags import copy_flag
+from infra.runs.journal_upkeep import download_results
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
-from infra.runs.settle import download_results
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.transport import large_files

@@ -9,7 +9,7 @@ from flows.specs import variables
 from flows.specs.launch import RUN, LaunchSpec
 from flows.specs.work import WorkSpec
 from infra.flags import copy_flag, flag
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.selection import preflight, registry
 from scripts.cli import context, plan_text, prompts, render
 from scripts.cli.command import command

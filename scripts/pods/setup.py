@@ -1,7 +1,7 @@
 """The command `pod.setup`: creation of the train environment on a pod."""
 
 from flows.pods import held_pods
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.session import open_journal

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from flows.pods import held_pods
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
@@ -14,8 +14,8 @@ from infra.flags import masked_flags
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.records import Request
+from infra.runs.journal_upkeep import settle
 from infra.runs.lookup import scale_of
-from infra.runs.settle import settle
 from infra.selection import choose, registry
 from infra.settings import Settings
 from scripts.cli import plan_text, prompts, render, session
@@ -40,7 +40,9 @@ def deploy(
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
         name = partial(held_pods.name_of, requests[0], journal) if spec.wait else None
-        had = shares.find_launch_offers(candidates, requests, is_ordered, name, journal, settings, render.tell, narrow)
+        had = shared_resources.find_launch_offers(
+            candidates, requests, is_ordered, name, journal, settings, render.tell, narrow
+        )
         request, offers = had.request, had.offers
         if had.reason:
             render.say(render.clean(had.reason))

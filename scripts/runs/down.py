@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from flows.pods import stop as ending
 from flows.runs import run_groups
 from infra.errors import UsageError
@@ -42,7 +42,7 @@ def down(spec: DownFlags) -> None:
                 print_json({"ended": [run]})
             return
         # End waiting runs first, so that none of them rents the capacity that becomes free.
-        waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
+        waited = shared_resources.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
         groups = [
             (kind, name)
             for kind in run_groups.kinds()

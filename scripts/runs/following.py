@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import run_rows
 from infra.runs.lookup import scale_of
-from infra.runs.sight import Seen
+from infra.runs.observation import Seen
 from infra.settings import Settings
 from infra.units import per_hour
 from scripts.cli import plan_text, render, steps_text

@@ -11,7 +11,7 @@ from infra.errors import UsageError
 from infra.flags import flag, masked_flags
 from infra.ledger.journal import Journal
 from infra.records import Plan
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.selection import registry
 from infra.selection.preflight import with_most
 from infra.settings import Settings

@@ -21,12 +21,12 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.runs import pods
+from infra.runs.journal_upkeep import save_final_verdict
 from infra.runs.lookup import find_run, scale_of, waits
+from infra.runs.observation import RETRY_S, Seen, read_progress_and_verdict
+from infra.runs.observation import follow as follow_run
 from infra.runs.run_home import RunHome
-from infra.runs.settle import save_final_verdict
-from infra.runs.sight import RETRY_S, Seen, read_progress_and_verdict
-from infra.runs.sight import follow as follow_run
-from infra.runs.sync.fetched import held_bytes, read_cuts
+from infra.runs.sync.fetched_files import held_bytes, read_cuts
 from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flows.runs import resume as resuming
 from flows.supervisor import supervisor_client
 from infra.flags import flag
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.selection.machine_spec import LIMITS
 from infra.units import dollars, in_usd
 from scripts.cli import context, prompts, render

@@ -16,7 +16,7 @@ from infra.flags import flag
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.records import PodView
-from infra.runs.sync import fetched
+from infra.runs.sync import fetched_files
 from infra.settings import Settings
 from infra.units import in_usd
 from scripts.cli import context, render
@@ -44,7 +44,7 @@ def status(spec: StatusFlags) -> None:
     """
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
-    if why := fetched.reserve_problem(settings.homes, settings.reserve_bytes):
+    if why := fetched_files.reserve_problem(settings.homes, settings.reserve_bytes):
         render.say(why)
     with open_journal(settings) as journal:
         if every_s is not None:
@@ -113,7 +113,7 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
     """
     ended = []
     if due := use_case.due(views, journal):
-        from infra.runs.settle import settle  # imported here, because most looks settle no run
+        from infra.runs.journal_upkeep import settle  # imported here, because most looks settle no run
 
         ended = settle(journal, settings, render.tell, due, waits=False)
     supervisor_client.ensure(settings, waits=False)

@@ -12,11 +12,11 @@ from scripts.cli.flags import Output
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, restart_controller
-from serve.awaiting import phases
 from serve.policy import service_state
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_client, controller_process
+from serve.readiness import phases
 from serve.replicas import placement
 from store import terminal
 

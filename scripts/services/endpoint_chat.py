@@ -14,7 +14,7 @@ from scripts.cli import render
 from scripts.cli.session import open_journal
 from serve.gateway.http import certificate
 from serve.processes import controller_client
-from trainer import talk
+from trainer import terminal_chat
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
 SILENT_S = 120.0
@@ -33,7 +33,7 @@ class ServicePartner:
         self.goes_on: tuple[type[Exception], ...] = (SlipwayError,) if goes_on else ()
         self.system = ""
         self.tokens: int | None = None
-        self.messages: list[talk.Said] = []
+        self.messages: list[terminal_chat.Said] = []
         self.has_forgotten = False
 
     def forget(self) -> None:
@@ -72,7 +72,7 @@ class ServicePartner:
                         raise
                     del self.messages[:2]
                     if not self.has_forgotten:
-                        talk.print_status(
+                        terminal_chat.print_status(
                             "the conversation is longer than the model's context; the oldest turns are dropped"
                         )
                     self.has_forgotten = True
@@ -119,7 +119,7 @@ def run_chat(
     temperature: float,
     max_tokens: int,
     system: str = "",
-    place: talk.ConversationFiles = talk.NOWHERE,
+    place: terminal_chat.ConversationFiles = terminal_chat.NOWHERE,
 ) -> None:
     """Ask a single question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""
@@ -132,7 +132,7 @@ def run_chat(
         asked = {"temperature": temperature, "max_tokens": max_tokens}
         one = ServicePartner(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
         one.system = system
-        talk.run_chat(one, prompt, place)
+        terminal_chat.run_chat(one, prompt, place)
 
 
 def _client(url: str, certfile: str) -> Any:

@@ -9,7 +9,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, show
-from serve import awaiting
+from serve import readiness
 from serve.processes import controller_client
 from store import terminal
 
@@ -40,5 +40,5 @@ def scale(spec: ScaleFlags) -> None:
             controller_client.ensure(name, settings, journal, render.tell)
         if not spec.detach:
             with terminal.show_while(f"{name}: changing the number of replicas"):
-                awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
+                readiness.await_ready(name, wanted, settings, journal, False, render.tell)
         show([name], settings, journal, with_replicas=False, as_json=spec.json)

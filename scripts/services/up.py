@@ -16,7 +16,7 @@ from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.services.one_service import show
-from serve import awaiting, revision
+from serve import readiness, revision
 from serve.budget import limit_of
 from serve.processes import controller_process
 from serve.replicas import placement
@@ -70,7 +70,7 @@ def up(spec: ServeUpFlags) -> None:
         if not spec.detach:
             try:
                 with terminal.show_while(f"{name}: starting the replicas"):
-                    awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
+                    readiness.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
                     f"{name} continues without this command; see: inv serve.status {name}; end the "

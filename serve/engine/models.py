@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import catalogue, credentials, local_files, outside
+from store import catalogue, credentials, local_files, untrusted_input
 from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile, open_place
@@ -133,7 +133,7 @@ def remote_config(uri: str) -> tuple[dict[str, Any], int]:
     at = place.pin()
     inside, wanted = _wanted(uri, place.listing(at=at))
     try:
-        config = outside.mapping(place.small(f"{inside}{CONFIG}", at), model_files.CONFIG_BYTES)
+        config = untrusted_input.mapping(place.small(f"{inside}{CONFIG}", at), model_files.CONFIG_BYTES)
         model_files.check_sizes(config)
     except ValueError as error:
         raise UsageError(f"{uri}: {CONFIG}: {error}") from None

@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-from serve.gateway import near, request_body
+from serve.gateway import local_access, request_body
 from serve.gateway.access import AccessLog
 from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
@@ -88,7 +88,7 @@ class Proxy:
                 raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
-            near.require_local(request, self.own)
+            local_access.require_local(request, self.own)
         request.admit(name)
         return name
 

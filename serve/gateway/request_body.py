@@ -14,7 +14,7 @@ import msgspec
 
 from serve.gateway.field_bounds import OutOfBounds, check
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.shape import find_excess
+from serve.gateway.json_limits import find_excess
 
 CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
 EMBEDDINGS, RESPONSES = b"/v1/embeddings", b"/v1/responses"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from serve.policy.doubt import Failures
+from serve.policy.suspicion import Failures
 from serve.service import Probe
 
 PASSES = 2  # consecutive passed probes until ready; each is /health and a generated token

@@ -19,7 +19,7 @@ from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_process, gateway_orders
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0

@@ -18,7 +18,7 @@ from infra.ledger.service_rows import service_lease
 from infra.settings import Settings
 from infra.units import duration
 from serve.policy.service_state import ServiceRecord, parse_observed
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 
 START_S = 120.0  # imports are slow on a busy machine; a failing controller reports at once
 POLL_S = 0.05

@@ -23,11 +23,11 @@ from infra.errors import SlipwayError, UsageError
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.loops import timeout
-from serve.policy.doubt import NO_FAILURES, Failures
+from serve.policy.suspicion import NO_FAILURES, Failures
 from serve.processes import gateway_orders
 from serve.processes.controller_process import tail
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 
 HEAR_S = 0.1  # interval between reports
 CONNECT_S = 0.02  # interval between connection attempts to a starting gateway

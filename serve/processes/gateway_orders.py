@@ -20,8 +20,8 @@ from infra.agent.process import Identity, current_identity, is_alive, send
 from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
-from serve.policy.doubt import Failures
-from serve.processes.places import Places
+from serve.policy.suspicion import Failures
+from serve.processes.service_paths import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 

@@ -1,7 +1,7 @@
 """Prober of a replica for life: the last result, and the kind and time of the next probe.
 
 `suspect` takes the number of failed requests. A replica in doubt is probed carefully at once, until a careful probe
-passes: `serve.policy.doubt`.
+passes: `serve.policy.suspicion`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import aiohttp
 
 from serve.gateway.routing import Target
 from serve.loops import timeout
-from serve.policy.doubt import ReplicaDoubt, after_failures, after_probe
+from serve.policy.suspicion import ReplicaDoubt, after_failures, after_probe
 from serve.replicas.probe import CHAT, TOKEN, Counters, ProbeResult, answers, careful, probe
 from serve.service import Probe
 

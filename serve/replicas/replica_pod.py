@@ -27,10 +27,10 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import Provider
 from infra.records import Plan
-from infra.runs import launch, pods, sight
+from infra.runs import launch, observation, pods
 from infra.runs.acceptance import terms_for
+from infra.runs.observation import AskedParties, Observation, observe_pod
 from infra.runs.run_home import RunHome
-from infra.runs.sight import AskedParties, Observation, observe_pod
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.settings import Settings
@@ -148,7 +148,7 @@ class ReplicaLauncher:
         return {name: value for name, value in found.items() if value}
 
     def reach(self, op: Op) -> Transport:
-        return self.vendor(op.vendor).reach(sight.pod_of(op))
+        return self.vendor(op.vendor).reach(observation.pod_of(op))
 
     def look(self, op: Op, asks: AskedParties) -> Observation:
         """Return the observed state of a replica's pod."""
@@ -162,7 +162,7 @@ class ReplicaLauncher:
             return before
         start = max(0, before.read - engines.LONGEST_SAID)
         try:
-            fresh = self.reach(op).read(sight.folder_of(op).log(STEP), start)
+            fresh = self.reach(op).read(observation.folder_of(op).log(STEP), start)
         except FileNotFoundError:
             fresh = b""
         at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
@@ -199,7 +199,7 @@ class ReplicaLauncher:
 
         Without removal, copies would pile up: replicas come and go for weeks.
         """
-        root = sight.folder_of(op).root
+        root = observation.folder_of(op).root
         assert root.name == op.run
         script = 'test -e "$1/POD.json" || rm -rf -- "$1"'
         try:
@@ -220,7 +220,7 @@ def _places_of(model: str) -> dict[str, str]:
 
 def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Callable[[str], None]) -> None:
     """Copy a model to the folder shared by all replicas on the machine, unless the model is there already."""
-    cache = os.path.normpath(sight.folder_of(op).code / CACHE_THERE)
+    cache = os.path.normpath(observation.folder_of(op).code / CACHE_THERE)
     target, draft = f"{cache}/{weights}", f"{cache}/.{weights}.{op.token}.draft"
     if transport.run(["test", "-d", target], timeout_s=ASK_S).exited == 0:
         return

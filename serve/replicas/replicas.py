@@ -21,7 +21,7 @@ from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
-from infra.runs.sight import AskedParties, Observation, ObservationKind
+from infra.runs.observation import AskedParties, Observation, ObservationKind
 from serve.gateway.routing import Target
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus

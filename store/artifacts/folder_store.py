@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store import local_files, outside
+from store import local_files, untrusted_input
 from store.manifest import (
     FLAT_MANIFEST,
     MANIFEST,
@@ -368,14 +368,14 @@ class FolderStore:
                     if places(manifest.name)[manifest.flat] != path:
                         raise ValueError(f"the manifest belongs to {manifest.name}")
                 except ValueError as error:
-                    waiting.append((Artifact(outside.printable(name), "", str(error)), []))
+                    waiting.append((Artifact(untrusted_input.printable(name), "", str(error)), []))
                     continue
                 base = "" if manifest.flat else f"{name}/"
                 problems = [pool.submit(self._problem, base, entry, verified) for entry in manifest.files]
                 known = {f"{base}{entry.path}" for entry in manifest.files} | {path}
                 extra = [one for one in paths if base and one.startswith(base) and one not in known]
                 extra = [one for one in extra if not is_hidden(one)]
-                problem = f"{outside.printable(extra[0])} is not in the manifest" if extra else ""
+                problem = f"{untrusted_input.printable(extra[0])} is not in the manifest" if extra else ""
                 waiting.append((manifest.artifact(problem), problems))
             found = []
             for artifact, problems in waiting:
@@ -410,7 +410,7 @@ class FolderStore:
         try:
             if os.path.realpath(path) != path:
                 raise ValueError("the manifest is reached through a symbolic link")
-            return Manifest.from_json(outside.content(path))
+            return Manifest.from_json(untrusted_input.content(path))
         except OSError as error:
             raise ValueError(f"the manifest cannot be read ({error})") from None
 

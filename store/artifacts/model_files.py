@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store import outside
-from store.outside import UnusableDocument
+from store import untrusted_input
+from store.untrusted_input import UnusableDocument
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-CONFIG_BYTES = outside.MIB
-HEADER_BYTES = 64 * outside.MIB  # maximum size of an index or header
+CONFIG_BYTES = untrusted_input.MIB
+HEADER_BYTES = 64 * untrusted_input.MIB  # maximum size of an index or header
 HEADER_VALUES = 4_000_000
 POSITIVE = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
@@ -34,7 +34,7 @@ WIDTHS = {
 TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
 TEMPLATE_FOLDER, TEMPLATE_SUFFIX = "additional_chat_templates", ".jinja"  # named templates besides the default
-TEMPLATE_BYTES = 4 * outside.MIB
+TEMPLATE_BYTES = 4 * untrusted_input.MIB
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ def held(folder: Path, name: str) -> Path:
     In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
     if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
-        raise UnusableDocument(f"{outside.printable_line(name)} is not a valid file name in {folder}")
+        raise UnusableDocument(f"{untrusted_input.printable_line(name)} is not a valid file name in {folder}")
     if folder.parent.name == "snapshots":
         blob = os.path.realpath(folder / name)
         if os.path.dirname(blob) == os.path.realpath(folder.parent.parent / "blobs"):
             return folder / name
-    outside.resolve_within(folder, name)
+    untrusted_input.resolve_within(folder, name)
     return folder / name
 
 
 def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the content of a small JSON file of a model. Raise UnusableDocument or FileNotFoundError."""
     try:
-        return outside.load(held(folder, name), CONFIG_BYTES, integer=outside.clamped)
+        return untrusted_input.load(held(folder, name), CONFIG_BYTES, integer=untrusted_input.clamped)
     except FileNotFoundError:
         raise
     except (UnusableDocument, OSError) as error:
@@ -79,10 +79,12 @@ def weight_files(folder: Path) -> list[Path]:
     names: set[str] = {WEIGHTS}
     try:
         if (folder / INDEX).exists():
-            index = outside.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
-            said = outside.typed(index, "weight_map", dict)
+            index = untrusted_input.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
+            said = untrusted_input.typed(index, "weight_map", dict)
             if not said or (odd := [one for one in said.values() if type(one) is not str]):
-                raise UnusableDocument(f"the weight_map names {outside.printable_line(odd[0]) if said else 'no file'}")
+                raise UnusableDocument(
+                    f"the weight_map names {untrusted_input.printable_line(odd[0]) if said else 'no file'}"
+                )
             names = set(said.values())
         files = [held(folder, name) for name in sorted(names)]
     except (UnusableDocument, OSError) as error:
@@ -97,12 +99,12 @@ def weight_files(folder: Path) -> list[Path]:
 def header(file: Path) -> dict[str, TensorHeader]:
     """Return the tensor descriptions of a safetensors file by name, without reading tensors. Raise UnusableDocument."""
     try:
-        with outside.opened(file) as opened:
+        with untrusted_input.opened(file) as opened:
             room = os.fstat(opened.fileno()).st_size - 8
             (length,) = struct.unpack("<Q", opened.read(8))
             if length > min(room, HEADER_BYTES):
                 raise UnusableDocument(f"the header would have {length} bytes")
-            said = outside.mapping(opened.read(length), HEADER_BYTES, HEADER_VALUES)
+            said = untrusted_input.mapping(opened.read(length), HEADER_BYTES, HEADER_VALUES)
         return {name: _stored(name, one, room - length) for name, one in said.items() if name != "__metadata__"}
     except (UnusableDocument, struct.error, OSError) as error:
         raise UnusableDocument(f"{file} is damaged or not a safetensors file: {error}; fetch the file again") from None
@@ -110,19 +112,19 @@ def header(file: Path) -> dict[str, TensorHeader]:
 
 def _stored(name: str, said: Any, room: int) -> TensorHeader:
     if type(said) is not dict:
-        raise UnusableDocument(f"{outside.printable_line(name)} is {outside.printable_line(said)}")
-    dtype, shape = outside.typed(said, "dtype", str), outside.typed(said, "shape", list)
-    places = outside.typed(said, "data_offsets", list)
+        raise UnusableDocument(f"{untrusted_input.printable_line(name)} is {untrusted_input.printable_line(said)}")
+    dtype, shape = untrusted_input.typed(said, "dtype", str), untrusted_input.typed(said, "shape", list)
+    places = untrusted_input.typed(said, "data_offsets", list)
     if len(places) != 2 or any(type(one) is not int or one < 0 for one in (*shape, *places)):
         raise UnusableDocument(
-            f"{outside.printable_line(name)} has shape {outside.printable_line(shape)} at "
-            f"{outside.printable_line(places)}"
+            f"{untrusted_input.printable_line(name)} has shape {untrusted_input.printable_line(shape)} at "
+            f"{untrusted_input.printable_line(places)}"
         )
     start, stop = places
     size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
     if not start <= stop <= room or stop - start != size:
         raise UnusableDocument(
-            f"{outside.printable_line(name)} needs {size} bytes, but has {start} to {stop} of {room}"
+            f"{untrusted_input.printable_line(name)} needs {size} bytes, but has {start} to {stop} of {room}"
         )
     return TensorHeader(dtype, tuple(shape), stop - start)
 
@@ -159,19 +161,21 @@ def check_sizes(config: dict[str, Any]) -> None:
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
                 raise UnusableDocument(
-                    f"{key} is {outside.printable_line(value)}; it must be a whole number from 1 to {MOST}"
+                    f"{key} is {untrusted_input.printable_line(value)}; it must be a whole number from 1 to {MOST}"
                 )
         for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
             for key in ("rope_theta", "rms_norm_eps", "factor"):
                 value = at.get(key)
                 if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
-                    raise UnusableDocument(f"{key} is {outside.printable_line(value)}; it must be a number above 0")
+                    raise UnusableDocument(
+                        f"{key} is {untrusted_input.printable_line(value)}; it must be a number above 0"
+                    )
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     if value is not None and type(value) is not dict:
-        raise UnusableDocument(f"{key} is {outside.printable_line(value)}, expected an object")
+        raise UnusableDocument(f"{key} is {untrusted_input.printable_line(value)}, expected an object")
     return value or {}
 
 
@@ -204,7 +208,7 @@ def template_files(folder: Path) -> dict[str, str]:
     for name, path in paths.items():
         try:
             if path.is_file():
-                found[name] = outside.content(path, TEMPLATE_BYTES).decode()
+                found[name] = untrusted_input.content(path, TEMPLATE_BYTES).decode()
         except (OSError, ValueError) as error:
             raise UnusableDocument(f"{path}: {error}") from None
     return found
@@ -251,6 +255,6 @@ def tokenizer_config_of(folder: Path, name: str) -> dict[str, Any]:
     """Return the content of a small JSON file; {} if the file does not exist. Raise UnusableDocument."""
     path = folder / name
     try:
-        return outside.load(path, TEMPLATE_BYTES, integer=outside.clamped) if path.is_file() else {}
+        return untrusted_input.load(path, TEMPLATE_BYTES, integer=untrusted_input.clamped) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise UnusableDocument(f"{path}: {error}") from None

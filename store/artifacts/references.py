@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 from store.backends.backend import Backend, open_place
 from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 
@@ -120,9 +120,11 @@ def _file(name: str) -> str:
 def _read(place: Backend, name: str) -> Reference | None:
     """Return the lease in a file, or None if the lease was released meanwhile."""
     try:
-        said = outside.mapping(place.small(name))
-        reads = frozenset((str(kind), str(fingerprint)) for kind, fingerprint in outside.typed(said, "reads", list))
-        return Reference(outside.typed(said, "owner", str), reads, _number(said, "until"))
+        said = untrusted_input.mapping(place.small(name))
+        reads = frozenset(
+            (str(kind), str(fingerprint)) for kind, fingerprint in untrusted_input.typed(said, "reads", list)
+        )
+        return Reference(untrusted_input.typed(said, "owner", str), reads, _number(said, "until"))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -132,4 +134,4 @@ def _read(place: Backend, name: str) -> Reference | None:
 
 
 def _number(said: Mapping[str, Any], key: str) -> float:
-    return float(outside.typed(said, key, float))
+    return float(untrusted_input.typed(said, key, float))

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 from store.artifacts.local_copies import Mirror
 from store.backends.backend import Backend, Copy, ListedFile
 from store.manifest import (
@@ -275,12 +275,14 @@ class RemoteStore:
             if places(manifest.name)[manifest.flat] != where:
                 raise ValueError(f"the manifest belongs to {manifest.name}")
         except (ValueError, FileNotFoundError) as error:
-            return Artifact(outside.printable(name), "", str(error))
+            return Artifact(untrusted_input.printable(name), "", str(error))
         problems = [self._problem(manifest, entry, there, at, deep) for entry in manifest.files]
         known = {manifest.place(entry.path) for entry in manifest.files} | {where}
         if not manifest.flat:
             extra = [path for path in there if path.startswith(f"{name}/") and path not in known]
-            problems += [f"{outside.printable(path)} is not in the manifest" for path in extra if not is_hidden(path)]
+            problems += [
+                f"{untrusted_input.printable(path)} is not in the manifest" for path in extra if not is_hidden(path)
+            ]
         wrong = [problem for problem in problems if problem]
         return manifest.artifact("; ".join(wrong[:3]))
 

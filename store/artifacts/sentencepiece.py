@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from store.outside import printable_line
+from store.untrusted_input import printable_line
 
 FILE = "tokenizer.model"
 MOST_BYTES, MOST_PIECES = 8 << 20, 1 << 20

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 from store.artifacts import sentencepiece
 from store.manifest import MANIFEST, Manifest
 
@@ -59,8 +59,8 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
     except ValueError as error:
         return f"{CONFIG} cannot be read ({error})"
     try:
-        ids = ids_of(outside.mapping(content, MOST_BYTES, MOST_VALUES, integer=outside.clamped))
-    except outside.UnusableDocument as error:
+        ids = ids_of(untrusted_input.mapping(content, MOST_BYTES, MOST_VALUES, integer=untrusted_input.clamped))
+    except untrusted_input.UnusableDocument as error:
         return f"{TOKENIZER} cannot be read ({error})"
     except (ValueError, TypeError, KeyError, AttributeError):
         ids = {}
@@ -79,19 +79,19 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
 def problem_in(folder: Path) -> str:
     """Return the problem of a local folder: an artifact of ours, the `hf` folder in an artifact, or any other model."""
     inner = folder / HF if (folder / HF / CONFIG).is_file() else folder
-    return problem(lambda name: outside.content(inner / name, MOST_BYTES), about_of(inner))
+    return problem(lambda name: untrusted_input.content(inner / name, MOST_BYTES), about_of(inner))
 
 
 def about_of(folder: Path) -> Mapping[str, Any]:
     """Return the facts of the artifact in this folder (or around this `hf` folder); {} for any other folder."""
     above = folder.parent if folder.name == HF else folder
     with contextlib.suppress(OSError, ValueError):
-        return Manifest.from_json(outside.content(above / MANIFEST)).about
+        return Manifest.from_json(untrusted_input.content(above / MANIFEST)).about
     return {}
 
 
 def _mapping(raw: bytes) -> dict[str, Any]:
-    return outside.mapping(raw, MOST_BYTES, integer=outside.clamped)
+    return untrusted_input.mapping(raw, MOST_BYTES, integer=untrusted_input.clamped)
 
 
 def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
@@ -131,8 +131,10 @@ def has_pieces(folder: Path) -> bool:
     path = folder / TOKENIZER
     if not path.is_file():
         return False
-    raw = outside.content(path, MOST_BYTES)
-    return sentencepiece.is_pieces(outside.mapping(raw, MOST_BYTES, MOST_VALUES, integer=outside.clamped))
+    raw = untrusted_input.content(path, MOST_BYTES)
+    return sentencepiece.is_pieces(
+        untrusted_input.mapping(raw, MOST_BYTES, MOST_VALUES, integer=untrusted_input.clamped)
+    )
 
 
 def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
@@ -145,7 +147,7 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     ours: our chat tokens, which the import adds unless `keeps_ids` is set.
     """
     try:
-        said = outside.mapping(raw, MOST_BYTES, MOST_VALUES, integer=outside.clamped)
+        said = untrusted_input.mapping(raw, MOST_BYTES, MOST_VALUES, integer=untrusted_input.clamped)
         ids = ids_of(said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"not a tokenizer: {str(error)[:200]}"
@@ -181,6 +183,6 @@ def _odd_special(read: Read, config: Mapping[str, Any], ids: Mapping[str, int]) 
         meant = generation.get(key)
         meant = meant if isinstance(meant, list) else [meant]
         if isinstance(token, str) and meant != [None] and ids.get(token) not in meant:
-            given = outside.printable_line(generation.get(key))
+            given = untrusted_input.printable_line(generation.get(key))
             return f"its {key} is {given}, and {token!r} is {ids.get(token)} in {TOKENIZER}"
     return ""

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from store import local_files, outside
+from store import local_files, untrusted_input
 from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import StoreError
 
@@ -28,10 +28,10 @@ class Folder(Backend):
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         try:
-            with outside.opened(outside.resolve_within(self.root, name)) as file:
+            with untrusted_input.opened(untrusted_input.resolve_within(self.root, name)) as file:
                 file.seek(start)
                 return file.read(min(stop - start, PART_BYTES))
-        except outside.UnusableDocument as error:
+        except untrusted_input.UnusableDocument as error:
             raise StoreError(f"{self.uri}: {error}") from None
 
     def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:

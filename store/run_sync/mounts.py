@@ -14,8 +14,8 @@ from pathlib import Path
 from store import local_files
 from store.backends.backend import ListedFile, open_place
 from store.manifest import check_name
-from store.outside import is_inside
 from store.run_sync.run_folder import spool
+from store.untrusted_input import is_inside
 
 WORK = "work/mounts"
 

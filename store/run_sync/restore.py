@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from store import local_files, outside
+from store import local_files, untrusted_input
 from store.artifacts.artifacts import Store
 from store.backends.backend import FileTooLarge
 from store.backoff import Backoff
 from store.manifest import StoreError
-from store.outside import FIGURES, LOG
 from store.patience import StoreAway
 from store.run_sync.mounts import MountFolder
 from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder, by_folder, step_of
+from store.untrusted_input import FIGURES, LOG
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
 EARLIER = "state/earlier"  # earlier parts of logs that this pod had started before the restore
@@ -31,8 +31,8 @@ T = TypeVar("T")
 def read_acknowledged(root: Path) -> dict[str, float]:
     """Return the names that the pod has recorded as stored, with times; {} if the record is unreadable."""
     try:
-        known = outside.load(root / ACKNOWLEDGED)
-        return {name: outside.typed(known, name, float) for name in known}
+        known = untrusted_input.load(root / ACKNOWLEDGED)
+        return {name: untrusted_input.typed(known, name, float) for name in known}
     except (OSError, ValueError):
         return {}
 
@@ -183,8 +183,8 @@ class Fetch:
 
 def _is_mark(content: bytes) -> bool:
     try:
-        mark = outside.mapping(content)
-        return bool(outside.typed(mark, "digest", str)) and "result" in mark
+        mark = untrusted_input.mapping(content)
+        return bool(untrusted_input.typed(mark, "digest", str)) and "result" in mark
     except ValueError:
         return False
 
@@ -194,7 +194,7 @@ def _up_to(content: bytes, step: int) -> bytes:
     kept = []
     for line in content.splitlines(keepends=True):
         try:
-            if not line.endswith(b"\n") or outside.typed(outside.mapping(line), "step", int) > step:
+            if not line.endswith(b"\n") or untrusted_input.typed(untrusted_input.mapping(line), "step", int) > step:
                 break
         except ValueError:
             break

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import local_files, outside
+from store import local_files, untrusted_input
 from store.backends.backend import PART_BYTES, FileTooLarge, ListedFile, Source, open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of
-from store.outside import CHECKPOINT, is_inside
+from store.untrusted_input import CHECKPOINT, is_inside
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"
@@ -52,12 +52,12 @@ class ListedCheckpoint:
         Raise DamagedCheckpoint unless `raw` is a manifest of this step with safe paths.
         """
         try:
-            said = outside.mapping(raw)
-            files = tuple(entry_of(file) for file in outside.typed(said, "files", list))
-            phase, step = outside.typed(said, "phase", str, ""), outside.typed(said, "step", int)
-            metrics = outside.typed(said, "metrics", dict, {})
+            said = untrusted_input.mapping(raw)
+            files = tuple(entry_of(file) for file in untrusted_input.typed(said, "files", list))
+            phase, step = untrusted_input.typed(said, "phase", str, ""), untrusted_input.typed(said, "step", int)
+            metrics = untrusted_input.typed(said, "metrics", dict, {})
             for key in metrics:
-                outside.typed(metrics, key, float)
+                untrusted_input.typed(metrics, key, float)
         except ValueError as error:
             raise DamagedCheckpoint(f"the manifest cannot be read ({error})") from None
         paths = {file.path for file in files}
@@ -74,8 +74,8 @@ class ListedCheckpoint:
         Raise FileNotFoundError, or DamagedCheckpoint for an invalid manifest.
         """
         try:
-            return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)
-        except outside.UnusableDocument as error:
+            return ListedCheckpoint.parse(untrusted_input.content(folder / MANIFEST), folder.name)
+        except untrusted_input.UnusableDocument as error:
             raise DamagedCheckpoint(f"the manifest cannot be read ({error})") from None
 
 
@@ -223,8 +223,8 @@ class RunFolder:
     def acknowledged(self) -> dict[str, float]:
         """Return the verified checkpoints with times in UTC epoch seconds. Raise StoreError if the list is damaged."""
         try:
-            known = outside.mapping(self.read(ACKNOWLEDGED))
-            return {name: outside.typed(known, name, float) for name in known if CHECKPOINT.fullmatch(name)}
+            known = untrusted_input.mapping(self.read(ACKNOWLEDGED))
+            return {name: untrusted_input.typed(known, name, float) for name in known if CHECKPOINT.fullmatch(name)}
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -282,8 +282,8 @@ def check_files(folder: Path) -> ListedCheckpoint:
     checkpoint = ListedCheckpoint.of(folder)
     for file in checkpoint.files:
         try:
-            _check(outside.resolve_within(folder, file.path), file)
-        except (outside.UnusableDocument, PermissionError) as error:
+            _check(untrusted_input.resolve_within(folder, file.path), file)
+        except (untrusted_input.UnusableDocument, PermissionError) as error:
             raise DamagedCheckpoint(str(error)) from None
     return checkpoint
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from store.artifacts.model_files import template_of
-from store.outside import UnusableDocument
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
+from store.untrusted_input import UnusableDocument
 
 BEGIN, END = "\U0010fffb", "\U0010fffc"
 """Private-use characters around a generation block."""

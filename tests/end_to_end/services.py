@@ -20,7 +20,7 @@ from serve.load import LoadTest, RequestTiming, ask
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, parse_observed
 from serve.processes import gateway_orders
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 from tests.processes import command_line
 from tests.world import World, until
 

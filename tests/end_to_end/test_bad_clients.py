@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from data.tokens import tokenizer
-from serve.processes.places import Places
+from serve.processes.service_paths import Places
 from tests.end_to_end.services import GUARD_S, Installation, say
 from tests.serve import real
 from tests.trainer import conftest as trained

@@ -16,7 +16,7 @@ from infra.machines.inventory import load
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import sight
+from infra.runs import observation
 from infra.transport.ssh import Ssh
 from scripts.runs.logs import shares, start, write
 from tests.loopback import loopback
@@ -73,9 +73,9 @@ def test_following_loses_and_repeats_no_byte_over_broken_connections(tmp_path):
                     before = heard.stat().st_size
                     until(partial(is_longer, heard, before), "more of the log", 120)
                     until(host.kill_sessions, "a session to kill", 120)
-                (sight.folder_of(op).code / "GO").touch()
+                (observation.folder_of(op).code / "GO").touch()
                 assert follow.wait(120) == 0
-                written = sight.folder_of(op).log("count").read_bytes()
+                written = observation.folder_of(op).log("count").read_bytes()
                 assert heard.read_bytes() == written
                 assert (tmp_path / "runs" / "a-1" / "pod" / "logs" / "count.log").read_bytes() == written
                 assert written.endswith(b"the end\n")
@@ -106,7 +106,7 @@ def test_following_a_step_without_a_log_shows_its_current_work(tmp_path):
         job = Job("", "", (Step(name="talk", words=("talk.py",)),))
         plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
         op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
-    folder = sight.folder_of(op)
+    folder = observation.folder_of(op)
     try:
         until(lambda: folder.progress.exists() and b"loss" in folder.progress.read_bytes(), "its figures")
         follow = world.begin("logs", "--follow")
@@ -165,7 +165,7 @@ def test_recent_lines_are_the_lines_that_the_agent_saw_recently(tmp_path):
         job = Job("", "", (Step(name="talk", words=("talk.py",)),))
         plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
         op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
-    folder = sight.folder_of(op)
+    folder = observation.folder_of(op)
     until(lambda: (folder.logs / "talk.times").exists(), "the early line is noted")
     times = folder.logs / "talk.times"
     at, size = until(times.read_text, "the early line is noted").split()[:2]

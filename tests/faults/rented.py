@@ -22,8 +22,8 @@ from infra.ledger.reconcile import ReconcileResult
 from infra.providers import Market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
-from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
+from infra.providers.rate_limit import Pace
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Pod, Request

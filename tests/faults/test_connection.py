@@ -19,7 +19,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers.ssh import SshPools
 from infra.runs import pods
-from infra.runs.sight import follow
+from infra.runs.observation import follow
 from infra.transport.ssh import Ssh
 from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)

@@ -9,7 +9,7 @@ from infra.agent.process import end_all
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.providers.local import Local
-from infra.runs import pods, sight
+from infra.runs import observation, pods
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 from infra.transport.push import push
@@ -53,7 +53,7 @@ def runs(world, tmp_path):
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_marker_delays_no_other_run(tmp_path, runs, damage):
     bad, good = runs("bad-1"), runs("good-1")
-    marker = sight.folder_of(bad).marker
+    marker = observation.folder_of(bad).marker
     DAMAGE[damage](marker)
     provider = Local(tmp_path / "pods")
     with Journal.open(tmp_path / "state" / "journal.db") as journal:
@@ -71,7 +71,7 @@ def test_a_damaged_marker_delays_no_other_run(tmp_path, runs, damage):
 
 def test_a_damaged_marker_is_one_table_row_and_the_advice_works(world, tmp_path, runs):
     bad, _ = runs("bad-1"), runs("good-1")
-    marker = sight.folder_of(bad).marker
+    marker = observation.folder_of(bad).marker
     marker.write_text('{"token": "sw1')
     rows = {row["run"]: row for row in world.json("status")}
     assert "POD.json is damaged" in rows["bad-1"]["note"] and "inv down bad-1" in rows["bad-1"]["note"]
@@ -86,10 +86,10 @@ def test_a_damaged_marker_is_one_table_row_and_the_advice_works(world, tmp_path,
 
 def test_a_marker_with_the_token_of_another_pod_is_left_alone(world, tmp_path, runs):
     bad, good = runs("bad-1"), runs("good-1")
-    marker = sight.folder_of(bad).marker
+    marker = observation.folder_of(bad).marker
     marker.write_text(json.dumps({"token": "sw1-somebody-else", "run": "bad-1"}))
     before = marker.read_text()
-    count = Counted(sight.folder_of(good))
+    count = Counted(observation.folder_of(good))
     until(count.lines, "a count")
     world.json("status")
     world.inv("down", "bad-1")

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.process
 SPEED = 60.0  # on a busy machine, pods boot within this time too
 # The trial kills a pod's guard, and the new guard has no key; the market has one such machine of Lium.
 GUARDED = {"lium": ("succeeds",), "shadeform": ("succeeds", "revived")}
-HIDES = "import sys; from infra.agent import process; import ctypes; process.leave_no_core(); process.hide_memory(); "
+HIDES = (
+    "import sys; from infra.agent import process; import ctypes; process.disable_core_dumps(); process.hide_memory(); "
+)
 HIDES += "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), process.resource.getrlimit(process.resource.RLIMIT_CORE)[0])"
 
 

@@ -10,12 +10,12 @@ from flows.planning.estimates import of_phases, this_machine
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading import quotes
 from flows.specs.work import WorkSpec
-from infra.agent.execution import figures
+from infra.agent.execution import utilization
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.flags import Typed
 from infra.market import gpus
-from infra.market.expected import evidence
+from infra.market.step_times import evidence
 from infra.records import Estimate, Offer, Request
 from infra.selection import registry
 from infra.selection.preflight import billed, forecast_of, machine_with, shown_forecast
@@ -33,7 +33,7 @@ TEN_YEARS_S = 10 * 365 * 86400.0
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     """Return an installation without an account, on a machine with unknown CPU load."""
-    monkeypatch.setattr(figures, "STAT", tmp_path / "none")
+    monkeypatch.setattr(utilization, "STAT", tmp_path / "none")
     estimates._others.cache_clear()
     mine = {"SLIPWAY_STATE_FILE": "state/journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
     environ = {name: str(tmp_path / path) for name, path in mine.items()}
@@ -113,7 +113,7 @@ def test_an_estimate_for_this_machine_counts_other_processes(settings, monkeypat
     assert calm.is_here and calm.others == 0.0
     phase = profile_named("tiny").phases["base"]
     before = of_phases([phase], calm, settings)
-    monkeypatch.setattr(figures, "STAT", Stat(1.0))
+    monkeypatch.setattr(utilization, "STAT", Stat(1.0))
     estimates._others.cache_clear()
     busy = this_machine()
     assert busy.others == 1.0 and busy.name == calm.name

@@ -12,12 +12,12 @@ from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
-from infra.agent.execution import figures
+from infra.agent.execution import utilization
 from infra.agent.job import Job, Limits, PodFolder
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
-from infra.market.expected import AROUND, SAME, StepTime
+from infra.market.step_times import AROUND, SAME, StepTime
 from infra.records import Expected, Plan, PodView, Request
 from infra.runs.sync.sync_step import with_courier
 from infra.selection import registry
@@ -30,7 +30,9 @@ SECONDS = {"text": 2.0, "tokenizer": 1.0, "tokens": 3.0, "base": 40.0}
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "STAT", tmp_path / "none")  # other load on this machine must not affect these plans
+    monkeypatch.setattr(
+        utilization, "STAT", tmp_path / "none"
+    )  # other load on this machine must not affect these plans
     estimates._others.cache_clear()
     mine = {
         "SLIPWAY_ENVIRONMENTS": "environments",

@@ -7,7 +7,7 @@ import pytest
 from flows.supervisor.notice_watch import of_run, of_service
 from infra.agent.limits import Clocks
 from infra.ledger.op import Op
-from infra.runs.sight import Observation
+from infra.runs.observation import Observation
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
 

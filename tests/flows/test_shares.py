@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.limits.shares import MachineLine, find_launch_offers
+from flows.limits.shared_resources import MachineLine, find_launch_offers
 from infra.errors import Busy, NoOffer
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
 from infra.records import Request
 from infra.selection import registry
@@ -38,7 +38,7 @@ def test_a_waiting_launch_takes_the_first_free_machine(tmp_path):
         had = find_launch_offers(
             registry.candidates(settings), (wanted, plain), True, lambda: "a-1", journal, settings, told.append
         )
-        assert had.request == plain and had.offers and had.turn is None and turns.waiting(journal) == []
+        assert had.request == plain and had.offers and had.turn is None and wait_queue.waiting(journal) == []
     assert told[0].startswith("1 of 2 kinds of machine are not available: ")
 
 

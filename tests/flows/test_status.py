@@ -13,7 +13,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.records import Request
 from infra.runs import pods
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.selection import registry
 from infra.settings import Settings
 from scripts.runs.status import refresh_rows
@@ -108,6 +108,6 @@ def test_one_of_two_concurrent_settlers_settles_a_row_and_reports_it(settings, j
             return journal.note(journal.note(op, rate=1) and op, rate=2)  # the row has changed since the read
         raise SlipwayError("otter-2: nobody can be asked")
 
-    monkeypatch.setattr("infra.runs.settle._settle", meanwhile)
+    monkeypatch.setattr("infra.runs.journal_upkeep._settle", meanwhile)
     settle(journal, settings, told.append)
     assert told == ["otter-2: nobody can be asked"]

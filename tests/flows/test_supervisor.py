@@ -15,7 +15,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.runs.keepers import due_ends
 from infra.runs.keepers.recovery import RUN
-from infra.runs.sight import Observation
+from infra.runs.observation import Observation
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT, until

@@ -5,15 +5,15 @@ import json
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from infra.agent import outside as agents
+from infra.agent import untrusted_json as agents
 from infra.agent.execution.progress import RecordTail
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs import pod_reports
+from infra.runs.observation import Observation
 from infra.runs.observe import read_clocks, view
-from infra.runs.sight import Observation
 from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds

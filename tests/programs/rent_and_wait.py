@@ -10,7 +10,7 @@ from infra.agent.job import Limits
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.records import Request
-from infra.runs import sight
+from infra.runs import observation
 from infra.settings import Settings
 from tests.faults.trial import COUNT, plan
 from tests.street import launch_on
@@ -27,5 +27,5 @@ with Journal.open(Path(folder, name, "journal.db"), {"XDG_CONFIG_HOME": str(Path
         assert wanted.job is not None
         job = replace(wanted.job, limits=Limits(time_s=float(limit_s)), self_end="SELF_END" in os.environ)
         op = launch_on(vendor, replace(wanted, request=request, job=job), journal, Path(folder, "checkout"))
-        print(json.dumps({"run": run, "id": op.remote_id, "folder": str(sight.folder_of(op).root)}), flush=True)
+        print(json.dumps({"run": run, "id": op.remote_id, "folder": str(observation.folder_of(op).root)}), flush=True)
 sys.stdin.read()

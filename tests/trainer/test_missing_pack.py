@@ -15,7 +15,7 @@ from store import packs
 from tests.trainer.conftest import TINY
 from trainer.config import load_phase
 from trainer.model.huggingface import config_json, model_config
-from trainer.plan.wanted import parse_phases, profile_named
+from trainer.plan.training_request import parse_phases, profile_named
 from trainer.records import model_config as shapes
 from trainer.records import phase_options
 

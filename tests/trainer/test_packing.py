@@ -198,7 +198,7 @@ def test_bench_skips_8_bits_on_gpus_without_the_units(tmp_path, monkeypatch):
 )
 def test_gpu_memory_is_taken_in_growing_segments_in_runs_and_in_the_bench(monkeypatch, given, wanted):
     for module in (trainer.__main__, bench.gpu):
-        assert module.let_segments_grow is enable_expandable_segments
+        assert module.enable_expandable_segments is enable_expandable_segments
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():

@@ -22,7 +22,7 @@ from trainer.errors import Refused
 from trainer.parallel.process_group import Ranks
 from trainer.phases import rl as phase_rl
 from trainer.plan import compare, estimates, rollout_engine
-from trainer.profiles.street import learning_on_policy
+from trainer.profiles.derived_phases import learning_on_policy
 from trainer.records import rl_config
 from trainer.records.rl_config import RlConfig
 from trainer.rollouts import vllm_child

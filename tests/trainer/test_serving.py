@@ -22,7 +22,7 @@ from tests.world import ROOT
 from trainer.model import export, generate
 from trainer.records.model_config import BlocksConfig
 from trainer.serving import server
-from trainer.serving.asks import CompletionRequest
+from trainer.serving.completion_request import CompletionRequest
 from trainer.serving.server import EngineLimits, EngineServer, serve_in_background
 from trainer.serving.text_engine import TextEngine
 from trainer.serving.torch_engine import TorchEngine

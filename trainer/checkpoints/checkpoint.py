@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from store import local_files, outside
+from store import local_files, untrusted_input
 from store.run_sync.run_folder import DamagedCheckpoint, check_files
 from trainer import tensor_file
 from trainer.config import CheckpointOptions
@@ -247,7 +247,7 @@ class Checkpoints:
     def _elsewhere(self) -> set[str]:
         """Return the names of this run's checkpoints confirmed in the store by the courier."""
         try:
-            known = outside.load(self.acknowledged) if self.acknowledged else {}
+            known = untrusted_input.load(self.acknowledged) if self.acknowledged else {}
         except (OSError, ValueError):  # untrusted input; safe to ignore, the list only protects more checkpoints
             return set()
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
@@ -305,7 +305,7 @@ def find_damage(folder: Path) -> str:
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:
-            return f"schema {outside.printable_line(schema)}, this trainer reads {SCHEMA}"
+            return f"schema {untrusted_input.printable_line(schema)}, this trainer reads {SCHEMA}"
     except FileNotFoundError:
         return "no manifest"
     except (DamagedCheckpoint, OSError) as error:
@@ -360,7 +360,7 @@ def remove(folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    return outside.load(folder / MANIFEST)
+    return untrusted_input.load(folder / MANIFEST)
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:

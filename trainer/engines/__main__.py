@@ -15,10 +15,10 @@ from data.errors import DataError
 from data.tokens import tokenizer
 from store.terminal import show_while
 from trainer.engines import gguf_file
+from trainer.engines.chat_flags import add_chat_flags, place_of
 from trainer.engines.conversation import ChatSession
-from trainer.engines.words import add_chat_flags, place_of
 from trainer.errors import TrainerError
-from trainer.talk import run_chat
+from trainer.terminal_chat import run_chat
 
 
 def main(words: list[str] | None = None) -> int:

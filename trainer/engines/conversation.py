@@ -1,6 +1,6 @@
 """A multi-turn conversation with a model over any engine, streaming answers piece by piece. No torch import.
 
-`ChatSession` implements the `Partner` protocol of `trainer.talk`, which handles the terminal.
+`ChatSession` implements the `Partner` protocol of `trainer.terminal_chat`, which handles the terminal.
 """
 
 import sys

@@ -22,7 +22,7 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from store import local_files, packs
 from store.artifacts import model_files, vocabulary
-from store.outside import UnusableDocument
+from store.untrusted_input import UnusableDocument
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig

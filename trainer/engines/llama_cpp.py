@@ -17,7 +17,7 @@ from typing import Any
 
 from data.tokens import tokenizer as tokenizers
 from trainer.engines import gguf_file
-from trainer.serving.asks import CompletionRequest
+from trainer.serving.completion_request import CompletionRequest
 from trainer.serving.text_engine import TextEngine
 
 QUIET = -1  # log level without output

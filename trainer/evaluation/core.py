@@ -20,7 +20,7 @@ import yaml
 
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
-from store import outside
+from store import untrusted_input
 from trainer.evaluation.intervals import Interval, Z
 from trainer.evaluation.question_files import TASK_BYTES, Asking, least
 from trainer.model.decoder import Decoder
@@ -53,8 +53,8 @@ def read(folder: Path) -> list[CoreTask]:
     if not (folder / CONFIG).is_file() and (folder / BUNDLE / CONFIG).is_file():
         folder = folder / BUNDLE
     try:
-        config = yaml.safe_load(outside.content(folder / CONFIG))
-        rows = csv.DictReader(io.StringIO(outside.content(folder / CHANCES).decode()))
+        config = yaml.safe_load(untrusted_input.content(folder / CONFIG))
+        rows = csv.DictReader(io.StringIO(untrusted_input.content(folder / CHANCES).decode()))
         chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
         tasks = [_task(one, folder / DATA, chances) for one in config["icl_tasks"]]
     except OSError as error:
@@ -84,14 +84,14 @@ def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
     """Return the first `most` questions of a task in nanochat's shuffled order; 0 = all. Raises InputError."""
     found = []
     try:
-        lines = outside.content(task.file, TASK_BYTES).decode().splitlines()
+        lines = untrusted_input.content(task.file, TASK_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"CORE {task.label}: {task.file}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            one = outside.parse(line)
+            one = untrusted_input.parse(line)
             if odd := [name for name, kind in FIELDS[task.kind].items() if not isinstance(one.get(name), kind)]:
                 raise ValueError(f"missing or of the wrong type: {', '.join(odd)}")
             if task.kind != WORDS and not 0 <= one["gold"] < len(one[OPTIONS[task.kind]]):

@@ -25,7 +25,7 @@ from data.chat import conversations
 from data.errors import InputError
 from data.events import emit
 from data.tokens.tokenizer import Tokenizer
-from store import outside
+from store import untrusted_input
 from trainer.evaluation.evaluate import ROWS, nats_and_greedy
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
@@ -34,7 +34,7 @@ QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "gold", "label", "answerKey")
 MAX_NEW = 256
 BATCH_TOKENS = 8192
-TASK_BYTES = 256 * outside.MIB
+TASK_BYTES = 256 * untrusted_input.MIB
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1234
 
@@ -79,14 +79,14 @@ def read(path: Path) -> QuestionSet:
     """Return the questions of a file. Raises InputError with the number of the invalid line."""
     questions = []
     try:
-        lines = outside.content(path, TASK_BYTES).decode().splitlines()
+        lines = untrusted_input.content(path, TASK_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"task {path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            questions.append(_question(outside.parse(line)))
+            questions.append(_question(untrusted_input.parse(line)))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             words = error.args[0] if error.args else type(error).__name__
             raise InputError(f"task {path}:{number}: {words}") from None

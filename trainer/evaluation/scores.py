@@ -24,9 +24,9 @@ from store.artifacts import vocabulary
 from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
-from trainer.evaluation import core, intervals, many_turns, of_problems, question_files
+from trainer.evaluation import core, intervals, multi_turn, problem_scores, question_files
 from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, contains_name, rows_of_text
-from trainer.evaluation.many_turns import TurnsQuestion
+from trainer.evaluation.multi_turn import TurnsQuestion
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
@@ -80,11 +80,11 @@ def about_problems(
     model: Decoder, words: tokenizer.Tokenizer, task: str, folder: Path, unsafe: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the measures of a reinforcement learning task: solved greedily, and by sampled answers."""
-    found, files = of_problems.measure(model, words, task, folder, unsafe), [folder / of_problems.FILE]
+    found, files = problem_scores.measure(model, words, task, folder, unsafe), [folder / problem_scores.FILE]
     greedy, *drawn = found
     return {
         greedy: of_share([bool(one) for one in found[greedy]], files),
-        **{name: of_problems.of_mean(found[name], digest(files)) for name in drawn},
+        **{name: problem_scores.of_mean(found[name], digest(files)) for name in drawn},
     }
 
 
@@ -121,7 +121,7 @@ def about_answers(
         raise Refused(f"{missing[0]} is missing")
     figures: dict[str, Any] = {}
     measures: dict[str, Any] = {}
-    asked = {kind: many_turns.read(kind, path) for kind, path in paths.items()}
+    asked = {kind: multi_turn.read(kind, path) for kind, path in paths.items()}
     said = {kind: answer([make_conversation(one.text) for one in some]) for kind, some in asked.items()}
     pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
 
@@ -145,7 +145,7 @@ def about_answers(
         share("pydocs", ["pydocs"], is_honest, want=True)
         share("leaks", ["pydocs", "other"], lambda question, words: question.leaks(words, name), want=False)
     if len(paths) > 2:
-        measures |= by_turn(many_turns.chosen(asked), name, answer, list(paths.values()))
+        measures |= by_turn(multi_turn.chosen(asked), name, answer, list(paths.values()))
     return figures, measures
 
 
@@ -164,7 +164,7 @@ def by_turn(
     `right turn N` is the accuracy; `leaks turn N` the share of answers naming the persona without being asked.
     """
     found: dict[str, Any] = {}
-    for turn, said in enumerate(many_turns.run_conversations(questions, answer), 1):
+    for turn, said in enumerate(multi_turn.run_conversations(questions, answer), 1):
         pairs = list(zip(questions, said, strict=True))
         right = [question.is_right(words, name) for question, words in pairs]
         leaks = [question.leaks(words, name) for question, words in pairs if question.kind != "identity"]

@@ -17,7 +17,7 @@ from data.config import ConfigError
 from data.tokens import tokenizer as tokenizers
 from store.artifacts import model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
-from store.outside import UnusableDocument
+from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused

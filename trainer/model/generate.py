@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trainer.model import hooks
-from trainer.model.choice import sample_token
 from trainer.model.decoder import Cache, Decoder
+from trainer.model.token_sampling import sample_token
 
 
 @torch.inference_mode()

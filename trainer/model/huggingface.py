@@ -13,7 +13,7 @@ from typing import Any
 from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
-from store.outside import printable_line
+from store.untrusted_input import printable_line
 from trainer.records.model_config import BlocksConfig, ModelConfig, RopeScaling, Ternary
 
 ARCHITECTURES = {

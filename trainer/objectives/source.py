@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
 

@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from data.chat.conversation_counts import TalkCounts
 from data.chat.conversations import Conversations
 from data.chat.packing import packed
-from data.chat.talk_counts import TalkCounts
 from data.config import TASKS, StepContext
 from data.events import emit
 from trainer.config import CheckpointOptions, PhaseConfig

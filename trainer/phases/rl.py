@@ -23,8 +23,8 @@ from trainer.records.phase_registry import KINDS
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Judge
 from trainer.rewards.task_rewards import judge_of
-from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.policy import Embedded, Policy, RemoteEngine, RolloutEngine, stops
+from trainer.rollouts.problem_sampler import Drawn, Problems
 from trainer.rollouts.source import Rollouts
 from trainer.rollouts.vllm_engine import EngineSettings, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder

@@ -9,7 +9,14 @@ accesses the store and does not import torch.
 
 from trainer.plan.compare import resolve
 from trainer.plan.nodes import recipe, source_slug
-from trainer.plan.wanted import ROWS, TrainingRequest, load_persona, parse_mixture, parse_phases, profile_named
+from trainer.plan.training_request import (
+    ROWS,
+    TrainingRequest,
+    load_persona,
+    parse_mixture,
+    parse_phases,
+    profile_named,
+)
 
 __all__ = [
     "ROWS",

@@ -26,7 +26,7 @@ from trainer.plan import estimates
 from trainer.plan.estimates import STATE_BYTES, gpu_layouts, layouts_text
 from trainer.plan.nodes import own_sources, recipe
 from trainer.plan.phase_needs import needs_of
-from trainer.plan.wanted import TrainingRequest, profile_named, profile_of
+from trainer.plan.training_request import TrainingRequest, profile_named, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import fingerprint_fields
 from trainer.records.model_config import FEATURES, feature

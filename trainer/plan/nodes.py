@@ -32,10 +32,10 @@ from infra.errors import UsageError
 from store import extensions
 from trainer.config import ImportSpec, Profile
 from trainer.fingerprints import Node, digest
-from trainer.plan.wanted import TrainingRequest, default_tag, init_slug, profile_of
-from trainer.profiles import street
+from trainer.plan.training_request import TrainingRequest, default_tag, init_slug, profile_of
+from trainer.profiles import derived_phases
 from trainer.records import model_formats, phase_options
-from trainer.records.own_phase import WORD
+from trainer.records.extension_phase import WORD
 from trainer.records.phase_registry import (
     INIT,
     KINDS,
@@ -262,7 +262,7 @@ def _phase(
 ) -> Node:
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
-        tuned = street.imported_chat_phase if config.rl is None else street.learning_on_policy
+        tuned = derived_phases.imported_chat_phase if config.rl is None else derived_phases.learning_on_policy
         config = tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)

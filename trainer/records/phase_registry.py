@@ -44,7 +44,7 @@ class Phase:
     alias: str = ""
     """Alternative name in `--phase`."""
     like: str = ""
-    """Built-in phase with the settings for a phase of an extension; see trainer/records/own_phase.py."""
+    """Built-in phase with the settings for a phase of an extension; see trainer/records/extension_phase.py."""
     extension: str = ""
     """File and digest of the extension behind the phase; "" = a built-in phase."""
     config: str = "trainer.config:PhaseConfig"

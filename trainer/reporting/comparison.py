@@ -23,7 +23,7 @@ from trainer.reporting.chart import (
     margin_of,
     number,
 )
-from trainer.reporting.compared import differences
+from trainer.reporting.config_differences import differences
 from trainer.reporting.run_report import PhaseStory, Story, charts, progress
 
 MORE = """

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import untrusted_input
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
 FOLLOWED = "SLIPWAY_FOLLOWED"  # environment variable, set if a terminal shows every step
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
 OBJECTS = ("config", "conversations")  # keys in a first line with objects as values
-LINE_BYTES = outside.MIB
+LINE_BYTES = untrusted_input.MIB
 MOST = 1e30  # larger numbers are rejected, which also keeps sums finite
 
 
@@ -53,10 +53,10 @@ def parse(text: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]
 
 def _record(line: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
     try:
-        found = outside.mapping(line, LINE_BYTES)
+        found = untrusted_input.mapping(line, LINE_BYTES)
         for key, kind in kinds.items():
-            outside.typed(found, key, kind)
-    except outside.UnusableDocument:
+            untrusted_input.typed(found, key, kind)
+    except untrusted_input.UnusableDocument:
         return None
     rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of", *OBJECTS)}
     is_known = all(one is None or type(one) in (int, float) and abs(one) < MOST for one in rest.values())

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, read

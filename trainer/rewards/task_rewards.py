@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from trainer.records.rl_config import RlConfig
 from trainer.rewards import answers
 from trainer.rewards.code import Mbpp
+from trainer.rewards.extension_judge import OwnJudge
 from trainer.rewards.grail import GrailGsm8k
 from trainer.rewards.math_answers import Math
-from trainer.rewards.own import OwnJudge
 from trainer.rewards.reward import Judge, JudgedAnswer, Reward
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.losses import capped
 from trainer.rollouts.branches import Branches
-from trainer.rollouts.laid_out import Product, optimized_layout
 from trainer.rollouts.sampling import Sampling, draw
+from trainer.rollouts.weight_layout import Product, optimized_layout
 
 ROUND_TO = 16  # attention reads caches up to a multiple of this number of tokens
 PREFILL_TOKENS = 16_384  # maximum prompt tokens per prefill pass

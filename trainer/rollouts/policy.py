@@ -20,8 +20,8 @@ from data.tokens.tokenizer import Tokenizer
 from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, JudgedAnswer, Reward
-from trainer.rollouts.drawn import Drawn, uniform
 from trainer.rollouts.generator import BatchedAnswers, generate_answers
+from trainer.rollouts.problem_sampler import Drawn, uniform
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 

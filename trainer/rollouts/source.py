@@ -24,9 +24,9 @@ from trainer.objectives.shared_rows import hidden_of, pack_answers, scatter_to_t
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
-from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.next_round import NextRound
 from trainer.rollouts.policy import Policy, Round, shares
+from trainer.rollouts.problem_sampler import Drawn, Problems
 from trainer.speed import uncompiled
 
 ALONE = Ranks()

@@ -27,8 +27,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from trainer.serving import asks
-from trainer.serving.asks import BadRequest, CompletionRequest
+from trainer.serving import completion_request
+from trainer.serving.completion_request import BadRequest, CompletionRequest
 from trainer.serving.text_engine import TextEngine, TextPiece
 
 KEY = "VLLM_API_KEY"  # environment variable with the API key, set by serve.engines for every engine
@@ -148,7 +148,7 @@ class EngineServer:
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
-        ask = asks.parse(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
+        ask = completion_request.parse(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
         job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."

@@ -9,7 +9,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
 from data.tokens.tokenizer import Tokenizer
-from trainer.serving.asks import CompletionRequest
+from trainer.serving.completion_request import CompletionRequest
 
 
 @dataclass(frozen=True)

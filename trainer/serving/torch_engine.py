@@ -15,7 +15,7 @@ from data.tokens import tokenizer as tokenizers
 from trainer import device
 from trainer.model import export, hooks
 from trainer.model.generate import decoding, steps
-from trainer.serving.asks import CompletionRequest
+from trainer.serving.completion_request import CompletionRequest
 from trainer.serving.text_engine import TextEngine
 
 

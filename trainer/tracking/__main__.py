@@ -25,7 +25,7 @@ from typing import Any
 
 from store import local_files, packs
 from trainer.reporting.jsonl_log import FIGURES, SAID
-from trainer.tracking.growing import Growing
+from trainer.tracking.jsonl_tail import Growing
 from trainer.tracking.tracker import LastSent, TrackedRun, Tracker
 
 LOOK_S = 1.0
@@ -106,7 +106,7 @@ class Sidecar:
 def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
     """Return the tracker named in the configuration, opened for `run`."""
     if code := said.get("code"):
-        from trainer.tracking.own import OwnTracker
+        from trainer.tracking.extension_tracker import OwnTracker
 
         return OwnTracker(run, code, said["tracker"])
     made: Tracker = packs.load(said["opened_by"])(run)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from data.errors import InputError
-from data.tokens.untrusted.plain_parts import find_unknown_component
+from data.tokens.untrusted.component_check import find_unknown_component
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 CHARS = 1 << 20  # maximum characters of texts per request

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import InputError
-from store import outside
+from store import untrusted_input
 from store.artifacts import sentencepiece, vocabulary
 from store.artifacts.model_files import SPECIAL_MAP, TOKENIZER_CONFIG, named_tokens, tokenizer_config_of
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
@@ -19,7 +19,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 def write(folder: Path) -> None:
     """Write the tokenizer.json of a folder with a `tokenizer.model`. Raises InputError, UnusableDocument."""
-    raw = outside.content(folder / sentencepiece.FILE, sentencepiece.MOST_BYTES)
+    raw = untrusted_input.content(folder / sentencepiece.FILE, sentencepiece.MOST_BYTES)
     said = completed(json.loads(converted(raw)), folder)
     (folder / vocabulary.TOKENIZER).write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
 
@@ -46,7 +46,8 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
         expected = ids.get(content, len(ids))
         if number is not None and number != expected:
             raise InputError(
-                f"the added token {outside.printable_line(content)} has the id {number}, but would get {expected}"
+                f"the added token {untrusted_input.printable_line(content)} has the id {number}, but would get "
+                f"{expected}"
             )
         ids[content] = expected
         added[content] = sentencepiece.added_token(expected, content, **flags)
@@ -85,7 +86,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
         raise InputError("the ids of the added tokens are not numbers") from None
     for number, content, one in rows:
         if not isinstance(content, str) or not content:
-            raise InputError(f"the added token {number} is {outside.printable_line(content)}")
+            raise InputError(f"the added token {number} is {untrusted_input.printable_line(content)}")
         is_special = bool(one.get("special", content in names))
         flags = {name: bool(one.get(name, name == "normalized" and not is_special)) for name in FLAGS}
         yield number, content, {**flags, "special": is_special}

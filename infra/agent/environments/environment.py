@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from infra.agent import denied
+from infra.agent import permission_hints
 from infra.agent.environments.packages import (
     NOTHING,
     CarriedSources,
@@ -156,7 +156,7 @@ def ensure_at(
                 if not _is_whole(target, spec.key, program):  # another process may have finished the build
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
-            said = f"the {spec.name} environment cannot be made: {denied.error_with_hint(error, CODE)}"
+            said = f"the {spec.name} environment cannot be made: {permission_hints.error_with_hint(error, CODE)}"
             hint = "" if target.parent == CODE else "; to use a different folder, set SLIPWAY_ENVIRONMENTS"
             raise EnvironmentFailed(said + hint) from error
         except (configparser.Error, UnicodeDecodeError) as error:

@@ -18,9 +18,9 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from infra.agent import limits, step_zero
 from infra.agent.execution import steps
-from infra.agent.execution.beside import Sidecar
 from infra.agent.execution.nodes import NodeCallbacks, Nodes, environ_of, nodes_of
 from infra.agent.execution.progress import Growth, Progress, RecordTail, Redactor
+from infra.agent.execution.sidecars import Sidecar
 from infra.agent.job import Job, PodFolder, Step, private
 from infra.agent.process import (
     TOKEN,

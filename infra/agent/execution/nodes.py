@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, Optional, Union
 
-from infra.agent import outside
+from infra.agent import untrusted_json
 from infra.agent.amounts import duration
 from infra.agent.execution.steps import LEAVE_S, RESUME_ME, AttemptOutcome, describe_failure
 from infra.agent.job import NodeGroup, Step
@@ -229,7 +229,7 @@ class Leader:
 
     def _hear(self, line: bytes) -> Optional[bytes]:
         """Record the report of a node and return the answer, or None for an invalid report or a wrong key."""
-        said = outside.parse(line)
+        said = untrusted_json.parse(line)
         if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
             return None
         if not hmac.compare_digest(said["key"].encode("utf-8", "replace"), self.group.key.encode()):
@@ -358,7 +358,7 @@ class Follower:
         answer = answers.readline(LINE_BYTES)
         if not answer:
             return False
-        word = outside.parse(answer)
+        word = untrusted_json.parse(answer)
         if not isinstance(word, dict) or not word.keys() >= self.word.keys():
             raise ValueError("node 0 sent an unexpected answer")
         self.word = word

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
-from infra.agent import outside
-from infra.agent.execution.figures import OtherLoad, UtilizationSampler
+from infra.agent import untrusted_json
+from infra.agent.execution.utilization import OtherLoad, UtilizationSampler
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import retry_shortages, tolerate_shortage
 from infra.agent.state import say, try_read_json, try_write_json
@@ -87,7 +87,7 @@ class RecordTail:
 
 def _parse(line: bytes) -> Dict[str, Any]:
     try:
-        record = outside.parse(line)
+        record = untrusted_json.parse(line)
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from infra.agent.job import Job, PodFolder, write_durably
-from infra.agent.lifecycle import farewell
+from infra.agent.lifecycle import self_terminate
 from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import describe_survivors, end_all, hide_memory, send
 from infra.agent.shortage import retry_shortages, tolerate_shortage
@@ -50,7 +50,7 @@ def start(root: Path) -> int:
     """
     pod = PodFolder(root)
     job = read_job(pod)
-    key = farewell.read_key() if job.needs_key and hide_memory() else ""
+    key = self_terminate.read_key() if job.needs_key and hide_memory() else ""
     _take_turn(pod)
     if self_terminating_guard(pod):
         raise AgentError(f"{root}: the work has ended, and the pod is deleting itself; launch again")

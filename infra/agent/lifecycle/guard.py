@@ -23,7 +23,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
-from infra.agent.lifecycle import farewell, log_rotation, start_timer
+from infra.agent.lifecycle import log_rotation, self_terminate, start_timer
 from infra.agent.process import become_subreaper, current_identity, describe_survivors, end_all, hide_memory, reap
 from infra.agent.shortage import Backoff, exempt_from_oom_killer, retry_shortages, tolerate_shortage
 from infra.agent.state import (
@@ -81,7 +81,7 @@ def _key_of(job: Job) -> str:
 
     A guard restarted by the agent has no key; then the vendor's own limit ends the pod.
     """
-    return farewell.read_key() if job.needs_key and hide_memory() else ""
+    return self_terminate.read_key() if job.needs_key and hide_memory() else ""
 
 
 class Guard:
@@ -289,7 +289,7 @@ class Guard:
     def leave(self) -> None:
         """End the pod itself after the verdict, if possible and due; then never return."""
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
-        if not farewell.is_due(self.job, ending):
+        if not self_terminate.is_due(self.job, ending):
             return
         if self.job.needs_key and not self.key:
             say("the work has ended; the guard was started without the key, so the vendor's own limit ends the pod")
@@ -297,11 +297,11 @@ class Guard:
         self.is_leaving = True
         self._report()
         say("the work has ended; the guard deletes the pod")
-        self._rest(farewell.wait_s(self.job))
+        self._rest(self_terminate.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
-        farewell.terminate_self(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
+        self_terminate.terminate_self(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
 
     def _rest(self, seconds: float) -> None:
         """Sleep for some seconds of real time, and keep the guard's report fresh."""

@@ -28,9 +28,9 @@ from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.key_owners import KeyOwners
-from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.promises import DrillRecord
+from infra.providers.rate_limit import Pace
 from infra.providers.runpod.graph import (
     BID,
     INTERRUPTABLE,

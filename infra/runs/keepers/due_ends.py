@@ -1,6 +1,6 @@
 """Selection of the pods due to end, and checks for a live process managing a pod.
 
-This module reads rows, leases and settings, and looks at pods; `infra.runs.settle` ends the selected pods.
+This module reads rows, leases and settings, and looks at pods; `infra.runs.journal_upkeep` ends the selected pods.
 """
 
 import time
@@ -13,8 +13,8 @@ from infra.ledger.leases import keeper_lease
 from infra.ledger.op import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN, Op
 from infra.ledger.service_rows import service_lease
 from infra.machines.host_memory import map_parallel
-from infra.runs import run_rows, sight
-from infra.runs.sight import Observation
+from infra.runs import observation, run_rows
+from infra.runs.observation import Observation
 from infra.selection import registry
 from infra.settings import Settings, is_rented
 
@@ -59,7 +59,7 @@ def final_observation(op: Op, settings: Settings) -> Observation:
     if op.detached or op.state not in (READY, LOST):
         return Observation()
     (seen,) = map_parallel(
-        lambda one: sight.observe_pod(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S
+        lambda one: observation.observe_pod(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S
     )
     return seen if isinstance(seen, Observation) else Observation(why=str(seen))
 

@@ -25,11 +25,11 @@ from infra.ledger.op import TERMINATING, Op
 from infra.notices.outbox import notify_end, notify_recovered
 from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
-from infra.runs import launch, run_rows, sight
+from infra.runs import launch, observation, run_rows
 from infra.runs.acceptance import terms_for
 from infra.runs.launch import Terms
+from infra.runs.observation import AskedParties, Observation
 from infra.runs.run_home import RunHome
-from infra.runs.sight import AskedParties, Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -152,7 +152,7 @@ class Keeper:
         """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
             return Observation(False)
-        return sight.observe_pod(op, self.vendors(op.vendor), asks)
+        return observation.observe_pod(op, self.vendors(op.vendor), asks)
 
     def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))

@@ -23,7 +23,7 @@ from infra.runs import launch, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, RecoveryAction, decide, recovers
-from infra.runs.sight import GONE, AskedParties, Observation
+from infra.runs.observation import GONE, AskedParties, Observation
 from infra.units import duration
 
 LOOK_EVERY_S = 30.0  # Vendor clock.

@@ -22,7 +22,7 @@ from infra.ledger.op import TERMINATING, UNKNOWN, Op
 from infra.names import check_name
 from infra.runs.keepers import recovery
 from infra.runs.keepers.recovery import RecoveryAction
-from infra.runs.sight import GONE, Observation
+from infra.runs.observation import GONE, Observation
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 from infra.agent.state import NODE_LOST
 from infra.ledger.op import Op
-from infra.runs.sight import Observation, ObservationKind
+from infra.runs.observation import Observation, ObservationKind
 from store.backoff import Backoff, Retries
 
 HOUR_S = 3600.0

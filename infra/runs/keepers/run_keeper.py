@@ -27,10 +27,10 @@ from infra.ledger.op import ASKED, LOST, READY, Op
 from infra.machines.host_memory import map_parallel
 from infra.providers import market
 from infra.records import Offer, Plan
-from infra.runs import launch, pods, run_rows, sight
+from infra.runs import launch, observation, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, RecoveryAction, RecoveryDecision, decide
-from infra.runs.sight import AskedParties, Observation, ObservationKind, Seen, follow
+from infra.runs.observation import AskedParties, Observation, ObservationKind, Seen, follow
 from infra.runs.sync import mirror, reports, snapshot
 from infra.runs.sync.snapshot import Downloads
 from infra.runs.timing import Say
@@ -72,7 +72,7 @@ class RunKeeper(Keeper):
             try:
                 if not op.is_live or op.detached:
                     raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
-                transport = self.vendors(op.vendor).reach(sight.pod_of(op))
+                transport = self.vendors(op.vendor).reach(observation.pod_of(op))
                 with self._downloading(op, transport):
                     for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
                         heard = True
@@ -288,7 +288,7 @@ class RunKeeper(Keeper):
         what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
         provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
         if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
-            self.downloads.last(op, provider.reach(sight.pod_of(op)), provider.pod_store)
+            self.downloads.last(op, provider.reach(observation.pod_of(op)), provider.pod_store)
         if silent:
             self._find_replacement(op, silent)
         if WAITS not in op.reason:
@@ -296,11 +296,11 @@ class RunKeeper(Keeper):
         if provider.is_here:  # A run cannot leave this machine; a gone node gets a new pod in the same folder.
             for row in live:
                 if row.rank in course.gone:
-                    pods.end(provider, row, self.journal, sight.GONE)
+                    pods.end(provider, row, self.journal, observation.GONE)
             new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
             return self.journal.note(new, recoveries=recoveries)
         for row in sorted(live, key=lambda row: (row.rank not in course.silent, -row.rank)):
-            reason = sight.GONE if row.rank in course.gone else what
+            reason = observation.GONE if row.rank in course.gone else what
             self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
         self.lost(self.journal.op(op.token))
         # A terminal that closes now would cost this pod too, so a keeper asked to exit finishes the start first.
@@ -348,7 +348,7 @@ class RunKeeper(Keeper):
         # The other nodes cannot continue without node 0; all nodes restart together.
         for other in run_rows.nodes_of(op, self.journal)[1:]:
             if other.is_live:
-                self._end(other, sight.GONE, may_detach=True)
+                self._end(other, observation.GONE, may_detach=True)
         op = self.journal.op(op.token)  # The row has ended, so the cost is final.
         job, budget = self.remaining_job(op, limits or Limits())
         plan = Plan(

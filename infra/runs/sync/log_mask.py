@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
-from infra.runs.sight import folder_of
+from infra.runs.observation import folder_of
 from infra.transport.protocol import Transport
 from infra.transport.scan.contents import LEAST_VALUE_LETTERS, keys_of_installation
-from store import outside
+from store import untrusted_input
 from store.masking import Mask
 
 SECRETS_BYTES = 1 << 20
@@ -50,10 +50,12 @@ def handed_to(op: Op, transport: Transport) -> dict[str, str]:
     """Return the secrets on the pod by name; {} before the hand-over or without the file. Raises SlipwayError."""
     if op.token not in _there:
         try:
-            said = outside.mapping(transport.get(folder_of(op).secrets, SECRETS_BYTES), SECRETS_BYTES, MOST_SECRETS)
+            said = untrusted_input.mapping(
+                transport.get(folder_of(op).secrets, SECRETS_BYTES), SECRETS_BYTES, MOST_SECRETS
+            )
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except outside.UnusableDocument as error:
+        except untrusted_input.UnusableDocument as error:
             raise SlipwayError(
                 f"{op.run}: the secrets of the pod cannot be read, so logs cannot be masked: {error}"
             ) from None

@@ -18,19 +18,19 @@ from typing import Any
 from infra.agent.job import Job, PodFolder, earlier_part
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
+from infra.runs.observation import folder_of
 from infra.runs.pod_reports import parse
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
-from infra.runs.sync import fetched, log_mask, reports
-from infra.runs.sync.fetched import LIST_S, MOST_FILES, FetchRoom, check_fits, listed
+from infra.runs.sync import fetched_files, log_mask, reports
+from infra.runs.sync.fetched_files import LIST_S, MOST_FILES, FetchRoom, check_fits, listed
 from infra.transport import large_files
 from infra.transport.protocol import LOGS, READ_BYTES, Meter, Transport
 from store.artifacts.artifacts import Store
 from store.manifest import MISSING, Manifest, StoreError, kept_name, places
 from store.masking import Mask
-from store.outside import LOG, NamedSizes
 from store.run_sync.restore import EARLIER
 from store.run_sync.run_folder import ENDING, RunFolder
+from store.untrusted_input import LOG, NamedSizes
 
 SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # Timeout for a lost connection during the transfer of a large file.
@@ -42,18 +42,18 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
     """Append the new bytes of the pod's logs to the local copies; return the paths of the copies, by name."""
     listing, room = listed(op, transport, LOGS), FetchRoom.of(home)
     mask = log_mask.mask_for(op, transport)
-    paths, cuts = list[Path](), fetched.cuts_of(listing)
+    paths, cuts = list[Path](), fetched_files.cuts_of(listing)
     for name in sorted(path for path in listing.sizes if LOG.fullmatch(path)):
         parts = _parts_of(name, folder_of(op).root, listing)
         if not parts:
             continue
         with contextlib.suppress(FileNotFoundError):  # The log was removed after the listing.
             there = sum(size for _, size in parts)
-            size = room.share(fetched.held_bytes(home.pod.root / name), there)
+            size = room.share(fetched_files.held_bytes(home.pod.root / name), there)
             _copy_log(LogSource(transport, parts, mask if name.endswith(".log") else NO_MASK), home, name, size)
             paths.append(home.pod.root / name)
-            cuts += [fetched.describe_cut(name, size, there)] if size < there else []
-    fetched.note_cuts(home, "logs", cuts)
+            cuts += [fetched_files.describe_cut(name, size, there)] if size < there else []
+    fetched_files.note_cuts(home, "logs", cuts)
     return paths
 
 
@@ -87,16 +87,16 @@ class LogSource:
 
 def _copy_log(source: LogSource, home: RunHome, name: str, size: int) -> None:
     if not _append(source, home, name, size):
-        fetched.place(home.pod.root, name).unlink()
+        fetched_files.place(home.pod.root, name).unlink()
         _append(source, home, name, size)
 
 
 def _append(source: LogSource, home: RunHome, name: str, size: int) -> bool:
     """Append the missing bytes of the first `size` bytes to a copy; return False if the copy is of a different log."""
-    here = fetched.held_bytes(home.pod.root / name)
+    here = fetched_files.held_bytes(home.pod.root / name)
     if here and here >= size:
         return here == size
-    with fetched.opened(home.pod.root, name) as file:
+    with fetched_files.opened(home.pod.root, name) as file:
         file.seek(max(0, here - OVERLAP_BYTES))
         known = file.read(here - file.tell())
         pieces, head = source.masked(here - len(known), size), b""
@@ -134,22 +134,22 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
         files = sorted(there.names().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:
-            here = 0 if name in rotated else fetched.held_bytes(home.pod.root / name)
+            here = 0 if name in rotated else fetched_files.held_bytes(home.pod.root / name)
             if LOG.fullmatch(name) and here < (most := room.share(here, size)):
-                paths.append(fetched.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
-                cuts += [fetched.describe_cut(name, most, size)] if most < size else []
+                paths.append(fetched_files.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
+                cuts += [fetched_files.describe_cut(name, most, size)] if most < size else []
     except StoreError:
         raise
     except Exception as error:  # A store client may raise any exception.
         raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
-    fetched.note_cuts(home, "logs of the store", cuts)
+    fetched_files.note_cuts(home, "logs of the store", cuts)
     return paths
 
 
 def _is_rotated(log: str, there: Mapping[str, int], home: RunHome) -> bool:
     """Return True if the pod has rotated a log since the last local copy."""
     part = earlier_part(Path(log)).as_posix()
-    return there.get(part, 0) > fetched.held_bytes(home.pod.root / part)
+    return there.get(part, 0) > fetched_files.held_bytes(home.pod.root / part)
 
 
 def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
@@ -233,7 +233,7 @@ def bring_artifacts(
             keep_only(draft, {entry.path for entry in manifest.files})
             for entry in manifest.files:
                 source = str(pod.code / pod_store / manifest.place(entry.path))
-                if fetch(transport, source, fetched.place(draft, entry.path), entry.size, meter) != entry.sha256:
+                if fetch(transport, source, fetched_files.place(draft, entry.path), entry.size, meter) != entry.sha256:
                     raise StoreError(
                         f"{name} from {op.run}: {entry.path} was damaged in transfer; run again: inv pull {op.run}"
                     )
@@ -318,7 +318,7 @@ def _draft(home: RunHome, key: str) -> Iterator[Path]:
 
     If a different process is fetching the same artifact, yield a new temporary folder.
     """
-    path = fetched.place(home.pod.root, f"{home.incoming.name}/{key}.lock")
+    path = fetched_files.place(home.pod.root, f"{home.incoming.name}/{key}.lock")
     folder = path.parent
     with path.open("w") as lock:
         try:
@@ -327,7 +327,7 @@ def _draft(home: RunHome, key: str) -> Iterator[Path]:
             with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=folder) as own:
                 yield Path(own)
             return
-        draft = fetched.place(home.pod.root, f"{home.incoming.name}/{key}")
+        draft = fetched_files.place(home.pod.root, f"{home.incoming.name}/{key}")
         draft.mkdir(exist_ok=True)
         yield draft
         shutil.rmtree(draft, ignore_errors=True)  # The store may have moved the folder.

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.ledger.op import Op
+from infra.runs.observation import folder_of
 from infra.runs.pod_reports import SAID_BYTES, parse
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
-from infra.runs.sync import fetched
+from infra.runs.sync import fetched_files
 from infra.transport.protocol import Transport
 
 KINDS = ("progress", "verdict", "guard")
@@ -39,7 +39,7 @@ def download(op: Op, transport: Transport, home: RunHome) -> None:
 
 def save(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
     """Write a report into the run's home."""
-    fetched.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
+    fetched_files.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
 
 
 def read_local(op: Op, home: RunHome) -> dict[str, Any]:
@@ -47,6 +47,6 @@ def read_local(op: Op, home: RunHome) -> dict[str, Any]:
     said = {}
     for kind in KINDS:
         with contextlib.suppress(FileNotFoundError):
-            content = fetched.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
+            content = fetched_files.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
             said[kind] = parse(content, f"the local copy of the {kind} of {op.run}")
     return said

@@ -20,18 +20,18 @@ from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.records import Carried
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome, own_folder, read_record, write_record
-from infra.runs.sight import folder_of
-from infra.runs.sync import fetched, mirror, reports
-from infra.runs.sync.fetched import LIST_S, MARK_BYTES, RESULTS, FetchRoom, check_fits, listed
+from infra.runs.sync import fetched_files, mirror, reports
+from infra.runs.sync.fetched_files import LIST_S, MARK_BYTES, RESULTS, FetchRoom, check_fits, listed
 from infra.runs.timing import Say
 from infra.transport.protocol import READ_BYTES, ConnectionLost, Meter, ThisMachine, TimedOut, Transport, Unreachable
 from infra.transport.push import push
-from store import outside
+from store import untrusted_input
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
-from store.outside import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 from store.run_sync.run_folder import MANIFEST, DamagedCheckpoint, ListedCheckpoint, by_folder, step_of
+from store.untrusted_input import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 
 OURS = ("code", "state", "logs", "work")  # Reserved names beside the code; a carried folder cannot use them.
 EVERY_S = 2.0
@@ -64,20 +64,20 @@ def carried_of(home: RunHome) -> tuple[Carried, ...]:
     Raises SlipwayError for an invalid record; no folder is sent.
     """
     try:
-        said = outside.typed(read_record(home.carried), "carried", list)
+        said = untrusted_input.typed(read_record(home.carried), "carried", list)
         return tuple(_kept_one(home, one) for one in said)
     except FileNotFoundError:
         return ()
-    except outside.UnusableDocument as error:
+    except untrusted_input.UnusableDocument as error:
         raise SlipwayError(f"{home.carried} cannot be used, and is not sent: {error}") from None
 
 
 def _kept_one(home: RunHome, said: Any) -> Carried:
     if type(said) is not dict or set(said) - {"name", "file", "anyway"}:
-        raise outside.UnusableDocument(f"entry {outside.printable_line(said)}")
-    name, file = outside.typed(said, "name", str), outside.typed(said, "file", str, "")
+        raise untrusted_input.UnusableDocument(f"entry {untrusted_input.printable_line(said)}")
+    name, file = untrusted_input.typed(said, "name", str), untrusted_input.typed(said, "file", str, "")
     source = str(own_folder(home, home.kept.root / _checked(name, file)))
-    anyway = [one for one in outside.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
+    anyway = [one for one in untrusted_input.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
     return Carried(name=name, source=source, file=file, anyway=tuple(anyway))
 
 
@@ -87,8 +87,9 @@ def _checked(name: str, file: str) -> str:
     Raises UnusableDocument for an invalid or reserved name, or an invalid path.
     """
     if not is_part(name) or name in OURS or file and not is_inside(file):
-        raise outside.UnusableDocument(
-            f"{outside.printable_line(name)} with {outside.printable_line(file)} is not a folder to send"
+        raise untrusted_input.UnusableDocument(
+            f"{untrusted_input.printable_line(name)} with {untrusted_input.printable_line(file)} is not a folder to "
+            "send"
         )
     return name
 
@@ -104,12 +105,12 @@ def download(op: Op, transport: Transport, home: RunHome) -> None:
             drafts += _fetch_checkpoint(transport, pod, home, checkpoints[0])
     # Between fetching and publishing the checkpoints: the local metrics then reach at least as far as any local
     # checkpoint, even if the pod is lost at any time.
-    cuts = [*fetched.cuts_of(listing), *_bring_figures(transport, pod, home, listing.sizes)]
+    cuts = [*fetched_files.cuts_of(listing), *_bring_figures(transport, pod, home, listing.sizes)]
     for name, there in listing.sizes.items():
         if MARK.fullmatch(name) and there <= MARK_BYTES:
             with contextlib.suppress(FileNotFoundError):
-                fetched.replace(home.pod.root, name, [transport.get(pod / name, MARK_BYTES)])
-    fetched.note_cuts(home, "results", cuts)
+                fetched_files.replace(home.pod.root, name, [transport.get(pod / name, MARK_BYTES)])
+    fetched_files.note_cuts(home, "results", cuts)
     for draft, target in drafts:
         draft.rename(target)
         for old in (*target.parent.glob("step-*"), *target.parent.glob(".step-*.draft")):
@@ -122,10 +123,12 @@ def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mappin
     cuts, room = [], FetchRoom.of(home)
     for name, there in sizes.items():
         if FIGURES.fullmatch(name):
-            most = room.share(fetched.held_bytes(home.pod.root / name), there + READ_BYTES)  # The file may be growing.
+            most = room.share(
+                fetched_files.held_bytes(home.pod.root / name), there + READ_BYTES
+            )  # The file may be growing.
             with contextlib.suppress(FileNotFoundError):
-                fetched.replace(home.pod.root, name, fetched.pieces_of(transport, str(pod / name), most))
-                cuts += [fetched.describe_cut(name, most, there)] if most < there else []
+                fetched_files.replace(home.pod.root, name, fetched_files.pieces_of(transport, str(pod / name), most))
+                cuts += [fetched_files.describe_cut(name, most, there)] if most < there else []
     return cuts
 
 
@@ -140,7 +143,7 @@ def restore(op: Op, transport: Transport, home: RunHome, store: Store) -> None:
     steps = op.read_job().steps
     lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
     remade = [f"state/marks/{name}.json" for name in lost]  # The output of these steps was lost with the pod.
-    for name in sorted(fetched.files_below(kept)):
+    for name in sorted(fetched_files.files_below(kept)):
         if is_of_run(name) and name not in remade and name.rpartition("/")[0] not in there:
             mirror.put(transport, kept / name, str(pod.root / name))  # Logs continue at their end.
 
@@ -174,7 +177,7 @@ def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
 def _is_same(transport: Transport, root: Path, kept: Path, checkpoint: str) -> bool:
     """Return True if a checkpoint on the pod and the local checkpoint have equal, valid manifests."""
     with contextlib.suppress(FileNotFoundError):  # One of the two folders is no checkpoint.
-        here = _manifest(fetched.content(kept, f"{checkpoint}/{MANIFEST}"))
+        here = _manifest(fetched_files.content(kept, f"{checkpoint}/{MANIFEST}"))
         return here is not None and bool(_manifest(transport.get(root / checkpoint / MANIFEST)) == here)
     return False
 
@@ -189,7 +192,7 @@ def _put_aside(op: Op, transport: Transport, there: Path) -> None:
 def _manifest(content: bytes) -> Any:
     """Return the parsed manifest, or None for a damaged manifest."""
     with contextlib.suppress(ValueError):
-        return outside.mapping(content)
+        return untrusted_input.mapping(content)
 
 
 def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str) -> list[tuple[Path, Path]]:
@@ -197,7 +200,7 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
 
     Raises SlipwayError for a damaged file, or without enough disk space.
     """
-    target = fetched.place(home.pod.root, name)
+    target = fetched_files.place(home.pod.root, name)
     if target.exists():
         return []
     source, above = pod / name, name.rpartition("/")[0]
@@ -206,14 +209,16 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
     except DamagedCheckpoint as error:
         raise SlipwayError(f"{source}: {error}") from None
     check_fits(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
-    draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # Includes the files of an earlier attempt.
+    draft = fetched_files.place(
+        home.pod.root, f"{above}/.{target.name}.draft"
+    )  # Includes the files of an earlier attempt.
     meter = Meter()
     mirror.keep_only(draft, {file.path for file in checkpoint.files})
     for file in checkpoint.files:
-        path = fetched.place(draft, file.path)
+        path = fetched_files.place(draft, file.path)
         if mirror.fetch(transport, str(source / file.path), path, file.size, meter) != file.sha256:
             raise SlipwayError(f"{source / file.path} was damaged in transfer; downloading again")
-    fetched.replace(draft, MANIFEST, [checkpoint.raw])
+    fetched_files.replace(draft, MANIFEST, [checkpoint.raw])
     return [(draft, target)]
 
 
@@ -271,8 +276,8 @@ class Downloads:
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
         """Return the downloads in order; on a full disk, only the reports and a function that raises SlipwayError."""
         words = [lambda: reports.download(op, transport, self.home)]
-        if fetched.reserve_problem(self.home.folder, self.reserve_bytes):
-            return [*words, lambda: fetched.check_reserve(self.home.folder, self.reserve_bytes)]
+        if fetched_files.reserve_problem(self.home.folder, self.reserve_bytes):
+            return [*words, lambda: fetched_files.check_reserve(self.home.folder, self.reserve_bytes)]
         parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]
         if pod_store:  # Without a pod store, the pod itself uploads artifacts.
             parts += [

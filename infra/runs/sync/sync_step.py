@@ -27,9 +27,9 @@ def with_courier(job: Job, store: str, run: str) -> Job:
         return job
     config = {"store": store, "run": run, "makings": _makings(job), "mounts": mounts_of(job)}
     often = EVERY_S.get(store.partition("://")[0], 60.0)
-    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), environment, config)
+    fetch = Step(FETCH, ("-m", "store.uploader", "fetch"), environment, config)
     carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
-    carry = Step(CARRY, ("-m", "store.courier", "carry"), environment, carrying)
+    carry = Step(CARRY, ("-m", "store.uploader", "carry"), environment, carrying)
     return replace(job, steps=(fetch, *job.steps), beside=carry)
 
 

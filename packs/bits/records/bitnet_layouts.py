@@ -15,7 +15,7 @@ from typing import Any
 
 from data.errors import ConfigError
 from store.artifacts.model_files import TensorHeader
-from store.outside import printable_line
+from store.untrusted_input import printable_line
 
 PER_BYTE = 4  # matrix rows packed into a byte
 SCALE = ".weight_scale"

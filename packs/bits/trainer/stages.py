@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from data.config import StepContext
 from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
 from packs.bits.trainer.conversion import converted

@@ -31,7 +31,7 @@ from store.artifacts.artifacts import Store
 from trainer.config import PhaseConfig
 from trainer.device import prepare
 from trainer.evaluation import intervals
-from trainer.evaluation.many_turns import TurnsQuestion
+from trainer.evaluation.multi_turn import TurnsQuestion
 from trainer.loop import accumulate
 from trainer.model import export
 from trainer.model.decoder import Decoder

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from packs.blocks.records.dlm_config import DlmConfig
 from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, as_phase
-from trainer.profiles.street import TALK
+from trainer.profiles.derived_phases import TALK
 from trainer.records.model_config import BlocksConfig
 
 SMALL = ("smoke", "smoke_bits", "tiny")

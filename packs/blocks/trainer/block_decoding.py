@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.choice import sample_token
 from trainer.model.decoder import Decoder, KvCache
 from trainer.model.losses import capped
+from trainer.model.token_sampling import sample_token
 from trainer.records.model_config import BlocksConfig
 
 

@@ -15,6 +15,6 @@ class ThroughHost(LineFlags):
 
     def run(self, line: CommandLine) -> None:
         # Shell completion lists flags without importing the code for running a line.
-        from packs.control_host.commands import run_there
+        from packs.control_host.commands import run_on_host
 
-        run_there.run_on_host(self.control, line)
+        run_on_host.run_on_host(self.control, line)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flows.supervisor import supervisor_client
 from infra.flags import flag
 from packs.control_host.control import host_side
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 from scripts.cli import context, render
 from scripts.cli.command import APART, command
 from scripts.cli.flags import Output

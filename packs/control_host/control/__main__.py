@@ -21,7 +21,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.installation import this_machine
 from packs.control_host.control import archive, host_side, session
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 
 
 def main(words: list[str]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from infra.installation import this_machine
 from infra.settings import Settings
 from infra.units import duration
-from packs.control_host.control.places import NOBODY, HostPlaces
-from store import outside
+from packs.control_host.control.host_paths import NOBODY, HostPlaces
+from store import untrusted_input
 from store.packs import AlwaysOn
 
 
@@ -24,7 +24,7 @@ class ControlHostMachine(AlwaysOn):
         places = HostPlaces.beside(settings.state_file)
         if not places.is_control_host:
             return ""
-        last = outside.mapping(places.started.read_bytes())
+        last = untrusted_input.mapping(places.started.read_bytes())
         ago = duration(max(0.0, time.time() - float(last["at"])))
         return (
             f"on the control host {this_machine().host}, alive now; keepers and controllers were started "

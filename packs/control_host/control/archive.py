@@ -24,8 +24,8 @@ from infra.providers.pod_keys import PodKeys
 from infra.records import Address
 from infra.units import size
 from packs.control_host.control import journal_moves
-from store import local_files, outside
-from store.outside import UnusableDocument
+from store import local_files, untrusted_input
+from store.untrusted_input import UnusableDocument
 
 KNOWN_HOSTS = "known_hosts"
 MOST_TEXT = 128 << 20  # bytes of an archive in transfer
@@ -147,7 +147,7 @@ def _refuse_odd_tables(db: sqlite3.Connection) -> None:
     """Raise UnusableDocument when `ops` or `meta` is not a table, for example a view."""
     found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
     if found != {"ops": "table", "meta": "table"}:
-        raise UnusableDocument(f"expected the tables ops and meta, found {outside.printable_line(found)}")
+        raise UnusableDocument(f"expected the tables ops and meta, found {untrusted_input.printable_line(found)}")
 
 
 def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
@@ -165,11 +165,11 @@ def _read(archive: str) -> dict[str, Any]:
     try:
         if len(archive) > MOST_TEXT:
             raise UnusableDocument(f"the copy has {size(len(archive))}; the limit is {size(MOST_TEXT)}")
-        document = outside.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
+        document = untrusted_input.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
         for key in ("keys_folder", "journal"):
-            outside.typed(document, key, str)
+            untrusted_input.typed(document, key, str)
         for key in ("keys", "known_hosts"):
-            _check_files(outside.typed(document, key, dict))
+            _check_files(untrusted_input.typed(document, key, dict))
         _bytes(document["journal"])
         _bytes(document["hosts"] or "")
     except (ValueError, KeyError, TypeError, zlib.error) as error:
@@ -196,9 +196,9 @@ def _unzipped(packed: bytes) -> bytes:
 
 def _check_files(files: dict[str, Any]) -> None:
     for name in files:
-        if "/" in outside.relative(name):
-            raise UnusableDocument(f"{outside.printable_line(name)} is no name of a file")
-        _bytes(outside.typed(files, name, str))
+        if "/" in untrusted_input.relative(name):
+            raise UnusableDocument(f"{untrusted_input.printable_line(name)} is no name of a file")
+        _bytes(untrusted_input.typed(files, name, str))
 
 
 def _folder(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from infra.transport.protocol import ThisMachine
-from packs.control_host.control.places import BOOT_LINE, CRON, NOBODY, SYSTEMD, HostPlaces
+from packs.control_host.control.host_paths import BOOT_LINE, CRON, NOBODY, SYSTEMD, HostPlaces
 from packs.control_host.control.settings import HERE
 
 UNIT = "slipway-control.service"

@@ -18,8 +18,8 @@ from typing import IO
 
 from infra.errors import SlipwayError, UsageError
 from infra.units import size as in_words
-from store import outside
-from store.outside import UnusableDocument
+from store import untrusted_input
+from store.untrusted_input import UnusableDocument
 
 ENTRIES = 1_000_000
 ARCHIVE_BYTES = 16 << 30  # total size of the files of an archive
@@ -139,9 +139,11 @@ class _Extraction:
             self.num_entries += 1
             if self.num_entries > self.bounds.entries:
                 raise UnusableDocument(f"the archive has more than {self.bounds.entries} files")
-            name = outside.relative(member.name)
+            name = untrusted_input.relative(member.name)
             if not self.is_wanted(name):
-                raise UnusableDocument(f"the archive holds {outside.printable_line(name)}, which was not requested")
+                raise UnusableDocument(
+                    f"the archive holds {untrusted_input.printable_line(name)}, which was not requested"
+                )
             self._take(member, name)
         return self.links
 
@@ -157,15 +159,15 @@ class _Extraction:
             with self._new(name, member.mode) as file:
                 shutil.copyfileobj(self.tar.extractfile(member), file)  # type: ignore[arg-type]
         else:
-            raise UnusableDocument(f"{outside.printable_line(name)} is neither a file nor a folder nor a link")
+            raise UnusableDocument(f"{untrusted_input.printable_line(name)} is neither a file nor a folder nor a link")
 
     def _copy(self, member: tarfile.TarInfo, name: str) -> None:
         """Write a hard link as a separate file; the link target must be a file of the same archive."""
-        first = self.folder / outside.relative(member.linkname)
+        first = self.folder / untrusted_input.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
             raise UnusableDocument(
-                f"{outside.printable_line(name)} is a hard link to {outside.printable_line(member.linkname)}, which is "
-                "not a file of this archive"
+                f"{untrusted_input.printable_line(name)} is a hard link to "
+                f"{untrusted_input.printable_line(member.linkname)}, which is not a file of this archive"
             )
         self._count(name, first.stat().st_size)
         with first.open("rb") as source, self._new(name, first.stat().st_mode) as file:
@@ -175,7 +177,7 @@ class _Extraction:
         self.num_bytes += size
         if size > self.bounds.file_bytes:
             raise UnusableDocument(
-                f"{outside.printable_line(name)} has {in_words(size)}; the limit for a file is "
+                f"{untrusted_input.printable_line(name)} has {in_words(size)}; the limit for a file is "
                 f"{in_words(self.bounds.file_bytes)}"
             )
         if self.num_bytes > self.bounds.bytes:
@@ -187,7 +189,7 @@ class _Extraction:
         try:
             return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, safe_mode(mode)), "wb")
         except FileExistsError:
-            raise UnusableDocument(f"it holds {outside.printable_line(name)} twice") from None
+            raise UnusableDocument(f"it holds {untrusted_input.printable_line(name)} twice") from None
 
 
 def create_folder(folder: Path, name: str) -> Path:
@@ -198,16 +200,18 @@ def create_folder(folder: Path, name: str) -> Path:
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UnusableDocument(f"{outside.printable_line(name)} is both a file and a folder in the archive") from None
+        raise UnusableDocument(
+            f"{untrusted_input.printable_line(name)} is both a file and a folder in the archive"
+        ) from None
     return folder / name
 
 
 def _make_link(folder: Path, name: str, target: str) -> str:
     if os.path.lexists(folder / name):
-        raise UnusableDocument(f"the archive holds {outside.printable_line(name)} twice")
+        raise UnusableDocument(f"the archive holds {untrusted_input.printable_line(name)} twice")
     why = _leads_out(name, target)
     if why:
-        return f"{outside.printable(name)}, a link to {outside.printable(target[:200])}: {why}"
+        return f"{untrusted_input.printable(name)}, a link to {untrusted_input.printable(target[:200])}: {why}"
     create_folder(folder, os.path.dirname(name))
     os.symlink(target, folder / name)
     return ""
@@ -225,7 +229,7 @@ def _leads_out(name: str, target: str) -> str:
     if above > len(name.split("/")) - 2 or ".." in parts[above:]:
         return "the target may lie outside of the requested path"
     try:
-        outside.relative("/".join(parts[above:]) or "x")
+        untrusted_input.relative("/".join(parts[above:]) or "x")
     except UnusableDocument as error:
         return str(error)
     return ""

@@ -24,9 +24,9 @@ from infra.transport.protocol import ConnectionLost, Unreachable
 from infra.transport.push import PushResult, push
 from infra.transport.ssh import Ssh
 from packs.control_host.control import archive, terminal
-from packs.control_host.control.places import HostPlaces, checkout_id
+from packs.control_host.control.host_paths import HostPlaces, checkout_id
 from packs.control_host.control.settings import HERE
-from store import local_files, outside
+from store import local_files, untrusted_input
 
 T = TypeVar("T")
 
@@ -110,8 +110,8 @@ class ControlHost:
     def _about(self, line: str) -> dict[str, Any]:
         """Parse the record of the control host. Raises SlipwayError."""
         try:
-            said = outside.mapping(line)
-            return {**said, "installation": outside.typed(said, "installation", str)}
+            said = untrusted_input.mapping(line)
+            return {**said, "installation": untrusted_input.typed(said, "installation", str)}
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the record about.json cannot be read: {error}") from None
 
@@ -143,14 +143,14 @@ class ControlHost:
             raise kind(f"{self.name}: {done.stderr.strip() or f'exit code {done.exited}'}")
         self.copy.note_seen()
         try:
-            return outside.mapping(done.stdout, most_bytes=MOST_ANSWER)
+            return untrusted_input.mapping(done.stdout, most_bytes=MOST_ANSWER)
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the answer to {word} cannot be read: {error}") from None
 
     def told(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
         """Return the value of `key` from an answer of `call`. Raises SlipwayError for a value of a different type."""
         try:
-            return outside.typed(answer, key, kind)
+            return untrusted_input.typed(answer, key, kind)
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the answer cannot be read: {error}") from None
 
@@ -250,7 +250,7 @@ class JournalCopy:
     def seen_at(self) -> float | None:
         """Return the time of the last contact with the host in UTC epoch seconds; None without contact."""
         try:
-            return float(outside.mapping((self.folder / "seen.json").read_bytes())["at"])
+            return float(untrusted_input.mapping((self.folder / "seen.json").read_bytes())["at"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

@@ -14,13 +14,13 @@ from infra.agent.process import boot_id
 from infra.agent.shortage import is_full
 from infra.errors import UsageError
 from infra.journal_file import installation_file
-from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
+from infra.ledger.lease_termination import terminate_holders
 from packs.control_host.control import archive, at_boot, journal_moves, run_files
+from packs.control_host.control.host_paths import HostPlaces
 from packs.control_host.control.local_pods import refuse_local_pods
-from packs.control_host.control.places import HostPlaces
 from packs.control_host.control.settings import HERE
-from store import local_files, outside
+from store import local_files, untrusted_input
 
 LOOK_AGAIN_S = 60.0  # seconds between checks of keepers and services
 OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
@@ -61,7 +61,7 @@ def start_check(places: HostPlaces, code: Path) -> None:
 def is_due(places: HostPlaces) -> bool:
     """Return whether a check of keepers and services is due: after a boot, or a minute after the last check."""
     try:
-        last = outside.mapping(places.started.read_bytes())
+        last = untrusted_input.mapping(places.started.read_bytes())
         return last["boot_id"] != boot_id() or not 0 <= time.time() - float(last["at"]) < LOOK_AGAIN_S
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return True

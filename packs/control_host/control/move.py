@@ -19,17 +19,17 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
-from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
-from infra.runs.settle import settle
+from infra.ledger.lease_termination import terminate_holders
+from infra.runs.journal_upkeep import settle
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.transport.protocol import Unreachable
 from infra.units import duration
 from packs.control_host.control import archive, journal_moves, run_files
 from packs.control_host.control.host import ControlHost, settings_to_send
+from packs.control_host.control.host_paths import checkout_id
 from packs.control_host.control.local_pods import refuse_local_pods
-from packs.control_host.control.places import checkout_id
 from packs.control_host.control.settings import HERE, ControlHostSettings
 
 
@@ -46,7 +46,8 @@ class MoveUpResult:
 class MoveDownResult:
     """Result of `down` and `recover_lost_host`.
 
-    `started`: the leases of processes that now look after runs from this machine."""
+    `started`: the leases of processes that now look after runs from this machine.
+    """
 
     host: str
     started: tuple[str, ...]

@@ -17,14 +17,14 @@ from typing import IO, Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
 from infra.runs.sync import mirror, reports
 from infra.transport import large_files
 from infra.transport.protocol import Meter, ThisMachine, Transport
 from packs.control_host.control import bounded_tar
-from store import outside
-from store.outside import UnusableDocument
+from store import untrusted_input
+from store.untrusted_input import UnusableDocument
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -174,26 +174,28 @@ def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
         raise UsageError(f"{there} does not exist on the control host")
     if done.exited != 0:
         raise SlipwayError(f"{there} cannot be copied: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    said = outside.mapping(done.stdout, half_pairs="surrogateescape")
-    large = tuple(_large(one, there.name) for one in outside.typed(said, "large", list))
-    return _Packed(outside.typed(said, "is_folder", bool), _size(outside.typed(said, "bytes", int)), large)
+    said = untrusted_input.mapping(done.stdout, half_pairs="surrogateescape")
+    large = tuple(_large(one, there.name) for one in untrusted_input.typed(said, "large", list))
+    return _Packed(
+        untrusted_input.typed(said, "is_folder", bool), _size(untrusted_input.typed(said, "bytes", int)), large
+    )
 
 
 def _large(said: Any, top: str) -> _Large:
     if type(said) is not list or [type(one) for one in said] != [str, int, int]:
         raise UnusableDocument(
-            f"the list of files has {outside.printable_line(said)}; expected a name, a size and a mode"
+            f"the list of files has {untrusted_input.printable_line(said)}; expected a name, a size and a mode"
         )
     name, size, mode = said
-    if not _is_under(outside.relative(name), top):
-        raise UnusableDocument(f"the list of files has {outside.printable_line(name)}, which was not requested")
+    if not _is_under(untrusted_input.relative(name), top):
+        raise UnusableDocument(f"the list of files has {untrusted_input.printable_line(name)}, which was not requested")
     return _Large(name, _size(size), mode)
 
 
 def _size(said: str | int) -> int:
     text = str(said).strip()
-    if not (text.isascii() and text.isdecimal() and len(text) < outside.INTEGER_DIGITS):
-        raise UnusableDocument(f"{outside.printable_line(said)} is no size of a file")
+    if not (text.isascii() and text.isdecimal() and len(text) < untrusted_input.INTEGER_DIGITS):
+        raise UnusableDocument(f"{untrusted_input.printable_line(said)} is no size of a file")
     return int(text)
 
 
@@ -205,13 +207,13 @@ def _unpacked(machine: Transport, folder: Path, there: Path, packed: _Packed) ->
     for one in packed.large:
         path = bounded_tar.create_folder(kept, os.path.dirname(one.name)) / os.path.basename(one.name)
         if os.path.lexists(path):
-            raise UnusableDocument(f"it holds {outside.printable_line(one.name)} twice")
+            raise UnusableDocument(f"it holds {untrusted_input.printable_line(one.name)} twice")
         _fetch_whole(machine, str(there.parent / one.name), path, one.size)
         path.chmod(bounded_tar.safe_mode(one.mode))
     _tell_left_out(bounded_tar.make_links(kept, links))
     top = kept / there.name
     if not top.exists() or top.is_dir() is not packed.is_folder:
-        raise UnusableDocument(f"it does not hold {outside.printable_line(there.name)}")
+        raise UnusableDocument(f"it does not hold {untrusted_input.printable_line(there.name)}")
     return top
 
 

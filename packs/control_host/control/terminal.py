@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.errors import SlipwayError, UsageError
 from infra.transport.ssh import Ssh
 from packs.control_host.control.archive import MOST_TEXT
-from store import outside
+from store import untrusted_input
 
 MOST_PROBLEM = 1000  # maximum length of a reason
 MOST_OUTCOME = MOST_TEXT + (1 << 20)  # bytes
@@ -64,15 +64,15 @@ def run_with_terminal(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
 def outcome_of(text: str) -> RemoteOutcome:
     """Parse the outcome record of a command. Raises SlipwayError for an invalid record."""
     try:
-        said = outside.mapping(text, most_bytes=MOST_OUTCOME)
-        code, digest = outside.typed(said, "code", int), outside.typed(said, "digest", str)
-        problem = outside.printable(outside.typed(said, "problem", str))[:MOST_PROBLEM]
-        archive = outside.typed(said, "archive", str)
+        said = untrusted_input.mapping(text, most_bytes=MOST_OUTCOME)
+        code, digest = untrusted_input.typed(said, "code", int), untrusted_input.typed(said, "digest", str)
+        problem = untrusted_input.printable(untrusted_input.typed(said, "problem", str))[:MOST_PROBLEM]
+        archive = untrusted_input.typed(said, "archive", str)
         if not 0 <= code <= 255:
-            raise outside.UnusableDocument(f"the exit code is {code}; expected 0 to 255")
+            raise untrusted_input.UnusableDocument(f"the exit code is {code}; expected 0 to 255")
         if not archive.isascii():
-            raise outside.UnusableDocument("the copy of the journal is not in ASCII")
-        return RemoteOutcome(code, archive, outside.printable(digest)[:MOST_PROBLEM], problem)
+            raise untrusted_input.UnusableDocument("the copy of the journal is not in ASCII")
+        return RemoteOutcome(code, archive, untrusted_input.printable(digest)[:MOST_PROBLEM], problem)
     except ValueError as error:
         raise SlipwayError(
             f"the command on the control host has ended, but the result cannot be read: {error}; {CHECK}"

@@ -38,7 +38,7 @@ from infra.machines.survey import same_gpu
 from infra.names import random_word, run_name
 from infra.providers import LAG_S, Market
 from infra.records import Offer, Pod, Request
-from infra.runs import boot, pods, sight
+from infra.runs import boot, observation, pods
 from infra.runs import launch as runs_launch
 from infra.runs.acceptance import terms_for
 from infra.runs.launch import Terms
@@ -250,7 +250,7 @@ class Drill:
 
         Return the HTTP status, `CUT` if the connection ended first, or the exit code of a silent process.
         """
-        pod, way = sight.folder_of(op), self._way(op)
+        pod, way = observation.folder_of(op), self._way(op)
         try:
             done = way.run(
                 [way.python, "-c", LEAVE, json.dumps(asdict(call))],
@@ -364,7 +364,7 @@ class Drill:
     def _guard(self, op: Op) -> str:
         """Return the problem with the guard of a pod, or "" if the guard is alive with the right token and limits."""
         try:
-            said = sight.query_agent(op, self._way(op))["guard"]
+            said = observation.query_agent(op, self._way(op))["guard"]
         except SlipwayError as error:
             return f"not heard: {error}"
         if not (said.get("alive") and said.get("armed")):
@@ -386,7 +386,7 @@ class Drill:
 
     def _host_key(self, op: Op) -> str | None:
         """Return the problem with a second SSH connection, "" for an unchanged host key, or None without SSH."""
-        way = self.planned.vendor.reach(sight.pod_of(op))
+        way = self.planned.vendor.reach(observation.pod_of(op))
         if not isinstance(way, Ssh):
             self.has_ssh = False
             return None
@@ -404,7 +404,7 @@ class Drill:
         deadline = time.monotonic() + max(LEAST_WORK_S, WORK_S / self.scale)
         with stage("work", self.tell):
             while time.monotonic() < deadline:
-                if verdict := sight.verdict_of(op, self._way(op)):
+                if verdict := observation.verdict_of(op, self._way(op)):
                     if verdict["state"] != "succeeded":
                         raise SlipwayError(f"the work has {verdict['state']}: {verdict['reason']}")
                     return
@@ -503,7 +503,7 @@ class Drill:
         return Job(run=self.runs[trial], token="", steps=(), kind="hold", limits=limits, clock_scale=self.scale)
 
     def _way(self, op: Op) -> Transport:
-        return self.watch.reach(sight.pod_of(op))
+        return self.watch.reach(observation.pod_of(op))
 
     def _row(self, trial: str) -> Op | None:
         return next(iter(self.journal.ops(run=self.runs[trial])[::-1]), None)

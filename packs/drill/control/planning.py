@@ -12,7 +12,7 @@ from infra.market.filters import satisfying
 from infra.providers import Market, by_name, market
 from infra.providers.by_name import own_providers
 from infra.records import Offer, Request
-from infra.runs.settle import settle
+from infra.runs.journal_upkeep import settle
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.settings import VENDORS, Settings

@@ -7,8 +7,8 @@ from flows.runs import receipt
 from infra.checkout import ROOT
 from infra.flags import flag
 from infra.runs.lookup import find_run
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
 from packs.history.control import eject as plain_files
 from scripts.cli import context, render
 from scripts.cli.command import command

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ConfigError
-from store import outside
+from store import untrusted_input
 from trainer.records.model_config import ModelConfig
 from trainer.records.model_formats import ModelFormat
 
@@ -32,12 +32,13 @@ def model_of(folder: Path, file: str) -> ModelConfig:
     """Return the model shape from the meta file beside `file`. Raises ConfigError."""
     path = folder / file.replace("model_", "meta_").replace(".pt", ".json")
     try:
-        said = outside.load(path, outside.MIB).get("model_config")
+        said = untrusted_input.load(path, untrusted_input.MIB).get("model_config")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; nanochat writes this file beside {file}") from None
     if not isinstance(said, Mapping) or any(type(said.get(name)) is not int for name in SIZES):
         raise ConfigError(
-            f"{path}: model_config is {outside.printable_line(said)}; expected whole numbers for {', '.join(SIZES)}"
+            f"{path}: model_config is {untrusted_input.printable_line(said)}; expected whole numbers for "
+            f"{', '.join(SIZES)}"
         )
     if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
         raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {MOST}")
@@ -66,11 +67,11 @@ def _refuse_later(path: Path, said: Mapping[str, Any]) -> None:
     pattern = said.get("window_pattern", "L")
     if not isinstance(pattern, str) or set(pattern) != {"L"}:
         raise ConfigError(
-            f"{path}: window_pattern is {outside.printable_line(pattern)}; sliding windows are not supported"
+            f"{path}: window_pattern is {untrusted_input.printable_line(pattern)}; sliding windows are not supported"
         )
     if odd := [name for name, value in said.items() if name not in (*SIZES, "window_pattern") and value]:
         raise ConfigError(
-            f"{path}: {', '.join(map(outside.printable_line, odd))}: this version of nanochat is not supported"
+            f"{path}: {', '.join(map(untrusted_input.printable_line, odd))}: this version of nanochat is not supported"
         )
 
 

@@ -22,14 +22,14 @@ from data.errors import DataError
 from data.single_writer import PARENT, exit_with_parent
 from data.tokens import bpe
 from data.tokens.tokenizer import PATTERN, SPECIALS
-from store import outside
+from store import untrusted_input
 from trainer import tensor_file
 from trainer.config import ModelConfig
 from trainer.model.huggingface import config_json, shapes
 
 ROOM_BYTES = 2 << 30  # on top of the imports and three copies of the file
 CPU_S = 3600
-TOKENIZER_BYTES = 64 * outside.MIB
+TOKENIZER_BYTES = 64 * untrusted_input.MIB
 UNSEEN = "_orig_mod."  # prefix of names in torch.compile modules
 NAMES = {
     "attn.c_q": "self_attn.q_proj",
@@ -102,7 +102,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
     for name, tensor in tensors.items():
         ours = our_name(name)
         if not tensor.is_floating_point():
-            raise UnsupportedModel(f"{outside.printable_line(name)} is {tensor.dtype}")
+            raise UnsupportedModel(f"{untrusted_input.printable_line(name)} is {tensor.dtype}")
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and tensor.dim() == 2:
             heads = tensor.shape[0] // model.head_dim
             if heads * model.head_dim == tensor.shape[0]:
@@ -114,7 +114,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
         if name not in found and len(shape) == 1:
             found[name] = torch.ones(shape)
     odd = [f"{name} is missing" for name in wanted if name not in found]
-    odd += [f"{outside.printable_line(name)} is unknown" for name in found if name not in wanted]
+    odd += [f"{untrusted_input.printable_line(name)} is unknown" for name in found if name not in wanted]
     odd += [
         f"{name} is {tuple(found[name].shape)} instead of {shape}"
         for name, shape in wanted.items()
@@ -159,7 +159,7 @@ def words_of(path: Path) -> list[bytes]:
     Raises UnsupportedModel for an incompatible tokenizer.
     """
     try:
-        with outside.opened(path) as file:
+        with untrusted_input.opened(path) as file:
             if os.fstat(file.fileno()).st_size > TOKENIZER_BYTES:
                 raise UnsupportedModel(f"{path} is larger than {TOKENIZER_BYTES} bytes")
             state = OnlyEncodings(file).load().state
@@ -175,7 +175,8 @@ def words_of(path: Path) -> list[bytes]:
         raise UnsupportedModel(f"{path}: expected the ids of words, followed by the ids of {', '.join(SPECIALS)}")
     if pattern != PATTERN:
         raise UnsupportedModel(
-            f"{path}: the tokenizer splits text by {outside.printable_line(pattern)}; Slipway splits by {PATTERN}"
+            f"{path}: the tokenizer splits text by {untrusted_input.printable_line(pattern)}; Slipway splits by "
+            f"{PATTERN}"
         )
     return words
 

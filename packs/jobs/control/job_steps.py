@@ -18,7 +18,7 @@ from infra.agent.shell import SETUP, WORDS, Script
 from infra.errors import UsageError
 from infra.records import Carried, PlannedMount
 from infra.transport import shipment
-from infra.transport.scan import homes
+from infra.transport.scan import home_folders
 from infra.transport.scan.inspector import named
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
@@ -92,13 +92,13 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
 def _planned(one: Carried, at: str, weight: shipment.SendSize, anyway: Sequence[str]) -> PlannedMount:
     source = Path(one.source) / one.file
     return PlannedMount(
-        source=homes.shown(source),
+        source=home_folders.shown(source),
         at=at,
         files=weight.files,
         bytes=weight.bytes,
         refused=tuple(map(str, weight.refused)),
-        hidden=homes.hidden_in(source),
-        is_named=homes.is_named(source, anyway),
+        hidden=home_folders.hidden_in(source),
+        is_named=home_folders.is_named(source, anyway),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from flows.runs import launch, same_request
 from flows.specs import files
 from flows.specs.launch import LaunchSpec
@@ -112,7 +112,7 @@ def understand(
             pool=spec.pool or wish.pool,
             host=spec.host,
         )
-        request = shares.on_devices(request, spec.devices, vendor)
+        request = shared_resources.on_devices(request, spec.devices, vendor)
         if vendor.recovers:
             request = counted(request)
         requests += [] if request in requests else [request]

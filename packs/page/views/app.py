@@ -32,7 +32,7 @@ from packs.page.views.chat import ChatBackend
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts
 from packs.page.views.sections.ask import View, ViewQuery
-from store import outside
+from store import untrusted_input
 from store.manifest import StoreError
 
 STATIC = Path(__file__).parent / "static"
@@ -145,8 +145,8 @@ async def _json(request: Request) -> Mapping[str, Any]:
         if len(body) > MOST_BODY_BYTES:
             raise HTTPException(400, f"the request has more than {MOST_BODY_BYTES} bytes")
     try:
-        return outside.mapping(body, MOST_BODY_BYTES)
-    except outside.UnusableDocument as error:
+        return untrusted_input.mapping(body, MOST_BODY_BYTES)
+    except untrusted_input.UnusableDocument as error:
         raise HTTPException(400, f"the request cannot be read: {error}") from None
 
 

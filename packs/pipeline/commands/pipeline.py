@@ -22,7 +22,7 @@ from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.flags import flag
-from infra.market.expected import evidence, total
+from infra.market.step_times import evidence, total
 from infra.names import check_name
 from infra.records import Estimate, Request
 from infra.selection import registry

@@ -18,8 +18,8 @@ from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.merge import merge
-from data.shards.asked import stamps
 from data.shards.pipeline import RunOptions, StoppedBySignal, check_place
+from data.shards.read_options import stamps
 from data.text.inputs import STDIN, Share, list_inputs
 from packs.shard_engines.data.work import HOME, ShardWork, begin, locked
 

@@ -22,7 +22,7 @@ from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.manifest import MANIFEST, TOOL, write_json
 from data.text.inputs import Share
-from store import local_files, outside
+from store import local_files, untrusted_input
 
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ".engine"
@@ -128,7 +128,7 @@ def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
 
 def _read(path: Path) -> Any:
     with suppress(FileNotFoundError, ValueError):
-        return outside.parse(outside.content(path))
+        return untrusted_input.parse(untrusted_input.content(path))
     return None
 
 
@@ -142,7 +142,7 @@ def _tail(path: Path) -> str:
 def _last_record(path: Path) -> int:
     for line in reversed(_tail(path).splitlines()):
         with suppress(ValueError):  # an incomplete line
-            record = outside.mapping(line)
+            record = untrusted_input.mapping(line)
             if record.get("kind") in ("progress", "result"):
                 return record.get("documents", record.get("done", 0))
     return 0

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from infra.agent import meet
+from infra.agent import peer_addresses
 from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job, NodeGroup, PodFolder, earlier_part, is_earlier_part, write_durably
 from infra.agent.process import disable_core_dumps
@@ -58,7 +58,7 @@ CACHE = "SLIPWAY_ENVIRONMENTS"
 def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -> Job:
     """Return the job of this node, with node addresses, rank, number of GPUs and the seconds billed before now.
 
-    Nodes with a rank above 0 run no `store.courier` step and no `beside` program. `now` is in UTC epoch seconds.
+    Nodes with a rank above 0 run no `store.uploader` step and no `beside` program. `now` is in UTC epoch seconds.
     """
     ips = tuple(environ.get("SKYPILOT_NODE_IPS", "").split()) or ("127.0.0.1",)
     group = NodeGroup()
@@ -77,7 +77,7 @@ def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -
 
 
 def _is_of_first(words: Any) -> bool:
-    return tuple(words[:2]) == ("-m", "store.courier")
+    return tuple(words[:2]) == ("-m", "store.uploader")
 
 
 def create_pod_folder(brought: Path, home: Path, environ: Dict[str, str], now: float) -> PodFolder:
@@ -86,7 +86,10 @@ def create_pod_folder(brought: Path, home: Path, environ: Dict[str, str], now: f
     ips = environ.get("SKYPILOT_NODE_IPS", "").split()
     rank = int(environ.get("SKYPILOT_NODE_RANK", "0"))
     own = ips[rank] if rank < len(ips) else ""
-    interface = {**meet.find_addresses("here")["addresses"], **meet.find_addresses("there")["addresses"]}.get(own, "")
+    interface = {
+        **peer_addresses.find_addresses("here")["addresses"],
+        **peer_addresses.find_addresses("there")["addresses"],
+    }.get(own, "")
     pod = PodFolder(home / PODS / (job.run + (".{}".format(rank) if rank else "")))
     pod.state.mkdir(parents=True, exist_ok=True)
     for one in brought.iterdir():

@@ -17,7 +17,7 @@ from infra.errors import SlipwayError
 from infra.transport.protocol import LIMIT_BYTES, LIST, LOGS, READ_BYTES, Result, Unreachable
 from packs.skypilot.agent.managed import BETWEEN, REPORT
 from packs.skypilot.control.client import NoServer, SkyPilotAnswer, SkyPilotTimeout
-from store.outside import is_part
+from store.untrusted_input import is_part
 
 OVER = {  # final states of a managed job in SkyPilot
     "SUCCEEDED": "succeeded",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.agent import meet
+from infra.agent import peer_addresses
 from infra.agent.job import Limits, NodeGroup
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
@@ -114,7 +114,7 @@ class ManagedJobs(RunEngine):
         group = NodeGroup()
         if nodes > 1:
             # Ports below the ephemeral range; node 0 listens on both ports.
-            port, words_port = meet.free_ports(2)
+            port, words_port = peer_addresses.free_ports(2)
             group = NodeGroup(run=plan.request.run, port=port, words_port=words_port, key=random_word(32))
         each = plan.job.limits
         whole = replace(each, spend_micro_usd=each.spend_micro_usd and each.spend_micro_usd * nodes)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, TypeVar
 
-from infra.agent import meet
+from infra.agent import peer_addresses
 from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
 from infra.agent.lifecycle import guard
 from infra.agent.process import boot_id
@@ -91,11 +91,11 @@ def exchange_addresses(leader: PodFolder, pod: PodFolder, job: Job, attempt: str
     or unreachable.
     """
     rank, folder = job.group.rank, leader.state / "meetings" / attempt
-    ports = meet.free_ports(2)
+    ports = peer_addresses.free_ports(2)
     own = {
         "boot_id": boot_id(),
-        "here": meet.find_addresses("here")["addresses"],
-        "there": meet.find_addresses("there")["addresses"],
+        "here": peer_addresses.find_addresses("here")["addresses"],
+        "there": peer_addresses.find_addresses("there")["addresses"],
         "ports": ports,
     }
     said = _exchange(folder, "look", rank, nodes, own)
@@ -103,7 +103,9 @@ def exchange_addresses(leader: PodFolder, pod: PodFolder, job: Job, attempt: str
         chosen = [next(iter(one["here"].items())) for one in said]
     else:
         plan = [{"addresses": list(one["there"]), "port": one["ports"][0]} for one in said]
-        heard = meet.ReachabilityTest({"rank": rank, "key": job.group.key, "within_s": CALL_S, "nodes": plan}).hold()
+        heard = peer_addresses.ReachabilityTest(
+            {"rank": rank, "key": job.group.key, "within_s": CALL_S, "nodes": plan}
+        ).hold()
         chosen = choose(said, _exchange(folder, "reached", rank, nodes, heard))
     port, words_port = said[0]["ports"]
     group = NodeGroup(

@@ -20,14 +20,14 @@ from infra.flags import command_words, copy_flag, flag
 from infra.ledger.held_pods import gpus_of
 from infra.ledger.journal import Journal
 from infra.records import Offer
+from infra.runs.journal_upkeep import settle
 from infra.runs.lookup import scale_of
-from infra.runs.settle import settle
 from infra.selection import registry
 from infra.selection.machine_spec import LIMITS, MACHINE
 from infra.settings import HELD, Settings
 from packs.sweeps.commands import sweep_text
-from packs.sweeps.control import answer as answers
 from packs.sweeps.control import configurations, pods, prices, rehearsed, shared_machine
+from packs.sweeps.control import evaluation as answers
 from packs.sweeps.control import plan as planning
 from packs.sweeps.control.begin import prepare_sweep
 from packs.sweeps.control.limit import default_of

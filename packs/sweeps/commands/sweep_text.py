@@ -10,9 +10,9 @@ from flows.planning.estimates import phases_of
 from infra.records import Offer
 from infra.settings import Settings
 from infra.units import about, estimated, in_usd, moment, per_hour
-from packs.sweeps.control import answer as answers
+from packs.sweeps.control import evaluation as answers
 from packs.sweeps.control import prices, rehearsed
-from packs.sweeps.control.answer import ArmRow, SweepAnswer
+from packs.sweeps.control.evaluation import ArmRow, SweepAnswer
 from packs.sweeps.control.plan import SweepPlan
 from packs.sweeps.control.pods import SweepPods
 from packs.sweeps.control.prices import SweepPrice

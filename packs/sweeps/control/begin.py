@@ -4,7 +4,7 @@ import math
 import subprocess
 from dataclasses import asdict, replace
 
-from flows.limits import shares
+from flows.limits import shared_resources
 from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -50,7 +50,7 @@ def prepare_sweep(
             (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
     if planned.limit is not None:
-        shares.set_budget(journal, planned.budget, planned.limit, settings)
+        shared_resources.set_budget(journal, planned.budget, planned.limit, settings)
     if planned.shared is not None:
         if planned.shared.limit:
             planned.shared.limit.open(journal, settings)

@@ -13,7 +13,7 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.market.expected import is_measured
+from infra.market.step_times import is_measured
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say

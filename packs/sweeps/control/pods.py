@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from flows.limits.shares import LaunchOffers
+from flows.limits.shared_resources import LaunchOffers
 from flows.pods import apply, held_pods
 from flows.pods.apply import SetLimit
 from flows.specs.launch import LaunchSpec
@@ -28,8 +28,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import READY, Op
 from infra.market import gpus
 from infra.records import Offer
+from infra.runs.journal_upkeep import settle
 from infra.runs.keepers.pod_set import PodEntry
-from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import amount_of

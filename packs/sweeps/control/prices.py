@@ -12,7 +12,7 @@ from flows.planning import estimates
 from flows.specs.launch import LaunchSpec
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
-from infra.market.expected import SETUP_S
+from infra.market.step_times import SETUP_S
 from infra.records import Offer, Request
 from infra.runs.keepers.pod_set import PodEntry
 from infra.runs.timing import Say

@@ -13,7 +13,7 @@ from functools import partial
 
 from flows.planning.estimates import phases_of
 from flows.planning.machine_choice import MachineChoice
-from infra.market.expected import is_measured
+from infra.market.step_times import is_measured
 from infra.records import Offer
 from infra.runs.timing import Say
 from infra.selection import choose, registry

@@ -24,9 +24,9 @@ from infra.flags import command_words
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.runs import run_rows
+from infra.runs.journal_upkeep import settle
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
-from infra.runs.settle import settle
 from infra.runs.sync.mirror import is_in_local_store
 from infra.runs.timing import Say
 from infra.selection import registry

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from data.chat import conversations as chat
-from data.chat.learnt_rows import answer_ends
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
+from data.chat.trained_rows import answer_ends
 from data.errors import InputError
 
 pytestmark = pytest.mark.process

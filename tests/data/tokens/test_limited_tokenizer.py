@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as ours
 from data.tokens.untrusted import limited_tokenizer, patterns
-from data.tokens.untrusted.plain_parts import find_unknown_component
+from data.tokens.untrusted.component_check import find_unknown_component
 from tests.trainer.model.test_own_chat import CHATML
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from data.tokens.loader import heldout
 from data.tokens.pieces import decode_stream
 from data.tokens.tokenizer import PIECE, SPECIALS
 from data.tokens.untrusted import sentencepiece_file
-from data.tokens.untrusted.plain_parts import find_unknown_component
+from data.tokens.untrusted.component_check import find_unknown_component
 from store.artifacts import sentencepiece, vocabulary
 from tests.data.tokens.pieces import text, trained, write
 from trainer import import_model

@@ -26,7 +26,7 @@ from infra.names import new_token
 from infra.providers import Abilities
 from infra.providers.local import Local
 from infra.records import Account, Pod
-from infra.runs import sight
+from infra.runs import observation
 
 SETTLE_S, LAG_S, FLIGHT_S = 600, 90, 500
 PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
@@ -297,7 +297,7 @@ def test_pods_of_a_second_account_are_neither_gone_nor_ended_without_its_key(tmp
         kinds = {one.run: one.kind for one in reap.inspect(second, journal)[0] if one.run}
         assert kinds == {"known": audit.UNCLEAR, "lost": audit.UNCLEAR}
         with pytest.raises(SlipwayError, match="another account of market rented id-"):
-            sight.is_absent(second, journal.op(known.token))
+            observation.is_absent(second, journal.op(known.token))
         # The account's own key finds both under any name: the account is the same.
         reconcile.reconcile(first, journal)
         assert [op.state for op in journal.ops()] == [BOOTING, BOOTING]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infra.ledger.timings import RunTimes, Timings
-from infra.market.expected import StepTime
+from infra.market.step_times import StepTime
 from infra.records import Expected, StepWork
 from tests import seeds
 

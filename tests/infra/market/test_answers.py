@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from infra.errors import SlipwayError
 from infra.providers.json_api import JsonApi
-from infra.providers.pace import Pace
+from infra.providers.rate_limit import Pace
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.records import Plan, Request
-from infra.runs import launch, pods, run_rows, sight
+from infra.runs import launch, observation, pods, run_rows
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
@@ -41,7 +41,7 @@ def begun(tmp_path, monkeypatch):
         launch._rent_all(renting, ops)
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
-            pods.end(vendor, op, journal, sight.GONE)
+            pods.end(vendor, op, journal, observation.GONE)
         keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, RunHome(tmp_path / "home"), {}, print)
         keeper.home.kept.code.mkdir(parents=True)
         yield journal, keeper, settings, vendor

@@ -9,7 +9,7 @@ from msgspec import Struct
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.providers import json_api
 from infra.providers.json_api import JsonApi, RequestNotSent, VendorRefused, endpoint
-from infra.providers.pace import Pace
+from infra.providers.rate_limit import Pace
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import TERMINATING
 from infra.providers.by_name import open_market
 from infra.records import Request
-from infra.runs import pods, run_rows, sight
+from infra.runs import observation, pods, run_rows
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from tests.infra.market.test_boot import SPEED, settings_of
@@ -36,7 +36,7 @@ def test_a_run_with_a_machine_requested_by_a_dead_process_is_continued(tmp_path,
         vendor = open_market("shadeform", settings_of(running, tmp_path))
         offer, job = vendor.offers(REQUEST)[0], Job("", "", (), Limits(time_s=1e6, spend_micro_usd=20_000_000))
         first = journal.advance(pods.rent(vendor, REQUEST, offer, job, journal), "armed")
-        pods.end(vendor, first, journal, sight.GONE)
+        pods.end(vendor, first, journal, observation.GONE)
         with (
             patch.object(type(vendor), "create", side_effect=KeyboardInterrupt),
             contextlib.suppress(KeyboardInterrupt),

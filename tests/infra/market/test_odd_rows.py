@@ -17,8 +17,8 @@ from infra.names import new_token
 from infra.providers.by_name import open_market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
-from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
+from infra.providers.rate_limit import Pace
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from infra.records import Request

@@ -10,7 +10,7 @@ from infra.errors import Ambiguous, MissingKey, NoOffer, SlipwayError, UsageErro
 from infra.ledger.journal import Journal
 from infra.providers import by_name, offers
 from infra.records import Offer, Request
-from infra.runs import settle
+from infra.runs import journal_upkeep
 from infra.selection import registry
 from infra.settings import Settings
 
@@ -160,11 +160,11 @@ def test_a_dry_run_runs_only_the_code_of_reachable_providers(tmp_path):
         return [name for name in ("near", "far") if (tmp_path / name).exists()]
 
     with Journal.open(settings.state_file) as journal:
-        settle.settle(journal, settings, told.append, own=["local"])
+        journal_upkeep.settle(journal, settings, told.append, own=["local"])
         assert has_run() == []
-        settle.settle(journal, settings, told.append, own=["near"])
+        journal_upkeep.settle(journal, settings, told.append, own=["near"])
         assert has_run() == ["near"]
-        settle.settle(journal, settings, told.append)
+        journal_upkeep.settle(journal, settings, told.append)
         assert has_run() == ["near", "far"] and all("near" in one or "far" in one for one in told), told
 
 
@@ -189,7 +189,7 @@ Verbs.test_found = staticmethod(found)
     with Journal.open(settings.state_file) as journal:
         boxes = registry.provider(settings, "boxes")
         boxes.theirs.test_found(f"sw1-{journal.installation}-bbbbbbbbbbbbbbbb")
-        settle.reconcile_accounts(journal, settings, said.append)
+        journal_upkeep.reconcile_accounts(journal, settings, said.append)
         opened, problems = offers.accounts(settings)
     assert boxes.list() == []
     assert any("has the mark of this installation, but no row in the journal" in one for one in said)

@@ -25,7 +25,7 @@ from infra.providers import Provider
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import launch, pods, run_rows, sight
+from infra.runs import launch, observation, pods, run_rows
 from infra.runs.keepers import keeper as keep
 from infra.runs.keepers import run_keeper
 from infra.runs.keepers.recovery import RUN
@@ -66,7 +66,7 @@ def plan_of(provider: str) -> Plan:
 
 def kill_pod_processes(op: Op) -> None:
     """Kill guard, agent and step at once."""
-    state = sight.folder_of(op).state
+    state = observation.folder_of(op).state
     both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each process would restart the other
         assert all([send(one, number) for one in both])
@@ -92,7 +92,7 @@ def counted(text: str) -> list[int]:
 def test_a_pod_with_killed_guard_and_agent_is_restarted_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     op = launch_on(local, plan_of("local"), journal, code, print)
-    folder = sight.folder_of(op)
+    folder = observation.folder_of(op)
     try:
         keeper = keeper_of(journal, local, tmp_path / "home")
         until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
@@ -122,7 +122,7 @@ def test_a_run_that_ended_before_the_first_look_of_its_launch_has_succeeded(jour
     """`inv status` or the supervisor may settle the run first; the listing of a vendor only shows the machine."""
     provider = Fleeting(tmp_path / "pods")
     op = launch_on(provider, plan_of("local"), journal, code, print)
-    folder = sight.folder_of(op)
+    folder = observation.folder_of(op)
     (folder.code / "GO").touch()
     until(folder.verdict.exists, "its verdict")
     keeper = keeper_of(journal, provider, tmp_path / "home")
@@ -156,7 +156,7 @@ def test_a_run_ended_during_the_search_for_a_machine_is_not_continued(journal, t
     local, home = Local(tmp_path / "pods"), tmp_path / "home"
     request = Request(run="a-1")
     op = journal.advance(pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal), "armed")
-    gone = pods.end(local, op, journal, sight.GONE)
+    gone = pods.end(local, op, journal, observation.GONE)
     RunHome(home).kept.code.mkdir(parents=True)
 
     def find(wanted):
@@ -219,7 +219,7 @@ def test_a_run_without_pod_waits_for_a_machine_until_it_is_ended(journal, tmp_pa
     op = pods.rent(
         Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()), journal
     )
-    gone = pods.end(Local(tmp_path), journal.advance(op, "armed"), journal, sight.GONE)
+    gone = pods.end(Local(tmp_path), journal.advance(op, "armed"), journal, observation.GONE)
     said, looks = list[str](), list[Op]()
     keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
 
@@ -234,7 +234,7 @@ def test_a_run_without_pod_waits_for_a_machine_until_it_is_ended(journal, tmp_pa
     with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
         keeper._bring_back(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
-    assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{sight.GONE}{keep.WAITS}{why}"
+    assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{observation.GONE}{keep.WAITS}{why}"
     assert len(said) == 1 and "retrying until success. To end the run: inv down a-1" in said[0]
     assert journal.recovered_at("a-1") == []
 
@@ -340,12 +340,12 @@ def test_a_run_lost_by_its_machine_continues_elsewhere_from_the_snapshot(journal
             replace_disk(op, {"box/one": first, "box/two": second}[op.place].folder)
             while (now := journal.ops(run="a-1")[-1]).token == op.token or now.state != "READY":
                 next(seen)
-            (sight.folder_of(now).code / "GO").touch()
+            (observation.folder_of(now).code / "GO").touch()
             *_, (_, verdict) = seen
             assert verdict["state"] == "succeeded"
             new = journal.ops(run="a-1")[-1]
-            assert (new.recoveries, journal.op(op.token).reason) == (1, sight.GONE)
-            there = sight.folder_of(new).log("count").read_text()
+            assert (new.recoveries, journal.op(op.token).reason) == (1, observation.GONE)
+            there = observation.folder_of(new).log("count").read_text()
             assert "from 10" in there and counted(there) == list(range(1, 21))  # the log also continues
             assert Job.from_json(new.job).limits.time_s < 600  # the time of the first pod counts
         finally:
@@ -422,14 +422,14 @@ def test_the_keeper_waits_for_a_silent_machine_and_says_so(journal, code, tmp_pa
         keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, tell_after_s=0.5)
         try:
             seen = keeping(keeper, op)
-            half = sight.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
+            half = observation.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
             while not half.exists():
                 next(seen)
             host.stop()
             while not any("waiting for box/one" in line for line in said):
                 next(seen)
             host.start()
-            (sight.folder_of(op).code / "GO").touch()
+            (observation.folder_of(op).code / "GO").touch()
             *_, (_, verdict) = seen
             assert verdict["state"] == "succeeded"
             assert [row.token for row in journal.ops()] == [op.token] and journal.op(op.token).recoveries == 0

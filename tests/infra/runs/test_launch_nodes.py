@@ -9,7 +9,7 @@ from infra.errors import NoOffer
 from infra.ledger.journal import Journal
 from infra.providers.local import Local
 from infra.records import Plan, Request
-from infra.runs import pods, run_rows, sight
+from infra.runs import observation, pods, run_rows
 from infra.runs.launch import Terms
 from tests.infra.agent.world import until
 from tests.street import launch_on
@@ -76,8 +76,8 @@ def test_every_node_is_a_pod_with_a_row_and_a_rank(tmp_path, journal):
     ]
     try:
         for rank, row in enumerate(rows):
-            until(lambda row=row: sight.verdict_of(row, provider.reach(sight.pod_of(row))), "a verdict")
-            said = sight.folder_of(row).log("work").read_text()
+            until(lambda row=row: observation.verdict_of(row, provider.reach(observation.pod_of(row))), "a verdict")
+            said = observation.folder_of(row).log("work").read_text()
             for words in (
                 f"'SLIPWAY_NODE_RANK': '{rank}'",
                 f"'SKYPILOT_NODE_RANK': '{rank}'",

@@ -18,8 +18,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import STATES, Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
-from infra.runs import lookup, observe, pods, settle, sight
-from infra.runs.sight import Observation
+from infra.runs import journal_upkeep, lookup, observation, observe, pods
+from infra.runs.observation import Observation
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 
@@ -79,10 +79,10 @@ def test_a_pod_is_shown_as_planned_running_and_stopped(journal, local):
         assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
         assert running.progress["token"] == op.token and 0 <= running.age_s < 30
         assert running.ends[0].startswith("guard alive, ends it in ")
-        assert sight.is_alive(op, ThisMachine())
+        assert observation.is_alive(op, ThisMachine())
     finally:
         pods.end(local, journal.op(op.token), journal)
-    assert not sight.is_alive(op, ThisMachine())
+    assert not observation.is_alive(op, ThisMachine())
     (stopped,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
@@ -158,14 +158,14 @@ def test_an_ended_replica_is_left_to_its_living_controller(journal, local, monke
     settings = Settings.load(REPOSITORY)
     replica = start(rent(local, journal, "demo-0", owner_kind="service", owner="demo"), journal, "")
     deadline = time.monotonic() + 30
-    while not sight.verdict_of(journal.op(replica.token), ThisMachine()):
+    while not observation.verdict_of(journal.op(replica.token), ThisMachine()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     controller = journal.leases.take("serve:demo")
-    assert settle.settle(journal, settings, print) == []
+    assert journal_upkeep.settle(journal, settings, print) == []
     assert journal.op(replica.token).is_live
     journal.leases.release(controller)
-    assert [op.token for op in settle.settle(journal, settings, print)] == [replica.token]
+    assert [op.token for op in journal_upkeep.settle(journal, settings, print)] == [replica.token]
     assert not journal.op(replica.token).is_live
 
 

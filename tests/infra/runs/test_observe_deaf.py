@@ -11,7 +11,7 @@ from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import observe, sight
+from infra.runs import observation, observe
 from infra.runs.pods import end
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
@@ -48,7 +48,9 @@ def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(t
                 plan = Plan(target=name, store="", artifacts=(), job=job, request=request)
                 op = launch_on(vendor, plan, journal, code, print)
                 transport = links[machines[name == "two"]]
-                until(lambda op=op, way=transport: sight.query_agent(op, way)["progress"].get("step"), "a step", 30)
+                until(
+                    lambda op=op, way=transport: observation.query_agent(op, way)["progress"].get("step"), "a step", 30
+                )
                 reports.download(op, transport, RunHome.of(op.run, homes))
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)

@@ -15,8 +15,8 @@ from infra.runs.keepers import keeper, pod_keeper, run_keeper
 from infra.runs.keepers.pod_keeper import PodKeeper
 from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, recovers
+from infra.runs.observation import Observation
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Observation
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from infra.ledger.op import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN, Op
 from infra.runs.keepers.pod_set import PodAction, decide, read_set, read_spec, schema
-from infra.runs.sight import Observation
+from infra.runs.observation import Observation
 
 NAMES, DIGESTS, SETS = ("a", "b", "c", "d"), ("one", "two"), ("", "ours", "theirs")
 LIVE = [state for state in STATES if state not in ENDED]

@@ -12,7 +12,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import AlreadyLive
 from infra.providers.local import Local
 from infra.records import Request
-from infra.runs import pods, run_rows, sight
+from infra.runs import observation, pods, run_rows
 from infra.transport.protocol import ThisMachine
 from tests.programs import source
 
@@ -84,7 +84,7 @@ def rent(provider, journal, run="a-1", **aim):
 def test_a_rented_pod_has_a_row_with_the_job_to_hand_over(local, journal):
     op = rent(local, journal, target="t", store="s")
     (pod,) = local.list()
-    assert (op.state, op.ttl_s, op.target, op.store) == ("BOOTING", 60, "t", "s") and sight.pod_of(op) == pod
+    assert (op.state, op.ttl_s, op.target, op.store) == ("BOOTING", 60, "t", "s") and observation.pod_of(op) == pod
     job = Job.from_json(op.job)
     assert (job.run, job.token, job.steps) == ("a-1", pod.token, JOB.steps)
     assert pod.token.startswith(f"sw1-{journal.installation}-")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.runs.keepers.recovery import POD, REPLICA, RUN, RecoveryAction, RecoveryDecision, decide
-from infra.runs.sight import Observation
+from infra.runs.observation import Observation
 
 LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}
 FAILED = {"state": "failed", "lost": None, "reason": "step base failed with exit code 2"}

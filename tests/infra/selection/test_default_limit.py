@@ -3,7 +3,7 @@
 import pytest
 
 from infra.agent.job import Limits
-from infra.market.expected import AROUND, GUESS, SAME, SETTINGS, is_measured
+from infra.market.step_times import AROUND, GUESS, SAME, SETTINGS, is_measured
 from infra.records import Expected
 from infra.selection.preflight import default_limit, is_open, with_most
 

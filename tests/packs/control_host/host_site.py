@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR
 from infra.ledger.op import Op
 from infra.rehearsal import attach
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 from tests.faults.rented import Wrong
 from tests.hosts import Host, Hosts, loopback
 from tests.packs.control_host.test_street_control import CRONTAB, Laptop, laptop_of

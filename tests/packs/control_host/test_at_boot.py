@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from packs.control_host.control import at_boot
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from packs.control_host.control import bounded_tar
-from store.outside import UnusableDocument
+from store.untrusted_input import UnusableDocument
 
 
 def packed(*members, form=tarfile.PAX_FORMAT):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from packs.control_host.control import host_side
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 
 
 def no_room(*_):

@@ -1,6 +1,6 @@
 """Files in a command line that stay on this machine when the command runs on a control host."""
 
-from packs.control_host.commands.run_there import files_outside_checkout
+from packs.control_host.commands.run_on_host import files_outside_checkout
 from tests.world import ROOT
 
 

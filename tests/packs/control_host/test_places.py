@@ -4,7 +4,7 @@ import json
 
 from infra.rehearsal import attach
 from infra.settings import Settings
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 from tests.world import ROOT
 
 

@@ -22,7 +22,7 @@ from infra.agent.environments import cache_folder, environment
 from infra.journal_file import JournalMoved
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.host_paths import HostPlaces
 from tests.end_to_end.test_street_nodes import share
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd

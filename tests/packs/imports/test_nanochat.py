@@ -27,7 +27,7 @@ from trainer.__main__ import main
 from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.plan import TrainingRequest, recipe
-from trainer.profiles import street
+from trainer.profiles import derived_phases
 
 THEIRS = {"self_attn.q_proj": "attn.c_q", "self_attn.k_proj": "attn.c_k", "self_attn.v_proj": "attn.c_v",
           "self_attn.o_proj": "attn.c_proj", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}  # fmt: skip
@@ -123,7 +123,7 @@ def test_nanochat_checkpoint_is_trained_on_and_used_in_a_chat_but_not_exported(w
         assert (export.read(taken)(ids) - theirs(ids).logits).abs().max() < 1e-4
 
     entry = Input(name="imported/d2", fingerprint="f" * 64)
-    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(2)
+    sft = derived_phases.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(2)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/d2")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.agent.meet import free_ports
+from infra.agent.peer_addresses import free_ports
 
 RAY = "ray==2.60.0"
 

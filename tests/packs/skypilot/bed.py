@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.agent.environments import cache_folder, environment
-from infra.agent.meet import free_ports
+from infra.agent.peer_addresses import free_ports
 from infra.records import Address
 from scripts.project import debian
 from tests import slurm

@@ -11,7 +11,7 @@ import pytest
 
 from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job, Limits, NodeGroup, Step
-from infra.agent.meet import free_ports
+from infra.agent.peer_addresses import free_ports
 from infra.records import Carried, Plan, Request
 from packs.skypilot.agent.managed import SUBMITTED_AT
 from packs.skypilot.control import bundle as bundles

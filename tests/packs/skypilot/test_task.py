@@ -21,9 +21,9 @@ from packs.skypilot.control.managed_jobs import ManagedJobs
 from tests.world import ROOT
 
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
-STEPS = (Step("fetch", ("-m", "store.courier", "fetch")), Step("run", ("-m", "infra.agent.shell"), everywhere=True))
+STEPS = (Step("fetch", ("-m", "store.uploader", "fetch")), Step("run", ("-m", "infra.agent.shell"), everywhere=True))
 JOB = Job(run="bert-1", token=TOKEN, steps=STEPS, limits=Limits(time_s=3600.0, micro_usd_per_hour=7), secrets=("KEY",),
-          beside=Step("carry", ("-m", "store.courier", "carry")),
+          beside=Step("carry", ("-m", "store.uploader", "carry")),
           group=NodeGroup(run="bert-1", port=21000, words_port=21001, key="k"))  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from invoke import Exit
 
 import tasks
 from infra.errors import UsageError
-from scripts.checkpoints import found
+from scripts.checkpoints import lookup
 from store.artifacts.artifacts import Store
 from store.backends.backend import open_place
 from store.run_sync.run_folder import RunFolder
@@ -41,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     store = tmp_path / "artifacts"
     monkeypatch.setenv("SLIPWAY_STORE", str(store))
     monkeypatch.setenv("SLIPWAY_PODS", str(tmp_path / "pods"))
-    monkeypatch.setattr(found, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(lookup, "ROOT", tmp_path / "checkout")
     save(tmp_path / "made", 40)
     (tmp_path / "made" / "hf").mkdir()
     (tmp_path / "made" / "hf" / "config.json").write_text("{}")

@@ -8,7 +8,7 @@ import pytest
 
 from flows.services.service_view import figures, percentiles
 from scripts.services.doctor import advice
-from serve import awaiting, revision, service
+from serve import readiness, revision, service
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, Version, WantedService
 from serve.replicas import placement
@@ -127,7 +127,7 @@ UP = Facts(launch=ProcessStatus.SUCCEEDED)
     ],
 )
 def test_timeout_of_a_service_counts_from_the_start_of_its_engines(facts, phases, waits):
-    assert awaiting.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
+    assert readiness.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
 
 
 @pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])

@@ -154,7 +154,7 @@ def test_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     from trainer import recipes
     from trainer.__main__ import main
     from trainer.config import CheckpointOptions
-    from trainer.profiles import street
+    from trainer.profiles import derived_phases
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = foreign(kind, tmp_path / "theirs", vocab=320, head_dim=32)
@@ -164,7 +164,7 @@ def test_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(200)
+    sft = derived_phases.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(200)
     sft = replace(sft, optimizer=replace(sft.optimizer, lr=0.01))
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from bench.gateway.bodies import shapes
 from serve.gateway import keys, request_body
 from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.json_limits import find_excess
 from serve.gateway.keys import Keys
 from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
-from serve.gateway.shape import find_excess
 from serve.gateway.sse import StreamWatch
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import chat, gateway, until

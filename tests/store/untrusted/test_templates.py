@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from store.outside import UnusableDocument
 from store.untrusted import limited, templates
 from store.untrusted.child import ChildLimits
 from store.untrusted.templates import Template
+from store.untrusted_input import UnusableDocument
 
 pytestmark = pytest.mark.process
 

@@ -26,7 +26,7 @@ from trainer.config import CheckpointOptions, ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.plan import resolve
-from trainer.profiles import street
+from trainer.profiles import derived_phases
 
 
 def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Path:
@@ -101,7 +101,7 @@ def test_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatc
     assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # Unchanged.
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
+    sft = derived_phases.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}

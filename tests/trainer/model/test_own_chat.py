@@ -24,7 +24,7 @@ from trainer.checkpoints.checkpoint import open_final
 from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.model.generate import generate
-from trainer.profiles import street
+from trainer.profiles import derived_phases
 
 pytestmark = pytest.mark.process
 
@@ -160,7 +160,7 @@ def test_qwen_like_model_keeps_its_vocabulary_through_training_and_export(world,
     assert (taken / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
+    sft = derived_phases.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}

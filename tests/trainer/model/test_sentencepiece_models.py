@@ -30,8 +30,8 @@ from trainer.__main__ import main
 from trainer.chat import open_talk
 from trainer.config import CheckpointOptions
 from trainer.model import export
-from trainer.profiles import street
-from trainer.serving import asks
+from trainer.profiles import derived_phases
+from trainer.serving import completion_request
 from trainer.serving.text_engine import TextEngine
 
 pytestmark = pytest.mark.process
@@ -93,7 +93,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
     assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = street.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
+    sft = derived_phases.imported_chat_phase(recipes.tiny().phases["sft"], spec.model).with_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(CheckpointOptions(reserve_bytes=0))}
@@ -173,7 +173,7 @@ def test_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(tmp_
         ({"prompt": "in"}, False, " France  \u65e5\U0001f600 x"),
         ({"messages": [{"role": "user", "content": "Where?"}]}, True, "France  \u65e5\U0001f600 x"),
     ):
-        ask = asks.parse(body, is_chat, "demo", words, 200, 0, 1)
+        ask = completion_request.parse(body, is_chat, "demo", words, 200, 0, 1)
         assert "".join(piece.text for piece in Saying().answer(ask)) == wanted
 
 

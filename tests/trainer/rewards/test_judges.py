@@ -11,7 +11,7 @@ from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.code import Mbpp
-from trainer.rewards.own import OwnJudge
+from trainer.rewards.extension_judge import OwnJudge
 from trainer.rewards.reward import JudgedAnswer
 from trainer.rewards.worker import RewardWorker, WorkerGone
 

@@ -16,8 +16,8 @@ from trainer.parallel.process_group import ALONE, Ranks
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Reward
 from trainer.rollouts import source
-from trainer.rollouts.drawn import Problems
 from trainer.rollouts.policy import Embedded, Policy
+from trainer.rollouts.problem_sampler import Problems
 from trainer.rollouts.source import Rollouts
 
 

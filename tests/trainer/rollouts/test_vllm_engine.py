@@ -13,8 +13,8 @@ from tests.trainer import conftest as trained
 from trainer.model.decoder import Decoder, initialise
 from trainer.model.token_losses import token_logprobs
 from trainer.recipes import tiny
-from trainer.rollouts.drawn import uniform
 from trainer.rollouts.policy import Embedded
+from trainer.rollouts.problem_sampler import uniform
 from trainer.rollouts.sampling import Sampling
 from trainer.rollouts.vllm_engine import EngineSettings, Vllm
 

@@ -11,7 +11,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.run_home import RunHome
-from infra.runs.sync.fetched import read_cuts
+from infra.runs.sync.fetched_files import read_cuts
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from serve.processes import controller_process

@@ -16,13 +16,13 @@ from infra.ledger.journal import Journal, JournalVersion
 from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs.lookup import find_run, transport_to
-from infra.runs.sight import folder_of
+from infra.runs.observation import folder_of
 from infra.units import dollars
 from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from trainer.records.phase_registry import PHASES
-from trainer.reporting.compared import differences, flattened
+from trainer.reporting.config_differences import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
 
 MOST_RUNS = 50  # maximum number of overlaid runs

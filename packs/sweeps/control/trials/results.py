@@ -14,7 +14,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.flags import nondefault_flags
 from infra.settings import Settings
-from store import outside
+from store import untrusted_input
 from store.local_files import replace as replace_file
 from trainer.reporting import jsonl_log
 
@@ -132,20 +132,20 @@ def load(name: str, settings: Settings) -> SweepResult:
         known = f"known: {', '.join(there)}" if there else "no sweep has run yet"
         raise UsageError(f"no sweep {name!r} has run here; {known}")
     try:
-        said = dict(outside.load(path))
+        said = dict(untrusted_input.load(path))
         if said.pop("version") != VERSION:
             raise UsageError(f"{path} was written by another version of Slipway; remove the file to start over")
-        trials = [_trial(one) for one in outside.typed(said, "trials", list)]
+        trials = [_trial(one) for one in untrusted_input.typed(said, "trials", list)]
         del said["trials"]
         _check(said, OF_SWEEP)
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
-    except (OSError, outside.UnusableDocument, KeyError, TypeError, IndexError) as error:
+    except (OSError, untrusted_input.UnusableDocument, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path} cannot be read: {error}; remove the file to start over") from None
 
 
 def _trial(said: Any) -> TrialResult:
     if type(said) is not dict:
-        raise outside.UnusableDocument(f"a trial is {outside.printable_line(said)}")
+        raise untrusted_input.UnusableDocument(f"a trial is {untrusted_input.printable_line(said)}")
     _check(said, OF_TRIAL)
     return TrialResult(**{**said, "made": (str(said["made"][0]), str(said["made"][1]))})
 
@@ -153,7 +153,7 @@ def _trial(said: Any) -> TrialResult:
 def _check(said: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
     """Raise UnusableDocument for a value of an unexpected type, which would break the result tables."""
     for key in kinds.keys() & said.keys():
-        outside.typed(said, key, kinds[key])
+        untrusted_input.typed(said, key, kinds[key])
 
 
 def kept(settings: Settings) -> list[SweepResult]:

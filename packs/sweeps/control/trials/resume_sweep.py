@@ -28,7 +28,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.results import SweepResult
-from store import local_files, outside
+from store import local_files, untrusted_input
 
 LEASE = "sweep:"
 COMMAND = "command.json"
@@ -166,9 +166,9 @@ def how_to_go_on(journal: Journal, settings: Settings, results: Sequence[str]) -
 
 def _read(name: str, settings: Settings) -> SweepCommand | None:
     try:
-        said = outside.load(kept.folder_of(name, settings) / COMMAND)
+        said = untrusted_input.load(kept.folder_of(name, settings) / COMMAND)
         return SweepCommand(name, tuple(map(str, said["words"])), str(said["typed"]), bool(said["is_here"]))
-    except (FileNotFoundError, outside.UnusableDocument, KeyError, TypeError):
+    except (FileNotFoundError, untrusted_input.UnusableDocument, KeyError, TypeError):
         return None  # the files were removed
 
 

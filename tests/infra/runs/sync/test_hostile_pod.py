@@ -25,11 +25,11 @@ from infra.agent.job import Job, Step
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome, write_record
-from infra.runs.sync import fetched, mirror, reports, snapshot
+from infra.runs.sync import fetched_files, mirror, reports, snapshot
 from infra.transport.protocol import LIMIT_BYTES, Result, ThisMachine
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
-from store.outside import is_of_run
+from store.untrusted_input import is_of_run
 from tests import seeds
 
 pytestmark = pytest.mark.process
@@ -218,9 +218,9 @@ def put_links(home: RunHome, laptop: Path, links: list[tuple[str, str]]) -> None
 @contextlib.contextmanager
 def tight_bounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetched, "FILE_BYTES", FILE_BYTES)
-        patch.setattr(fetched, "RUN_BYTES", RUN_BYTES)
-        patch.setattr(fetched, "READ_BYTES", PIECE)
+        patch.setattr(fetched_files, "FILE_BYTES", FILE_BYTES)
+        patch.setattr(fetched_files, "RUN_BYTES", RUN_BYTES)
+        patch.setattr(fetched_files, "READ_BYTES", PIECE)
         yield
 
 
@@ -259,7 +259,7 @@ def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]
         run_refusable(lambda: mirror.bring_artifacts(OP, "store", pod, store, home))
     assert tree(laptop, without=home.pod.root) == before
 
-    held = {path: home.pod.root / path for path in fetched.files_below(home.pod.root)}
+    held = {path: home.pod.root / path for path in fetched_files.files_below(home.pod.root)}
     assert all(SECRET not in path.read_bytes() for path in held.values())
     counted = [path for name, path in held.items() if name.startswith(("logs/", "state/", "work/runs/"))]
     assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # plus reports and marks
@@ -303,4 +303,4 @@ def test_files_with_any_name_are_listed_in_a_real_folder(tmp_path, names):
         assert sorted(tree(home.folder)) == sorted(
             ["pod", "pod/cuts.json", "pod/logs", *(f"pod/logs/{n}" for n in found)]
         )
-        assert "cannot be downloaded, because of the names" in fetched.read_cuts(home)[0]
+        assert "cannot be downloaded, because of the names" in fetched_files.read_cuts(home)[0]

@@ -7,7 +7,7 @@ import pytest
 
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import fetched, mirror
+from infra.runs.sync import fetched_files, mirror
 from infra.transport.protocol import ThisMachine
 
 pytestmark = pytest.mark.process
@@ -39,15 +39,15 @@ def test_the_copy_of_a_log_joins_the_logs_of_all_pods_in_order(tmp_path):
 
 
 def test_a_too_large_log_is_cut_at_the_end_and_the_cut_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetched, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(fetched_files, "FILE_BYTES", 100_000)
     there, home = tmp_path / "there", RunHome(tmp_path / "home")
     write(there, "beginning\n")
     os.truncate(there / "logs" / "fetch.log", 10**12)  # a sparse file
     for _ in range(2):
         assert len(bring(there, home.folder)) == 100_000
-        (told,) = fetched.read_cuts(home)
+        (told,) = fetched_files.read_cuts(home)
         assert told.startswith(
             "logs/fetch.log: the first 100.0 kB of 1000.0 GB are here (100.0 kB is the maximum per file"
         )
     write(there, "beginning\n")
-    assert bring(there, home.folder) == "beginning\n" and fetched.read_cuts(home) == []
+    assert bring(there, home.folder) == "beginning\n" and fetched_files.read_cuts(home) == []

@@ -9,7 +9,7 @@ import pytest
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import fetched, mirror, reports
+from infra.runs.sync import fetched_files, mirror, reports
 from infra.runs.sync.snapshot import Downloads
 from infra.transport.protocol import ThisMachine
 from tests.world import World
@@ -33,10 +33,10 @@ def test_only_reports_are_fetched_below_the_reserve_with_a_reason(tmp_path, monk
 
 def test_the_disk_of_the_nearest_existing_folder_counts(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    assert fetched.reserve_problem(tmp_path / "a" / "b", free // 2) == ""
-    assert f"are free on the disk of {tmp_path}, and " in fetched.reserve_problem(tmp_path / "a" / "b", free * 2)
+    assert fetched_files.reserve_problem(tmp_path / "a" / "b", free // 2) == ""
+    assert f"are free on the disk of {tmp_path}, and " in fetched_files.reserve_problem(tmp_path / "a" / "b", free * 2)
     with pytest.raises(SlipwayError, match="SLIPWAY_RESERVE_BYTES"):
-        fetched.check_reserve(tmp_path, free * 2)
+        fetched_files.check_reserve(tmp_path, free * 2)
 
 
 @pytest.mark.process

@@ -6,7 +6,7 @@
     in_line     puts a launch into the wait queue for a machine: first come, first served
     offered     returns offers for a launch; waits for offers if requested
 
-The records are in `infra.ledger.budgets` and `infra.ledger.turns`.
+The records are in `infra.ledger.budgets` and `infra.ledger.wait_queue`.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 from infra.agent.job import Limits
 from infra.errors import Busy, NoOffer, OutOfMoney, UsageError
-from infra.ledger import budgets, turns
+from infra.ledger import budgets, wait_queue
 from infra.ledger.budgets import SharedBudget
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.ledger.turns import QueueTicket
+from infra.ledger.wait_queue import QueueTicket
 from infra.names import run_name
 from infra.providers import Provider, clock_scale
 from infra.records import Offer, Request
-from infra.runs.settle import settle_rows
+from infra.runs.journal_upkeep import settle_rows
 from infra.runs.timing import Say
 from infra.selection import choose
 from infra.selection.choose import ChosenMachine
@@ -75,27 +75,27 @@ def reserve_budget(
             raise (OutOfMoney(f"{error}; to wait until enough money is free: --wait") if will_do else error) from None
         return name
     place, why = f"budget {name}", ""
-    turn = turns.enqueue(journal, run, BUDGET, (place,), "")
+    turn = wait_queue.enqueue(journal, run, BUDGET, (place,), "")
     try:
         while True:
-            turns.check_queued(journal, turn)
-            before, now = turns.find_blocker((), turns.waiting(journal), turn, place), ""
+            wait_queue.check_queued(journal, turn)
+            before, now = wait_queue.find_blocker((), wait_queue.waiting(journal), turn, place), ""
             try:
                 if before is None:
                     budgets.reserve(journal, name, run, most, settings.clock_scale)
                     return name
-                now = turns.describe_blocker(before, place)
+                now = wait_queue.describe_blocker(before, place)
             except OutOfMoney as error:
                 now = f"{place}: {str(error).removesuffix('; nothing was rented')}"
             if now != why:
                 why = now
-                turns.note(journal, turn, why)
+                wait_queue.note(journal, turn, why)
                 tell(f"{run} waits for {why}; Ctrl-C stops waiting")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
             settle_rows(journal, settings, tell, live)  # finished runs release unspent reservations
     finally:
-        turns.dequeue(journal, turn)
+        wait_queue.dequeue(journal, turn)
 
 
 def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
@@ -103,9 +103,9 @@ def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
 
     A launch already starting is left out and must be ended as a run.
     """
-    waiting = [one for one in turns.waiting(journal) if run in ("", one.run)]
+    waiting = [one for one in wait_queue.waiting(journal) if run in ("", one.run)]
     for one in waiting:
-        turns.withdraw(journal, one)
+        wait_queue.withdraw(journal, one)
     begun = {op.run for op in journal.ops(live=True)}
     ended = [one.run for one in waiting if one.run not in begun]
     for name in ended:
@@ -115,7 +115,7 @@ def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
 
 def new_name(journal: Journal, stem: str = "") -> str:
     """Return an unused name for a run, distinct from earlier and waiting runs; `stem` as in `run_name`."""
-    return run_name([*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))], stem)
+    return run_name([*(op.run for op in journal.ops()), *(one.run for one in wait_queue.waiting(journal))], stem)
 
 
 def release_reservation(name: str, run: str, journal: Journal) -> None:
@@ -144,7 +144,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
         )
     if request.nodes > 1:
         raise UsageError("--devices names GPUs of a single machine; leave out --nodes")
-    devices = turns.read_devices(said)
+    devices = wait_queue.read_devices(said)
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
         raise UsageError(
@@ -176,8 +176,8 @@ class MachineLine:
                     raise
                 raise Busy(f"{error}\nto wait in line: {WAIT}") from error
         while True:
-            turns.check_queued(self.journal, self.turn)
-            found = turns.find_blockers(self.journal, self.turn)
+            wait_queue.check_queued(self.journal, self.turn)
+            found = wait_queue.find_blockers(self.journal, self.turn)
             if sum(one is None for one in found.values()) >= self.nodes:
                 try:
                     return work()
@@ -185,14 +185,14 @@ class MachineLine:
                     self._note(str(error))
             else:
                 self._note("")
-            self._say(turns.why_waiting(self.journal, self.turn))
+            self._say(wait_queue.why_waiting(self.journal, self.turn))
             ended = [one.token for one in found.values() if isinstance(one, Op)]
             settle_rows(self.journal, self.settings, self.tell, ended)  # the launch of the blocking row may be gone
             time.sleep(WAIT_S.get(self.turn.vendor, WAIT_ELSEWHERE_S))
 
     def _note(self, why: str) -> None:
         if self.turn is not None and why != self.turn.why:
-            turns.note(self.journal, self.turn, why)
+            wait_queue.note(self.journal, self.turn, why)
             self.turn = replace(self.turn, why=why)
 
     def _say(self, why: str) -> None:
@@ -202,7 +202,7 @@ class MachineLine:
 
 
 @contextlib.contextmanager
-def wait_queue(
+def wait_in_queue(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
 ) -> Iterator[MachineLine]:
     """Join the wait queue for a machine of the user if `waits`; leave the queue on exit."""
@@ -210,12 +210,12 @@ def wait_queue(
     line.may_wait = not (vendor.is_rented or vendor.recovers)
     if waits and line.may_wait:
         places = vendor.places(request)
-        line.turn = turns.enqueue(journal, request.run, vendor.name, places, request.devices)
+        line.turn = wait_queue.enqueue(journal, request.run, vendor.name, places, request.devices)
     try:
         yield line
     finally:
         if line.turn is not None:
-            turns.dequeue(journal, line.turn)
+            wait_queue.dequeue(journal, line.turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,24 +257,24 @@ def find_launch_offers(
                 why = f"{_offer_of(requests)}: {str(error).splitlines()[0]}"
             else:
                 if turn is not None:
-                    turns.note(journal, turn, "")
+                    wait_queue.note(journal, turn, "")
                 return LaunchOffers(request=found.request, offers=found.offers, reason=found.reason, turn=turn)
             pause_s = LOOK_S / clock_scale(candidates[0])
             if turn is None:
                 run = name()
-                turn = turns.enqueue(journal, run, requests[0].provider, (f"an offer for {run}",), "", why)
+                turn = wait_queue.enqueue(journal, run, requests[0].provider, (f"an offer for {run}",), "", why)
             elif why != turn.why:
-                turns.note(journal, turn, why)
+                wait_queue.note(journal, turn, why)
                 turn = replace(turn, why=why)
             tell_new(f"{turn.run} waits for {why}; looking again every {duration(pause_s)}; Ctrl-C stops waiting")
             deadline = time.monotonic() + pause_s
             while (left_s := deadline - time.monotonic()) > 0:
-                turns.check_queued(journal, turn)
+                wait_queue.check_queued(journal, turn)
                 time.sleep(min(WAIT_S["local"], left_s))
-            turns.check_queued(journal, turn)
+            wait_queue.check_queued(journal, turn)
     except BaseException:  # including Ctrl-C
         if turn is not None:
-            turns.dequeue(journal, turn)
+            wait_queue.dequeue(journal, turn)
         raise
 
 

@@ -17,7 +17,7 @@ from infra.ledger.reconcile import Action, AdoptedRow, Delete, RowEvent, reconci
 from infra.notices.outbox import notify_end
 from infra.providers import Provider
 from infra.providers.by_name import own_providers
-from infra.runs import pods, run_rows, sight
+from infra.runs import observation, pods, run_rows
 from infra.runs.keepers.due_ends import (
     final_observation,
     is_being_concluded,
@@ -26,8 +26,8 @@ from infra.runs.keepers.due_ends import (
     is_past_limit,
 )
 from infra.runs.lookup import transport_to
+from infra.runs.observation import Observation
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -102,7 +102,7 @@ def _settle(
     """
     vendor = registry.provider(settings, op.vendor)
     if seen is None and not op.detached and op.state in (READY, LOST):
-        seen = sight.observe_pod(op, vendor, pods.LOOK)
+        seen = observation.observe_pod(op, vendor, pods.LOOK)
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
         return op  # The keeper restarts the run.
@@ -176,7 +176,7 @@ def download_results(op: Op, vendor: Provider, settings: Settings, meter: Meter 
     """
     from infra.runs.sync import mirror  # see keep_last_words
 
-    transport, home = vendor.reach(sight.pod_of(op)), RunHome.of(op.run, settings.homes)
+    transport, home = vendor.reach(observation.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     reports.download(op, transport, home)
     if not vendor.pod_store or op.rank > 0:  # Other nodes keep their output.
@@ -191,7 +191,7 @@ def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: S
         try:
             while (
                 other.is_live
-                and not sight.verdict_of(other, transport_to(settings, other))
+                and not observation.verdict_of(other, transport_to(settings, other))
                 and time.monotonic() < deadline
             ):
                 time.sleep(0.2)

@@ -14,7 +14,7 @@ from trainer.records.phase_registry import PHASES, Phase
 
 CONSTANT = "PHASE"
 LIKE = ("base", "mid", "sft")  # the other phases have settings that are useless under a different name
-MODULE = "trainer.phases.own"
+MODULE = "trainer.phases.extension"
 WORD = "own"  # name of the training step for all such phases: `python -m trainer own`
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from infra.ledger.accuracy import ANEW, REPEATED, compared, medians
 from infra.ledger.timings import RunTimes
-from infra.market.expected import (
+from infra.market.step_times import (
     AROUND,
     GUESS,
     NEWEST,

@@ -3,8 +3,8 @@
 The input is bytes, a local file, a name or a listing. The result is plain values that are safe to traverse, serialize
 and print: at most `DEPTH` levels, no duplicate keys, finite numbers within 64 bits, valid UTF-8 text. Any other input
 raises `UnusableDocument`. No reader blocks on a pipe or exhausts memory. A single-part name has letters, digits, ".",
-"_" and "-", and starts with neither "." nor "-"; a path stays in its base folder. `infra/agent/outside.py` does the
-same with the Python of a pod.
+"_" and "-", and starts with neither "." nor "-"; a path stays in its base folder. `infra/agent/untrusted_json.py` does
+the same with the Python of a pod.
 """
 
 import json

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data.tokens.untrusted.patterns import KNOWN_PATTERNS
-from store import outside
+from store import untrusted_input
 from store.artifacts.sentencepiece import LEADS, READS, SPACE, STRIPS, WRITES
 
 # Components without their own expression, replacement or table.
@@ -36,7 +36,7 @@ def find_unknown_component(said: Mapping[str, Any]) -> str:
     for kind in SIMPLE:
         for number, part in enumerate(_parts(said.get(kind))):
             if number >= MOST_PARTS or not _is_plain(kind, part):
-                return f"its {kind} {outside.printable_line(part)}"
+                return f"its {kind} {untrusted_input.printable_line(part)}"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The courier, a sync sidecar: uploads the files of a run from its pod to the store and restores the run on a new pod.
 
-    python -m store.courier carry --config FILE   runs beside the steps until SIGTERM
-    python -m store.courier fetch --config FILE   runs as the first step: restore the files of an earlier pod of the run
+    python -m store.uploader carry --config FILE   runs beside the steps until SIGTERM python -m store.uploader fetch
+    --config FILE   runs as the first step: restore the files of an earlier pod of the run
 
 The courier reads the folder of the pod (the parent of SLIPWAY_WORK) and a `Config`, and writes `<store>/runs/<run>/`,
 see `run_folder`. On the pod the courier writes `state/acknowledged.json` ({name: UTC epoch seconds} of files verified
@@ -26,10 +26,10 @@ from store import local_files
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.masking import Mask
-from store.outside import CHECKPOINT
 from store.run_sync.mounts import WORK, MountFolder
 from store.run_sync.restore import Fetch, earlier_log_part, read_acknowledged
 from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, DamagedCheckpoint, RunFolder, by_folder, step_of
+from store.untrusted_input import CHECKPOINT
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5
@@ -332,7 +332,7 @@ def lower_priority() -> None:
 def main(words: list[str]) -> int:
     """Run a command line; return 0 on success, 1 on failure, 2 on a usage error."""
     if len(words) != 3 or words[0] not in ("carry", "fetch") or words[1] != "--config":
-        print("usage: python -m store.courier carry|fetch --config FILE", file=sys.stderr)
+        print("usage: python -m store.uploader carry|fetch --config FILE", file=sys.stderr)
         return 2
     config = Config(**json.loads(Path(words[2]).read_text(encoding="utf-8")))
     root = Path(os.environ["SLIPWAY_WORK"]).parent

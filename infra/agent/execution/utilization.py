@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from infra.agent import outside
+from infra.agent import untrusted_json
 from infra.agent.state import say
 
 LOOK_EVERY_S = 5.0
@@ -65,7 +65,7 @@ class GpuHistory:
         self.peaks: Dict[int, int] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for line in path.read_bytes().splitlines() if path else ():
-                self._top([{"used_bytes": used} for used in outside.parse(line)["used_bytes"]])
+                self._top([{"used_bytes": used} for used in untrusted_json.parse(line)["used_bytes"]])
 
     def add(self, gpus: List[Dict[str, Any]]) -> None:
         """Add a sample, and set `peak_bytes` of each GPU to the highest memory use of the run."""

@@ -1,7 +1,7 @@
 """The only writer of `pod/`, the local copy of a pod's folder: the listing of a pod's files, and the room on the disk.
 
-The functions take pieces of files under paths allowed by `store.outside`, and write files below `pod/`; files stay
-within size limits and never follow links. `cuts.json` lists the files copied only in part or not at all. A size
+The functions take pieces of files under paths allowed by `store.untrusted_input`, and write files below `pod/`; files
+stay within size limits and never follow links. `cuts.json` lists the files copied only in part or not at all. A size
 reported by a pod is no limit. Each entry of a listing ends with NUL, which no file name can contain, so that a file
 name cannot forge an entry. A reserve stays free on the local disk.
 """
@@ -19,12 +19,12 @@ from typing import BinaryIO
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
+from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sight import folder_of
 from infra.transport.protocol import LIST, READ_BYTES, Transport
 from infra.units import count, size
-from store import local_files, outside
-from store.outside import NamedSizes, is_inside, read_listing
+from store import local_files, untrusted_input
+from store.untrusted_input import NamedSizes, is_inside, read_listing
 
 MIB = 1 << 20
 MARK_BYTES = MIB
@@ -45,7 +45,7 @@ def place(root: Path, path: str) -> Path:
     """
     if not is_inside(path):
         raise SlipwayError(
-            f"{outside.printable_line(path)} is not a valid name of a fetched file; the file was not written"
+            f"{untrusted_input.printable_line(path)} is not a valid name of a fetched file; the file was not written"
         )
     parts = path.split("/")
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,17 @@ def files_below(root: Path) -> Iterator[str]:
 def content(root: Path, path: str, most: int = FILE_BYTES) -> bytes:
     """Return the content of a fetched file. Raises FileNotFoundError without a regular file inside `root`."""
     try:
-        return outside.content(outside.resolve_within(root, path), most) if is_inside(path) else _absent(path)
-    except outside.UnusableDocument as error:
+        return (
+            untrusted_input.content(untrusted_input.resolve_within(root, path), most)
+            if is_inside(path)
+            else _absent(path)
+        )
+    except untrusted_input.UnusableDocument as error:
         raise FileNotFoundError(f"{root}/{path}: {error}") from None
 
 
 def _absent(path: str) -> bytes:
-    raise FileNotFoundError(outside.printable_line(path))
+    raise FileNotFoundError(untrusted_input.printable_line(path))
 
 
 def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
@@ -149,14 +153,14 @@ def describe_cut(path: str, here: int, there: int) -> str:
         why = f"{size(FILE_BYTES)} is the maximum per file on this machine"
     else:
         why = f"{size(RUN_BYTES)} is the maximum per run on this machine, and the disk is not filled"
-    return f"{outside.printable(path)}: the first {size(here)} of {size(there)} are here ({why})"
+    return f"{untrusted_input.printable(path)}: the first {size(here)} of {size(there)} are here ({why})"
 
 
 def cuts_of(listing: NamedSizes) -> list[str]:
     """Return display texts for the files of a listing that cannot be fetched."""
     found = []
     if listing.num_refused:
-        names = ", ".join(outside.printable_line(one) for one in listing.refused)
+        names = ", ".join(untrusted_input.printable_line(one) for one in listing.refused)
         found.append(
             f"{count(listing.num_refused, 'file')} of the pod cannot be downloaded, because of the names: {names}"
         )
@@ -181,7 +185,7 @@ def read_cuts(home: RunHome) -> list[str]:
 
 def _noted(home: RunHome) -> dict[str, list[str]]:
     with contextlib.suppress(FileNotFoundError, ValueError):
-        said = outside.mapping(content(home.pod.root, home.cuts.name, MIB))
+        said = untrusted_input.mapping(content(home.pod.root, home.cuts.name, MIB))
         return {part: cuts for part, cuts in said.items() if type(cuts) is list}
     return {}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Call, Job, Limits
-from infra.agent.lifecycle import farewell
+from infra.agent.lifecycle import self_terminate
 from infra.agent.process import end_all
 from infra.agent.state import UNCARRIED, ask_to_stop, self_terminating_guard
 from tests.infra.agent.execution.test_steps import WAIT
@@ -198,7 +198,9 @@ def test_a_pod_requests_its_end_until_it_is_gone_and_shows_its_key_only_to_the_v
 
 @pytest.mark.process
 def test_the_nearest_ancestor_with_all_variables_provides_the_key():
-    probe = "import os, infra.agent.lifecycle.farewell as f; print(sorted(f.variables('AB', os.getpid()).items()))"
+    probe = (
+        "import os, infra.agent.lifecycle.self_terminate as f; print(sorted(f.variables('AB', os.getpid()).items()))"
+    )
     path = {"PYTHONPATH": str(Path(__file__).parents[4])}
 
     def beneath(*environs: dict[str, str]) -> str:
@@ -218,8 +220,10 @@ def test_the_nearest_ancestor_with_all_variables_provides_the_key():
 def test_a_key_is_sent_only_to_this_machine_or_over_verified_tls():
     values = {"KEY": KEY}
     header = {"Authorization": "{KEY}"}
-    assert farewell.ask(Call("GET", "http://api.example.org/", header), values) == "not sent: the URL is not https"
-    assert farewell.ask(Call("GET", "file:///etc/passwd", header), values) == "not sent: the URL is not https"
+    assert (
+        self_terminate.ask(Call("GET", "http://api.example.org/", header), values) == "not sent: the URL is not https"
+    )
+    assert self_terminate.ask(Call("GET", "file:///etc/passwd", header), values) == "not sent: the URL is not https"
     heard = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -229,22 +233,22 @@ def test_a_key_is_sent_only_to_this_machine_or_over_verified_tls():
 
         thread = threading.Thread(target=listen)
         thread.start()
-        said = farewell.ask(Call("GET", f"https://127.0.0.1:{server.getsockname()[1]}/", header), values)
+        said = self_terminate.ask(Call("GET", f"https://127.0.0.1:{server.getsockname()[1]}/", header), values)
         thread.join()
     assert "Error" in said and KEY.encode() not in heard[0]
 
 
 @pytest.mark.process
 def test_an_endless_slow_answer_is_given_up(vendor, monkeypatch):
-    monkeypatch.setattr(farewell, "CALL_S", 0.5)
+    monkeypatch.setattr(self_terminate, "CALL_S", 0.5)
     vendor.on(ASK, Answer(200, b"x" * 10_000, how="drip"))
     call = Call("POST", f"{vendor.url}/graphql", {"Authorization": "Bearer {KEY}"}, "{}")
-    assert farewell.ask(call, {"KEY": KEY}) == "no complete answer in 0.5 s"
+    assert self_terminate.ask(call, {"KEY": KEY}) == "no complete answer in 0.5 s"
 
 
 def test_only_variable_names_are_filled_in():
     body = '{"query": "mutation ($id: String!) { end(input: {podId: $id}) }", "variables": {"id": "{POD_ID}"}}'
-    assert farewell.fill(body, {"POD_ID": "a1"}) == body.replace("{POD_ID}", "a1")
+    assert self_terminate.fill(body, {"POD_ID": "a1"}) == body.replace("{POD_ID}", "a1")
 
 
 def test_a_job_keeps_its_farewell_in_json():

@@ -9,8 +9,8 @@ import pytest
 
 from infra import checkout
 from infra.errors import SlipwayError
-from infra.ledger.dismissal import terminate_holders
 from infra.ledger.journal import Journal
+from infra.ledger.lease_termination import terminate_holders
 
 pytestmark = pytest.mark.process
 

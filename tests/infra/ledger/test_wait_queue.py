@@ -6,7 +6,7 @@ import pytest
 
 from infra.agent.process import Identity
 from infra.errors import UsageError
-from infra.ledger import turns
+from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
 from infra.ledger.op import Leased
 from infra.names import new_token
@@ -29,8 +29,8 @@ def processes():
     """
     held = mock.Mock(me=1, dead=set())
     with (
-        mock.patch("infra.ledger.turns.current_identity", lambda: Identity("boot", held.me, "then")),
-        mock.patch("infra.ledger.turns.is_alive", lambda one: one.pid not in held.dead),
+        mock.patch("infra.ledger.wait_queue.current_identity", lambda: Identity("boot", held.me, "then")),
+        mock.patch("infra.ledger.wait_queue.is_alive", lambda one: one.pid not in held.dead),
     ):
         yield held
 
@@ -44,7 +44,7 @@ def begin_run(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=
         vendor=vendor,
         place=place,
         devices=devices,
-        admit=lambda rows, new: turns.admit(journal, rows, new, own),
+        admit=lambda rows, new: wait_queue.admit(journal, rows, new, own),
     )
 
 
@@ -85,59 +85,59 @@ def test_the_queue_is_in_order_of_arrival_and_skips_dead_processes(journal, proc
     lines = {}
     for number, run in enumerate(("one", "two", "three"), 1):
         processes.me = number
-        lines[run] = turns.enqueue(journal, run, "ssh", (BOX,), "")
-    said = {run: turns.why_waiting(journal, turn) for run, turn in lines.items()}
+        lines[run] = wait_queue.enqueue(journal, run, "ssh", (BOX,), "")
+    said = {run: wait_queue.why_waiting(journal, turn) for run, turn in lines.items()}
     assert said["one"] == "waits for lab/box1: has has it until the end of the run"
     end(journal, has)
-    assert turns.why_waiting(journal, lines["one"]) == "may start now"
-    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
-    with pytest.raises(turns.QueuedBehind, match="one came before, and is waiting; wait in line: --wait"):
+    assert wait_queue.why_waiting(journal, lines["one"]) == "may start now"
+    assert wait_queue.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
+    with pytest.raises(wait_queue.QueuedBehind, match="one came before, and is waiting; wait in line: --wait"):
         begin_run(journal, "impatient")
-    with pytest.raises(turns.QueuedBehind):
+    with pytest.raises(wait_queue.QueuedBehind):
         begin_run(journal, "two", own=lines["two"])
     processes.dead.add(1)
     begin_run(journal, "two", own=lines["two"])
-    turns.dequeue(journal, lines["two"])
-    assert [one.run for one in turns.waiting(journal)] == ["three"]
-    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
+    wait_queue.dequeue(journal, lines["two"])
+    assert [one.run for one in wait_queue.waiting(journal)] == ["three"]
+    assert wait_queue.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until the end of the run"
 
 
 def test_a_run_removed_from_the_queue_does_not_start(journal, processes):
-    mine = turns.enqueue(journal, "one", "ssh", (BOX,), "")
-    turns.check_queued(journal, mine)
-    turns.withdraw(journal, mine)
+    mine = wait_queue.enqueue(journal, "one", "ssh", (BOX,), "")
+    wait_queue.check_queued(journal, mine)
+    wait_queue.withdraw(journal, mine)
     processes.me = 2
-    assert turns.enqueue(journal, "two", "ssh", (BOX,), "").number == mine.number
-    with pytest.raises(turns.EndedInQueue, match="one: inv down ended the run during the wait"):
+    assert wait_queue.enqueue(journal, "two", "ssh", (BOX,), "").number == mine.number
+    with pytest.raises(wait_queue.EndedInQueue, match="one: inv down ended the run during the wait"):
         begin_run(journal, "one", own=mine)
     assert journal.ops() == []
 
 
 def test_a_run_waits_in_its_last_joined_queue_and_leaves_all_queues_at_once(journal, processes):
-    offer = turns.enqueue(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
-    assert turns.why_waiting(journal, offer) == "waits for an offer of 1 x H100: none of 3"
+    offer = wait_queue.enqueue(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
+    assert wait_queue.why_waiting(journal, offer) == "waits for an offer of 1 x H100: none of 3"
     processes.me = 2
-    other = turns.enqueue(journal, "two", "lium", ("an offer for two",), "", "an offer of 1 x H100: none of 3")
-    assert turns.why_waiting(journal, other) == "waits for an offer of 1 x H100: none of 3"
+    other = wait_queue.enqueue(journal, "two", "lium", ("an offer for two",), "", "an offer of 1 x H100: none of 3")
+    assert wait_queue.why_waiting(journal, other) == "waits for an offer of 1 x H100: none of 3"
     processes.me = 1
-    money = turns.enqueue(journal, "one", "budget", ("budget evals",), "")
-    assert [(one.run, one.vendor) for one in turns.waiting(journal)] == [("two", "lium"), ("one", "budget")]
+    money = wait_queue.enqueue(journal, "one", "budget", ("budget evals",), "")
+    assert [(one.run, one.vendor) for one in wait_queue.waiting(journal)] == [("two", "lium"), ("one", "budget")]
     begin_run(journal, "two", "", vendor="lium", own=other)
-    turns.withdraw(journal, money)
-    with pytest.raises(turns.EndedInQueue):
+    wait_queue.withdraw(journal, money)
+    with pytest.raises(wait_queue.EndedInQueue):
         begin_run(journal, "one", "", vendor="lium", own=offer)
 
 
 def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, processes):
     has = begin_run(journal, "has", devices="0,1")
     begin_run(journal, "elsewhere", place=OTHER)
-    turn = turns.enqueue(journal, "one", "ssh", (BOX, OTHER), "1,2")
-    assert turns.why_waiting(journal, turn) == (
+    turn = wait_queue.enqueue(journal, "one", "ssh", (BOX, OTHER), "1,2")
+    assert wait_queue.why_waiting(journal, turn) == (
         "waits for lab/box1: has has devices 0,1 until the end of the run; "
         "lab/box2: elsewhere has it until the end of the run"
     )
     begin_run(journal, "beside", devices="3")
-    with pytest.raises(turns.QueuedBehind):
+    with pytest.raises(wait_queue.QueuedBehind):
         begin_run(journal, "across", devices="2")
     end(journal, has)
     begin_run(journal, "one", devices="1,2", own=turn)
@@ -145,15 +145,15 @@ def test_a_later_run_goes_first_only_if_both_runs_fit_the_machine(journal, proce
 
 def test_a_resumed_run_does_not_queue_again(journal, processes):
     op = begin_run(journal, "has")
-    turns.enqueue(journal, "one", "ssh", (BOX,), "")
+    wait_queue.enqueue(journal, "one", "ssh", (BOX,), "")
     end(journal, op)
     assert begin_run(journal, "has").is_live
 
 
 def test_a_run_waiting_for_this_machine_wants_it_for_all_its_nodes(journal, processes):
     has = begin_run(journal, "has", "", vendor="local")
-    turn = turns.enqueue(journal, "one", "local", ("",), "")
-    assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
+    turn = wait_queue.enqueue(journal, "one", "local", ("",), "")
+    assert wait_queue.why_waiting(journal, turn) == "waits for this machine: has has it until the end of the run"
     with pytest.raises(Leased):
         begin_run(journal, "one", "", vendor="local", own=turn)
     begin_run(journal, "careless", "", vendor="local")
@@ -170,7 +170,7 @@ def test_a_run_waiting_for_this_machine_wants_it_for_all_its_nodes(journal, proc
 )  # fmt: skip
 def test_devices_are_only_numbers_in_order(said, meant):
     if meant:
-        assert turns.read_devices(said) == meant
+        assert wait_queue.read_devices(said) == meant
     else:
         with pytest.raises(UsageError, match="--devices"):
-            turns.read_devices(said)
+            wait_queue.read_devices(said)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from trainer import talk
-from trainer.talk import ConversationFiles
+from trainer import terminal_chat
+from trainer.terminal_chat import ConversationFiles
 
 
 class EchoPartner:
@@ -53,7 +53,7 @@ def hold(tmp_path, monkeypatch, capsys):
     def hold(*lines, partner=None, typed=True):
         text = "".join(f"{line}\n" for line in lines)
         monkeypatch.setattr(sys, "stdin", Typed(text) if typed else io.StringIO(text))
-        talk.run_chat(
+        terminal_chat.run_chat(
             partner or EchoPartner(), place=ConversationFiles(str(tmp_path / "state" / "history"), str(tmp_path))
         )
         return capsys.readouterr()
@@ -93,10 +93,10 @@ def test_history_is_private_and_long_entries_are_cut(hold, tmp_path):
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     hold("three", typed=False)
     assert history.read_text() == "one\n/model\ntwo\n"
-    history.write_text("".join(f"{n}\n" for n in range(2 * talk.MOST_LINES + 1)))
+    history.write_text("".join(f"{n}\n" for n in range(2 * terminal_chat.MOST_LINES + 1)))
     hold("last")
     kept = history.read_text().splitlines()
-    assert len(kept) == talk.MOST_LINES + 1 and kept[-2:] == [str(2 * talk.MOST_LINES), "last"]
+    assert len(kept) == terminal_chat.MOST_LINES + 1 and kept[-2:] == [str(2 * terminal_chat.MOST_LINES), "last"]
 
 
 def test_unwritable_history_does_not_end_a_conversation(hold, tmp_path):
@@ -111,4 +111,4 @@ def test_unwritable_history_does_not_end_a_conversation(hold, tmp_path):
      (None, 1.25, 0.25, "1.25 s, the first after 0.25 s"), (0, 1.0, None, "0 tokens in 1.00 s")],
 )  # fmt: skip
 def test_speed_is_all_tokens_over_the_whole_time(tokens, took, first, said):
-    assert talk.pace(tokens, took, first) == said
+    assert terminal_chat.pace(tokens, took, first) == said

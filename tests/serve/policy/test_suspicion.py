@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from serve.policy import replica_states
-from serve.policy.doubt import NO_FAILURES, Failures, ReplicaDoubt, after_failures, after_probe
 from serve.policy.replica_states import FAILED_REQUESTS, Facts, ProcessStatus
+from serve.policy.suspicion import NO_FAILURES, Failures, ReplicaDoubt, after_failures, after_probe
 
 READY = Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=5.0)
 MISSED = replace(READY, misses=1, first_miss_at=8.0)

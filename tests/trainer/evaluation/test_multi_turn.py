@@ -5,8 +5,8 @@ import json
 import pytest
 
 from data.chat import smalltalk
-from trainer.evaluation import many_turns, scores
-from trainer.evaluation.many_turns import TurnsQuestion
+from trainer.evaluation import multi_turn, scores
+from trainer.evaluation.multi_turn import TurnsQuestion
 
 REFUSED = "I do not know. Try asking what os.path.join does."
 
@@ -25,7 +25,7 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
         seen.append(talks)
         return [one[-1]["content"].upper() for one in talks]
 
-    said = many_turns.run_conversations(asked, answer, 5)
+    said = multi_turn.run_conversations(asked, answer, 5)
     assert said == [[one.text.upper() for one in asked]] * 5
     for turn, talks in enumerate(seen):
         assert sorted(one[-1]["content"] for one in talks) == sorted(one.text for one in asked)
@@ -34,7 +34,7 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
             assert len(set(put)) == len(put) == turn + 1
             assert [one["content"] for one in talk if one["role"] == "assistant"] == [one.upper() for one in put[:-1]]
     assert (
-        len(many_turns.run_conversations(asked[:3], answer, 8)) == 3
+        len(multi_turn.run_conversations(asked[:3], answer, 8)) == 3
     )  # No further question exists without a repetition.
 
 

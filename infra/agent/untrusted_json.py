@@ -1,4 +1,4 @@
-"""Parser for untrusted JSON with bounds on size, depth and numbers; the counterpart of `store/outside.py` on pods.
+"""Parser for untrusted JSON with bounds on size, depth and numbers: `store/untrusted_input.py` for pods.
 
 The result has at most `DEPTH` levels and only finite numbers that fit into 64 bits. NaN and Infinity, which Python's
 own JSON writer emits, become null. All other violations raise ValueError.

@@ -18,14 +18,14 @@ from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.agent.state import is_held
-from store import courier as courier_module
+from store import uploader as courier_module
 from store.artifacts.artifacts import Store
-from store.courier import Config, Courier
 from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.mounts import MountFolder
 from store.run_sync.restore import Fetch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
+from store.uploader import Config, Courier
 from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.world import until
@@ -72,7 +72,7 @@ class Pod:
         return name
 
     def begin(self, verb: str = "carry") -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "store.courier", verb, "--config", str(self.root / "config.json")]
+        words = [sys.executable, "-m", "store.uploader", verb, "--config", str(self.root / "config.json")]
         environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work")}
         environ |= {"SLIPWAY_RECORDS": str(self.root / "records.jsonl")}
         one = subprocess.Popen(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from infra.agent.execution.figures import GpuHistory, UtilizationSampler
+from infra.agent.execution.utilization import GpuHistory, UtilizationSampler
 from tests.world import until
 
 pytestmark = pytest.mark.process

@@ -1,8 +1,8 @@
-"""Command-line flags of `chat`, shared by all engines. Imports the standard library and `trainer.talk` only."""
+"""Command-line flags of `chat`, shared by all engines. Imports only the standard library and `terminal_chat`."""
 
 import argparse
 
-from trainer.talk import ConversationFiles
+from trainer.terminal_chat import ConversationFiles
 
 
 def add_chat_flags(one: argparse.ArgumentParser) -> None:

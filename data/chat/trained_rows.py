@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from data.errors import InputError
 
 MOST_REASONS, MOST_PLACES = 5, 5

@@ -20,7 +20,7 @@ from typing import Any
 
 from infra import installation
 from infra.settings import Settings
-from store import outside
+from store import untrusted_input
 
 BOOT_LINE = "# Slipway's control host"
 SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"  # who restarts keepers and services after a boot
@@ -55,7 +55,7 @@ class HostPlaces:
     def read_about(self) -> dict[str, Any]:
         """Return the record of this control host; {} on a machine that is not a control host."""
         with contextlib.suppress(FileNotFoundError):
-            return outside.mapping(self.about.read_bytes())
+            return untrusted_input.mapping(self.about.read_bytes())
         return {}
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from store import catalogue, outside
+from store import catalogue, untrusted_input
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
 from store.run_sync.restore import read_acknowledged
@@ -111,11 +111,11 @@ def test_an_arbitrary_list_of_acknowledged_checkpoints_is_read_or_refused(tmp_pa
 @given(document=hostile.documents(MANIFEST))
 def test_a_parsed_document_can_be_written_again(document):
     try:
-        value = outside.parse(document)
-    except outside.UnusableDocument as error:
+        value = untrusted_input.parse(document)
+    except untrusted_input.UnusableDocument as error:
         assert len(str(error)) < 500
     else:
-        assert outside.parse(json.dumps(value, allow_nan=False)) == value
+        assert untrusted_input.parse(json.dumps(value, allow_nan=False)) == value
 
 
 @pytest.mark.process
@@ -161,8 +161,8 @@ def test_unprintable_names_are_shown_escaped(root, tmp_path):
 def test_a_path_outside_its_folder_is_refused_for_any_links(tmp_path, path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/link").symlink_to("/etc")
-    with pytest.raises(outside.UnusableDocument):
-        outside.resolve_within(tmp_path / "in", path)
+    with pytest.raises(untrusted_input.UnusableDocument):
+        untrusted_input.resolve_within(tmp_path / "in", path)
 
 
 def test_a_manifest_of_flat_files_names_no_file_in_a_folder():

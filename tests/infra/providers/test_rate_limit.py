@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from infra.providers.pace import Pace, RateWindow
+from infra.providers.rate_limit import Pace, RateWindow
 
 MINUTE, DAY = RateWindow(60.0, 3, 12), RateWindow(86400.0, 5, 48)
 
