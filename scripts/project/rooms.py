@@ -43,8 +43,8 @@ ROOMS = (
         "packs/blocks/pack.py",
         "an optional phase is a pack: record of the phase, configuration, objective, flags, tests. A phase that every "
         "profile needs is a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and "
-        "settings in `trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a specification "
-        "in `data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
+        "settings in `trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a "
+        "specification in `data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
     ),
     ContributionRow(
         "a flag for machines",

@@ -22,7 +22,7 @@ from tests.faults.trial import rounds
 from tests.hub import Fault
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.proxy import wire
-from tests.store.test_courier import FOLDER, RUN, courier, fetch, pods
+from tests.store.test_uploader import FOLDER, RUN, courier, fetch, pods
 from tests.store.test_store import folder_of
 
 pytestmark = pytest.mark.process

@@ -71,7 +71,7 @@ class Purse(RuleBasedStateMachine):
         self.lives = dict.fromkeys(PROCESSES, 0)  # number of deaths of each process
         self.me = PROCESSES[0]
         names = ("infra.ledger.budgets", "infra.ledger.leases")
-        self.patches = [mock.patch(f"{name}.myself", self.identity) for name in names]
+        self.patches = [mock.patch(f"{name}.current_identity", self.identity) for name in names]
         self.patches += [mock.patch(f"{name}.is_alive", self.is_alive) for name in names]
         for one in self.patches:
             one.start()
