@@ -33,7 +33,6 @@ from infra.errors import SlipwayError
 from infra.interrupts import ExitRequested, WorkTakenOver, raise_on_signals
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
-from scripts.cli.render import print_json
 from store import packs, terminal
 from store.manifest import StoreError
 
@@ -155,6 +154,8 @@ class SlipwayProgram(Program):
                 self.tasks = ParseResult(words.read())
             except Exit as error:
                 if as_json and error.code:
+                    from scripts.cli.render import print_json  # a listing of the commands needs no output of theirs
+
                     print_json({"error": re.sub(r"^inv( \S+)?: ", "", error.message or ""), "exit_code": error.code})
                 raise
         if words.help_for:
@@ -247,6 +248,8 @@ def convert_errors(logs: Path, name: str = "", as_json: bool = False) -> Iterato
     def leave(said: str, code: int) -> Exit:
         said = command_hints.insert_carried_flags(said)
         if as_json and not is_closed(1):
+            from scripts.cli.render import print_json
+
             print_json({"error": said, "exit_code": code})
         return Exit(terminal.wrap_text(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
 

@@ -12,6 +12,7 @@ from data.config import ConfigError
 from infra import errors
 from scripts.cli import invoke_patch as program
 from scripts.cli.command import command
+from scripts.cli.render import print_json
 from store.manifest import StoreError
 from tests.programs import small_flags
 
@@ -21,19 +22,19 @@ program.patch_invoke()
 @command(record=small_flags.Launch, world="", example="inv launch --num-gpus 2")
 def launch(spec):
     """Launch."""
-    program.print_json({**asdict(replace(spec, options={})), "options": dict(spec.options)})
+    print_json({**asdict(replace(spec, options={})), "options": dict(spec.options)})
 
 
 @command(record=small_flags.Status, world="")
 def status(spec):
     """Status."""
-    program.print_json([spec.run, spec.watch])
+    print_json([spec.run, spec.watch])
 
 
 @command(record=small_flags.Test, world="")
 def test(spec):
     """Test."""
-    program.print_json([spec.paths, program.words_after_dashes()])
+    print_json([spec.paths, program.words_after_dashes()])
 
 
 @command(record=small_flags.Fail, world="")
