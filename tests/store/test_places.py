@@ -22,8 +22,8 @@ from tests.faults.trial import rounds
 from tests.hub import Fault
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.proxy import wire
-from tests.store.test_uploader import FOLDER, RUN, courier, fetch, pods
 from tests.store.test_store import folder_of
+from tests.store.test_uploader import FOLDER, RUN, courier, fetch, pods
 
 pytestmark = pytest.mark.process
 
