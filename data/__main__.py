@@ -80,12 +80,11 @@ def merge(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dic
 
 
 def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data.report import page, quality
+    from data.report import document, quality
 
     found = quality.measure(inputs["text"])
-    target = folder / "report.html"
-    target.write_text(page.page(found, str(inputs["text"])), encoding="utf-8")
-    return {"documents": found.documents, "duplicate_share": found.repeated.share, "page": str(target)}
+    path = document.write(found, folder)
+    return {"documents": found.documents, "duplicate_share": found.repeated.share, "report": str(path)}
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:

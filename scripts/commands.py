@@ -15,7 +15,6 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "status": CommandEntry("scripts.runs.status:status", "Show every run: state, step and cost."),
     "why": CommandEntry("scripts.runs.why:why", "Explain in ten lines why a run ended, and what to do next."),
     "logs": CommandEntry("scripts.runs.logs:logs", "Print the logs of a run, step by step."),
-    "report": CommandEntry("scripts.runs.report:report", "Write an HTML page about a run: curves, cost, samples."),
     "down": CommandEntry("scripts.runs.down:down", "End a run; return when no pod of the run exists or bills."),
     "stop": CommandEntry("scripts.runs.down:stop", "Refuse, because a stopped pod still bills. See `down`."),
     "resume": CommandEntry("scripts.runs.resume:resume", "Continue a run from the newest complete checkpoint."),

@@ -91,6 +91,8 @@ class Pack:
     """
     run_groups: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that commands show and end together."""
+    group_pages: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(settings, name of a run group, folder, tell) -> Path` that write a page about the group."""
     schemas: Mapping[str, str] = field(default_factory=dict)
     """Functions that return the JSON Schema of a user-written file, by the name in `config --schema`."""
     file_pages: Mapping[str, str] = field(default_factory=dict)

@@ -37,12 +37,10 @@ PLAN += (
     "infra.agent.job",
 )
 # Permitted imports of training in control code: the plan, the figures, and the light records.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote", "data.chat.talk_counts")
 LIGHT += (
     "trainer.reporting.jsonl_log",
-    "trainer.reporting.run_report",
     "trainer.reporting.config_differences",
-    "trainer.reporting.comparison",
     "trainer.rewards.jail",
 )
 # From the most special to the most general: the files, and their permitted imports of the project.
@@ -81,7 +79,7 @@ ROOMS = {
     "control": (("flows", "infra", "serve", "store", *LIGHT), ("control", "serve", "records", "agent")),
     "commands": (
         ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
-        ("commands", "control", "serve", "records"),
+        ("commands", "views", "control", "serve", "records"),
     ),
     # Measurements by hand, loaded by no command.
     "bench": (FLOORS, ("records", "data", "trainer")),

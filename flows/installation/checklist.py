@@ -56,7 +56,8 @@ def _store(settings: Settings) -> DoctorLine:
 
 def _tracking(settings: Settings) -> DoctorLine:
     found = doctor.tracking(settings)
-    off = "metrics stay with the run (inv report); to send metrics to trackers, set SLIPWAY_TRACK"
+    report = packs.typed("inv report")
+    off = f"metrics stay with the run: {report}. To send metrics to trackers, set SLIPWAY_TRACK"
     return found[0] if found else DoctorLine("tracking", "off", off)
 
 

@@ -5,7 +5,7 @@
 The process starting the runs of a group holds the lease `<lease><name>`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class RunGroup:
     """True if no run of the group waits or runs."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Additional details of the group for a web page."""
+    evaluate: Callable[[], Mapping[str, Any]] = dict
+    """Function that compares the results of the runs, for a web page."""
 
 
 class RunGroups(Protocol):

@@ -1,6 +1,7 @@
 """The command `shard`: text shards with a manifest, in a folder chosen by the user."""
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,7 +120,7 @@ class ShardFlags(Output, Typed):
     license: str = flag("", "--push: license of the data set, instead of the source's license", group="What is written")
     report: str = flag(
         "",
-        "write report.html about this folder of shards into the folder, and stop",
+        "write report.json about this folder of shards into the folder, and stop",
         group="Instead of making shards",
         unit="FOLDER",
     )
@@ -352,10 +353,11 @@ def check(folder: Path, as_json: bool, partial: bool = False) -> None:
 
 
 def describe(folder: Path, as_json: bool) -> None:
-    """Write a report page about the shards in `folder` beside the shards."""
+    """Write the figures of the shards in `folder` as JSON beside the shards."""
     config = {"out": str(folder), "inputs": {"text": str(folder)}}
     result = local_step.run("report", ("-m", "data", "report"), config, context.settings(), as_json)
-    print_json(result) if as_json else print(result["page"])
+    print_json(result) if as_json else print(result["report"])
+    render.say(f"see it as a page: {packs.typed(f'inv report {shlex.quote(str(folder))}')}")
 
 
 def merge_ranks(folder: Path, as_json: bool) -> None:

@@ -33,8 +33,9 @@ def test_piped_lines_are_split_and_verified(world, tmp_path):
     assert len(list(read(shard_paths(tmp_path / "out")))) == 3000 - result["held_out"]
     assert inv(world, "shard", "--verify", out).returncode == 0
     done = inv(world, "shard", "--report", out)
-    assert (done.returncode, done.stdout) == (0, f"{out}/report.html\n"), done.stderr
-    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    assert (done.returncode, done.stdout) == (0, f"{out}/report.json\n"), done.stderr
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["documents"] == 3000
+    assert f"see it as a page: inv report {out}" in done.stderr
     assert inv(world, "shard", "--verify", out).returncode == 0
     shard = shard_paths(tmp_path / "out")[1]
     raw = bytearray(shard.read_bytes())

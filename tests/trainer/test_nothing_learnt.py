@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from data.chat import conversations
+from data.chat.talk_counts import TalkCounts
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
 from scripts.cli.steps_text import record_words
@@ -14,7 +15,6 @@ from tests.trainer.conftest import tiny
 from tests.trainer.test_phases import chat_phase, run
 from trainer.records.model_config import BlocksConfig
 from trainer.reporting.jsonl_log import read
-from trainer.reporting.run_report import PhaseStory, Story, page
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +76,9 @@ def test_lost_tokens_are_reported_before_the_first_step_and_in_artifact_and_repo
     assert (counts["conversations"], counts["without_targets"], counts["answers"]) == (4, 1, 12)
     assert counts["cut_answers"] > 1 and records[-1]["talk_counts"] == counts
     assert "conversation" not in record_words({"name": "sft", "state": "done", "result": records[-1]}), "no number"
-    text = page(Story("brave-otter-1", (), [PhaseStory("sft", lines=lines)], "now"))
-    assert "1 of 4 (25.0 %)" in text and f"{counts['cut_answers']} of 12" in text
-    assert f"{lines[-1]['learnt_tokens']:,} (" in text
+    figures = [value for _, value in TalkCounts.of(counts).lines()]
+    assert "1 of 4 (25.0 %)" in figures and figures[-1].startswith(f"{counts['cut_answers']} of 12")
+    assert lines[-1]["learnt_tokens"] > 0
 
 
 def test_loss_over_few_tokens_ends_with_a_warning(world, learns):

@@ -37,7 +37,7 @@ def main() -> None:
     settings = Settings.load(ROOT, {}, ())
     credentials.set_credentials(job_environment.secrets(settings))
     if flags.export:
-        page = export.write(PageContext(settings), Path(flags.export))
+        page = export.write(Path(flags.export) / "index.html", export.whole(PageContext(settings)))
         print(page, flush=True)
         if flags.open:
             webbrowser.open(page.as_uri())

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +30,7 @@ from packs.page.views.acts import Acts
 from packs.page.views.chat import VIEW as CHAT
 from packs.page.views.chat import ChatBackend
 from packs.page.views.page_context import PageContext
-from packs.page.views.sections import VIEWS, artifacts
+from packs.page.views.sections import VIEWS
 from packs.page.views.sections.ask import View, ViewQuery
 from store import untrusted_input
 from store.manifest import StoreError
@@ -39,7 +39,6 @@ STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # keep-alive interval of a silent stream in seconds, to detect closed browsers
 MOST_BODY_BYTES = 1 << 20
 LOOK_ENDS = b'data: {"part":"","value":null}\n\n'  # end marker: the browser draws all parts of a look together
-DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 Expired = Callable[[], None]
 
@@ -96,16 +95,6 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
 
         return Route(f"/api/{name}", answer)
 
-    def document(name: str, make_page: Callable[[PageContext, ViewQuery], str]) -> Route:
-        async def answer(request: Request) -> Response:
-            try:
-                page = await run_in_threadpool(make_page, context, ViewQuery(dict(request.query_params)))
-            except (SlipwayError, StoreError, OSError) as error:
-                return Response(str(error), 400, media_type="text/plain")
-            return HTMLResponse(page, headers={"Content-Security-Policy": DOCUMENT_POLICY})
-
-        return Route(name, answer)
-
     talks, acts = ChatBackend(context), Acts(context)
 
     async def chat(request: Request) -> Response:
@@ -128,8 +117,6 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
         Route("/", front),
         Route("/api/session", session, methods=["POST"]),
         *(route(name, view) for name, view in views.items()),
-        document("/report", artifacts.report),
-        document("/data-report", artifacts.data_report),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/acts", act, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),

@@ -1,50 +1,118 @@
-"""Export of the page as one file that any browser opens offline: `inv ui --export DIR`.
+"""Export of the page as one file that any browser opens offline, for `inv ui --export`, `inv report` and sweeps.
 
-The written `index.html` contains the style, the modules and the current content of each view. Browsers do not load
-modules from local files, so the modules are embedded and import each other through an import map.
+The written file contains the style, the modules and the current content of views. Browsers do not load modules from
+local files, so the modules are embedded and import each other through an import map.
 """
 
 import base64
 import json
 import re
+import shlex
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from infra.errors import SlipwayError
+from infra.runs.timing import Say
+from infra.settings import Settings
+from infra.units import moment
 from packs.page.views.figures import BY
 from packs.page.views.page_context import PageContext
+from packs.page.views.run_sources import figures_of, source_of
 from packs.page.views.sections import VIEWS
+from packs.page.views.sections.artifacts import REPORT, read_report, report_in
 from packs.page.views.sections.ask import ViewQuery
 from store.manifest import StoreError
+from trainer.reporting.compared import differences
 
 STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"
 MOST_RUNS = 50
+MOST_REPORTS = 20
 IMPORT = re.compile(r'((?:from|import) )"(\.\.?/[^"]+)"')
 
 
-def write(context: PageContext, folder: Path) -> Path:
-    """Write the page into a folder and return the path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(document(kept(context)), encoding="utf-8")
+def write(path: Path, shown: dict[str, Any]) -> Path:
+    """Write the page with the content of views, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(shown), encoding="utf-8")
     return path
 
 
-def kept(context: PageContext) -> dict[str, Any]:
+def whole(context: PageContext) -> dict[str, Any]:
     """Return the current content of each view, by view name and query."""
-    found: dict[str, Any] = {"about": {"acts_allowed": False, "is_export": True}}
-    for name in ALONE:
-        found[name] = _look(context, name, {})
+    found = {**_about(), **{name: _look(context, name, {}) for name in ALONE}}
     runs = [one["run"] for one in found["runs"].get("runs", ())][:MOST_RUNS]
+    found |= _curves(context, runs)
     for run in runs:
-        about = _look(context, "curves", {"runs": run})
-        for phase in about.get("about", {}).get("phases", ()):
-            for by in BY:
-                found[f"curves {run} {phase} {by}"] = _look(context, "curves", {"runs": run, "phase": phase, "by": by})
-        found[f"curves {run}"] = about.get("about", {}).get("phase", "")
         found[f"logs {run}"] = _look(context, "logs", {"run": run})
+    for one in found["sweeps"].get("sweeps", ()):
+        found[f"sweeps {one['name']}"] = _look(context, "sweeps", {"name": one["name"]})
+    reports = [one["name"] for one in found["data"].get("artifacts", ()) if one["has_report"]]
+    for name in reports[:MOST_REPORTS]:
+        found[f"data_report {name}"] = _look(context, "data_report", {"name": name})
     return found
+
+
+def of_runs(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the content of the views of some runs, which the page opens first."""
+    listed = _look(context, "runs", {})
+    rows = [one for one in listed.get("runs", ()) if one["run"] in runs]
+    return {
+        **_about(f"curves?{urlencode({'runs': ','.join(runs)})}"),
+        "runs": {**listed, "runs": rows, "command": "inv status"},
+        **_curves(context, runs),
+    }
+
+
+def write_group(settings: Settings, name: str, folder: Path, tell: Say) -> Path:
+    """Write the page of a run group into a folder, with the curves of the runs, and return the path."""
+    context = PageContext(settings, say=tell)
+    group = _look(context, "sweeps", {"name": name})
+    runs = [one["run"] for one in group["sweeps"][0]["trials"] if one["is_known"]] if group.get("sweeps") else []
+    shown = of_runs(context, runs[:MOST_RUNS])
+    shown |= {**_about(f"sweeps?{urlencode({'name': name})}"), "sweeps": group, f"sweeps {name}": group}
+    return write(folder / "page.html", shown)
+
+
+def shards_of(words: Sequence[str]) -> Path | None:
+    """Return the folder of a report on shards, if the only typed word names a folder with a report."""
+    folder = Path(words[0]).expanduser().absolute() if len(words) == 1 else None
+    return folder if folder and report_in(folder) else None
+
+
+def of_shards(folder: Path) -> dict[str, Any]:
+    """Return the content of the view of a report on shards. Raise UsageError for an unreadable report."""
+    shown = {
+        "report": read_report(report_in(folder) or folder / REPORT),
+        "command": f"inv shard --report {shlex.quote(str(folder))}",
+    }
+    return {**_about(f"data?{urlencode({'report': folder.name})}"), f"data_report {folder.name}": shown}
+
+
+def about_runs(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the content of a page for JSON: the phases of a single run, or the names and differences of several.
+
+    A message names each run without metrics.
+    """
+    with context.journal() as journal:
+        sources = [source_of(context, one, journal, journal.version()) for one in runs]
+    counts = {
+        one.run: {name: len(figures_of(context, one, name).get()[0].steps) for name in one.phases} for one in sources
+    }
+    for run, steps in counts.items():
+        if not any(steps.values()):
+            context.tell(f"{run} has written no metrics yet, so the page has no curves")
+    if len(sources) > 1:
+        common = [name for name in sources[0].phases if all(name in one.phases for one in sources)]
+        configs = {name: {one.run: one.phases[name] for one in sources} for name in common}
+        return {"runs": list(runs), "differences": {name: differences(one) for name, one in configs.items()}}
+    view = next((one for one in context.runs() if one.run == runs[0]), None)
+    states = {one["name"]: one["state"] for one in (view.progress.get("steps", ()) if view else ())}
+    phases = [{"name": name, "state": states.get(name), "steps": steps} for name, steps in counts[runs[0]].items()]
+    return {"run": runs[0], "phases": phases}
 
 
 def document(shown: dict[str, Any]) -> str:
@@ -61,6 +129,33 @@ def document(shown: dict[str, Any]) -> str:
         '<script type="module">import "slipway/app.js";</script>'
     )
     return page.replace('<script type="module" src="/static/app.js"></script>', parts)
+
+
+def _about(start: str = "runs") -> dict[str, Any]:
+    return {"about": {"acts_allowed": False, "start": start, "written": moment(time.time())}}
+
+
+def _curves(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the curves of runs by run, phase and axis, and once per run the default phase and the curves over time.
+
+    For an axis other than the steps, only positions and marks are repeated.
+    """
+    found: dict[str, Any] = {}
+    for run in runs:
+        asked = {"runs": run, "among": str(len(runs))}
+        first = _look(context, "curves", asked)
+        about = first.get("about", {"phases": ()})
+        found[f"over {run}"] = first.get(f"over {run}", {})
+        found[f"curves {run}"] = about
+        for phase in about["phases"]:
+            for by in BY:
+                parts = _look(context, "curves", {**asked, "phase": phase, "by": by})
+                parts.pop(f"over {run}", None)
+                shown = parts.get(f"run {run}", {"figures": {}, "marks": []})
+                if by != BY[0]:  # the buckets are those of the first axis
+                    parts = {"x": {name: one["x"] for name, one in shown["figures"].items()}, "marks": shown["marks"]}
+                found[f"curves {run} {phase} {by}"] = parts
+    return found
 
 
 def _named(module: str, text: str) -> str:

@@ -77,7 +77,10 @@ class FigureTable:
     columns: dict[str, FigureColumn] = field(default_factory=dict)
     peaks: dict[str, None] = field(default_factory=dict)
     """Distinct descriptions of the peak performance behind MFU, in order of appearance."""
-
+    conversations: dict[str, Any] = field(default_factory=dict)
+    """Counts of conversations lost in the rows, of the first line."""
+    newest: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last line, with all digits."""
     shapes: dict[tuple[str, ...], "LineShape"] = field(default_factory=dict)
     """Known line shapes of this file by field names."""
 
@@ -130,6 +133,7 @@ class FigureTable:
         self.tokens += tokens
         self.at += array("d", numbers["at"] if "at" in numbers else [0.0] * len(found))
         self.peaks.update(dict.fromkeys(one for one in columns.get("mfu_of", ()) if type(one) is str))
+        self.newest = {name: values[-1] for name, values in numbers.items()}
         for name, values in numbers.items():
             if name not in NO_FIGURES:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
@@ -161,6 +165,9 @@ class FigureTable:
             self.peaks[found["mfu_of"]] = None
         if numbers.get("step_s") and "data_wait_s" in numbers:
             numbers["data_share"] = numbers["data_wait_s"] / numbers["step_s"]
+        if not row and type(found.get("conversations")) is dict:
+            self.conversations = found["conversations"]
+        self.newest = numbers
         for name, value in numbers.items():
             if name not in NO_FIGURES:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
@@ -219,13 +226,12 @@ def thin(
 ) -> dict[str, list[float]]:
     """Downsample a metric to at most `most` points.
 
-    Split the lines between `since` and `until` (positions on the axis `by`) into buckets of equal size. Return lists of
-    `x` (end of each bucket), `mean`, `low` and `high`; the lists are empty for an unknown metric.
+    Split the lines between `since` and `until` (positions on the axis `by`) into buckets. The lists are empty for an
+    unknown metric.
     """
-    found: dict[str, list[float]] = {"x": [], "mean": [], "low": [], "high": []}
     column = table.columns.get(name)
     if column is None:
-        return found
+        return buckets(float, (), most)
     rows, values = column.rows, column.values
 
     def place(row: int) -> float:
@@ -233,11 +239,16 @@ def thin(
 
     first = 0 if since == -math.inf else bisect_left(rows, since, key=place)
     last = len(rows) if until == math.inf else bisect_right(rows, until, key=place)
-    each = max(1, -(-(last - first) // most))
-    for begin in range(first, last, each):
-        end = min(begin + each, last)
-        stretch = values[begin:end].tolist()
-        found["x"].append(_short(place(rows[end - 1]), 9))
+    return buckets(lambda at: place(rows[first + at]), values[first:last].tolist(), most)
+
+
+def buckets(place: Callable[[int], float], values: Sequence[float], most: int) -> dict[str, list[float]]:
+    """Return `x` (end), `mean`, `low` and `high` of at most `most` buckets of equal size; place(row) -> x."""
+    found: dict[str, list[float]] = {"x": [], "mean": [], "low": [], "high": []}
+    each = max(1, -(-len(values) // most))
+    for begin in range(0, len(values), each):
+        stretch = values[begin : begin + each]
+        found["x"].append(_short(place(begin + len(stretch) - 1), 9))
         found["mean"].append(_short(sum(stretch) / len(stretch)))
         found["low"].append(_short(min(stretch)))
         found["high"].append(_short(max(stretch)))

@@ -58,6 +58,12 @@ class PageContext:
     """Messages about read errors and actions; newest last."""
     kept: dict[Any, Any] = field(default_factory=dict)
     """Cached values of views, by view-specific keys."""
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Artifacts and folders that the views show as runs, by name; see `packs.page.views.run_sources`."""
+    named: list[str] = field(default_factory=list)
+    """Runs that are shown however many ended after them."""
+    say: Callable[[str], None] | None = None
+    """Function that also gets each message."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -72,6 +78,12 @@ class PageContext:
         """Return all live runs and the last ended runs, newest first, at most a few seconds old."""
         return self._runs.get()
 
+    def look_for(self, run: str) -> None:
+        """Show this run of the journal, however many ended after the run."""
+        if run not in {one.run for one in self.runs()}:
+            self.named.append(run)
+            self._runs = CachedValue(self._look)
+
     def artifacts(self) -> list[Artifact]:
         """Return the artifacts of the store, from the cache. Raise StoreError."""
         return self._artifacts.get()
@@ -82,6 +94,8 @@ class PageContext:
             if not self.notes or self.notes[-1] != words:
                 self.notes.append(words)
                 del self.notes[:-MOST_NOTES]
+                if self.say:
+                    self.say(words)
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """Return the cached value of a key; compute the value on a cache miss."""
@@ -103,6 +117,8 @@ class PageContext:
             over = end_over_limit(journal, self.settings, self.tell)
             had_to = [one for one in over if one.had_to_be_ended]
             views = status.with_excess(status.status(journal, self.settings, ended=ENDED), had_to)
+            for run in self.named:
+                views += [one for one in status.status(journal, self.settings, run, ended=0) if one.run == run]
         for one in over:
             self.tell(one.words)
         is_here = all(one.provider == "local" for one in views if one.ended_at is None)

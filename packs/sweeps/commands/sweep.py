@@ -34,6 +34,7 @@ from packs.sweeps.control.limit import default_of
 from packs.sweeps.control.plan import SweepPlan
 from packs.sweeps.control.rehearsed import RehearsedSweep
 from packs.sweeps.control.settings import SweepSettings
+from packs.sweeps.control.summary import summary_of
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials import resume_sweep
 from packs.sweeps.control.trials.promote import promote
@@ -172,7 +173,7 @@ def sweep(spec: SweepFlags) -> None:
                 f"\ndetached; started runs continue. See the runs: ./inv status. Start the remaining runs: {again}"
             )
             raise Exit(code=DETACHED) from None
-    report(at_work.result, planned.idle, spec.json)
+    report(at_work.result, planned.idle, spec.json, settings)
 
 
 def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> resume_sweep.SweepCommand:
@@ -302,7 +303,7 @@ def show_results(spec: SweepFlags, settings: Settings) -> None:
     has_run = (kept.folder_of(spec.config, settings) / "sweep.json").is_file()
     result = kept.load(spec.config if has_run else resolve_sweep(spec, settings).name, settings)
     if spec.report:
-        report(result, 0, spec.json)
+        report(result, 0, spec.json, settings)
         return
     said = promote(result, spec.promote, spec.tag or result.name, settings)
     if spec.json:
@@ -401,23 +402,24 @@ def usd_per_hour(micro_usd: int | None) -> str:
     return "" if micro_usd is None else f"{render.usd(micro_usd)} USD/h"
 
 
-def report(result: SweepResult, idle: int, as_json: bool) -> None:
-    """Print the result table and write the page.
+def report(result: SweepResult, idle: int, as_json: bool, settings: Settings) -> None:
+    """Print the result table, and write the page if a pack makes pages.
 
     Raises Exit unless every trial is over: with code 5 when all others have reached a limit, else with code 1.
     """
     answer = answers.evaluate(result)
-    page = sweep_text.write_page(result, answer)
+    found, page = summary_of(result, answer), sweep_text.write_page(result, settings)
     if as_json:
-        print_json(sweep_text.as_json(result, answer, idle, str(page)))
+        print_json({**found, "idle_pods": idle, "page": page})
     else:
         print(sweep_text.table(result, answer))
-        for name, value in sweep_text.facts(answer, result):
+        for name, value in found["facts"]:
             render.say(f"{name}: {value}")
         if answer.best:
-            render.say(f"best: {answers.command_line(answer.best.trials[0])}")
-            render.say(f"keep it: {sweep_text.promote_line(result, answer)}")
-        print(page)
+            render.say(f"best: {found['best']}")
+            render.say(f"keep it: {found['promote']}")
+        if page:
+            print(page)
     bad = [one.run for one in result.trials.values() if not one.is_over]
     is_limit = {result.trials[run].state for run in bad} == {kept.LIMIT}
     if bad:

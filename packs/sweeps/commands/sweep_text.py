@@ -1,33 +1,26 @@
 """Text output for sweeps: named sweeps, the plan, the result table, the page."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-from flows.planning.estimates import phases_of
+from flows.planning.memory_check import phases_of
+from infra.errors import SlipwayError
+from infra.money import in_usd, per_hour
 from infra.records import Offer
 from infra.settings import Settings
-from infra.units import about, estimated, in_usd, moment, per_hour
-from packs.sweeps.control import evaluation as answers
+from infra.units import about, estimated
 from packs.sweeps.control import prices, rehearsed
 from packs.sweeps.control.evaluation import ArmRow, SweepAnswer
 from packs.sweeps.control.plan import SweepPlan
 from packs.sweeps.control.pods import SweepPods
 from packs.sweeps.control.prices import SweepPrice
 from packs.sweeps.control.rehearsed import RehearsedSweep
-from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial, shown
 from packs.sweeps.control.trials.results import SweepResult
 from scripts.cli import render
 from store import packs
+from store.manifest import StoreError
 from trainer.records.rl_config import RlConfig
-from trainer.reporting import sweep_page
-from trainer.reporting.overlay import CurveLine
-from trainer.reporting.sweep_page import ArmStory, SweepStory
-
-CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
 
 
 def hours(spec: SweepSpec) -> str:
@@ -207,136 +200,13 @@ def table(result: SweepResult, answer: SweepAnswer) -> str:
     return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
 
 
-def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
-    """Return the facts about the whole sweep, as (name, value) pairs."""
-    ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
-    found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
-    if answer.saved_s:
-        share = answer.saved_s / (answer.seconds + answer.saved_s)
-        found.append(("saved by early stops", f"{render.duration(answer.saved_s)} ({share:.0%})"))
-    if answer.micro_usd or answer.limit_micro_usd:
-        limit = "" if answer.limit_micro_usd is None else f" of {in_usd(answer.limit_micro_usd)}"
-        found.append(("cost", f"{in_usd(answer.micro_usd)}{limit}"))
-    else:
-        found.append(("cost", "nothing"))
-    if edge := answers.at_an_end(answer):
-        found.append(("the best value is at the end of the range", ", ".join(edge)))
-    if answer.saved_micro_usd:
-        found.append(("saved", in_usd(answer.saved_micro_usd)))
-    return found
-
-
-def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
-    """Write the HTML page of the sweep; return the path."""
-    lines = {run: result.lines(run) for run in result.trials}
-    curves = []
-    for key, title in CURVES:
-        drawn = [
-            CurveLine(
-                name=run,
-                group=one.arm,
-                is_stopped=one.state == kept.STOPPED,
-                points=tuple(
-                    (float(step["step"]), float(step[key]))
-                    for step in lines[run]
-                    if isinstance(step.get(key), (int, float))
-                ),
-            )
-            for run, one in result.trials.items()
-        ]
-        if any(one.points for one in drawn):
-            curves.append((title, drawn))
-    best = answer.best
-    trial = best.trials[0] if best else None
-    story = SweepStory(
-        name=result.name,
-        about=result.about,
-        figure=str(result.rank["by"]),
-        against=answer.against,
-        facts=facts(answer, result),
-        arms=[arm_story(one, result.beside) for one in answer.rows],
-        curves=curves,
-        best=answers.command_line(trial) if trial else "",
-        promote=promote_line(result, answer),
-        written=moment(time.time()),
-    )
-    target = result.folder / "page.html"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(sweep_page.page(story), encoding="utf-8")
-    return target
-
-
-def promote_line(result: SweepResult, answer: SweepAnswer) -> str:
-    """Return the command to publish the best run under the sweep's name; "" without a best arm."""
-    if answer.best is None:
+def write_page(result: SweepResult, settings: Settings) -> str:
+    """Write the page of the sweep with the pack that makes pages; return the path, or "" without a page."""
+    makers = [*packs.entries("group_pages").values()]
+    if not makers:
+        render.say(f"the page of the sweep is left out: {packs.lacking('commands', 'report') or 'no pack makes pages'}")
+    try:
+        return "".join(str(packs.load(one)(settings, result.name, result.folder, render.tell)) for one in makers[:1])
+    except (SlipwayError, StoreError, OSError) as error:
+        render.say(f"the page of the sweep was not written: {error}")
         return ""
-    return f"./inv sweep {result.name} --promote {best_run(answer.best, result)} --tag {result.name}"
-
-
-def best_run(row: ArmRow, result: SweepResult) -> str:
-    """Return the run with the best score of an arm."""
-    sign = 1.0 if result.rank["mode"] == "min" else -1.0
-    scored = [one for one in row.trials if one.score is not None]
-    return min(scored, key=lambda one: sign * (one.score or 0.0)).run
-
-
-def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
-    """Convert an arm into the record for the page."""
-    seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
-    apart = None if row.apart is None else (row.apart.mean, row.apart.half)
-    return ArmStory(
-        name=row.arm.name,
-        asked=row.trials[0].asked,
-        score=number(row.arm.mean),
-        seeds=seeds,
-        apart=interval(row),
-        verdict=row.verdict,
-        state=row.state,
-        difference=apart,
-        beside={name: numbers(row.beside(name)) for name in beside},
-    )
-
-
-def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
-    """Return the results as a JSON document."""
-    rows = [
-        {
-            "run": one.run,
-            "arm": one.arm,
-            "seed": one.seed,
-            "pod": one.pod,
-            "state": one.state,
-            "seconds": one.seconds,
-            "steps": one.steps,
-            "at": one.at,
-            "score": one.score,
-            "usd": render.usd(one.micro_usd),
-            "reason": one.reason or None,
-        }
-        for one in result.trials.values()
-    ]
-    arms = [
-        {
-            "arm": one.arm.name,
-            "mean": one.arm.mean,
-            "scores": list(one.arm.scores.values()),
-            "verdict": one.verdict,
-            "difference": one.apart.mean if one.apart else None,
-            "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
-            "beside": {name: one.beside(name) for name in result.beside},
-        }
-        for one in answer.rows
-    ]
-    return {
-        "sweep": result.name,
-        "runs": rows,
-        "arms": arms,
-        "against": answer.against,
-        "idle_pods": idle,
-        "page": page,
-        "best": answers.command_line(answer.best.trials[0]) if answer.best else None,
-        "seconds": round(answer.seconds, 1),
-        "saved_s": round(answer.saved_s, 1),
-        "usd": render.usd(answer.micro_usd),
-        "saved_usd": render.usd(answer.saved_micro_usd),
-    }

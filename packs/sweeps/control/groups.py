@@ -1,8 +1,11 @@
 """Sweeps as groups of runs, for `status`, `down`, the supervisor and the page."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from flows.runs.run_groups import GroupedRun, RunGroup, RunGroups
+from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.timing import Say
@@ -47,7 +50,18 @@ def _group(one: SweepResult) -> RunGroup:
         runs={trial.run: _run(trial) for trial in trials},
         is_over=not any(trial.state in (results.WAITING, results.RUNNING) for trial in trials),
         details={"about": one.about, "by": one.rank.get("by", ""), "is_least_best": one.rank.get("mode") == "min"},
+        evaluate=partial(_evaluate, one),
     )
+
+
+def _evaluate(result: SweepResult) -> Mapping[str, Any]:
+    from packs.sweeps.control import answer, summary  # imported here, because `status` evaluates no sweep
+
+    try:
+        return summary.summary_of(result, answer.of(result))
+    except (ArithmeticError, AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{result.folder / 'sweep.json'} cannot be evaluated: {why}") from None
 
 
 def _run(trial: TrialResult) -> GroupedRun:

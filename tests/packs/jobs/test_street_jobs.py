@@ -289,14 +289,15 @@ def test_script_runs_under_torchrun_with_the_training_packages(world, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.pack("page")
 @pytest.mark.usefixtures("gpus")
-def test_gpu_memory_of_a_job_is_logged_and_drawn_in_its_report(world, tmp_path):
+def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_curve_in_its_report(world, tmp_path):
     world.inv(*job_on("0", "seen", sleep=3))
     log = world.inv("logs", "seen", "--file", "gpus")
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert lines and set(lines[0]) == {"at", "used_bytes", "memory_bytes", "percent"} and lines[0]["used_bytes"][0] > 0
     told = world.json("report", "seen", "--out", str(tmp_path / "page"))
-    assert "gpu-memory.png" in told["pictures"] and "GPU memory" in (tmp_path / "page" / "report.html").read_text()
+    assert told["phases"] == [] and '"gpu_memory":{"x":[0' in (tmp_path / "page" / "report.html").read_text()
     (gpu,) = world.json("status", "seen")[0]["gpus"]
     assert gpu["peak_bytes"] == max(line["used_bytes"][0] for line in lines)
 

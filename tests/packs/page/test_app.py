@@ -13,11 +13,11 @@ from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from packs.page.views import acts, app, chat, export
+from packs.page.views import acts, app, chat, export, run_sources
 from packs.page.views.__main__ import listen
 from packs.page.views.access import Gate
 from packs.page.views.page_context import PageContext
-from packs.page.views.sections import VIEWS, runs
+from packs.page.views.sections import VIEWS, artifacts, runs
 from packs.page.views.sections.ask import View, ViewQuery
 from store.artifacts.artifacts import Store
 
@@ -35,7 +35,7 @@ def context(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     folder = tmp_path / "made"
     folder.mkdir()
-    (folder / "report.html").write_text("<h1>Of shards</h1>")
+    (folder / "report.json").write_text('{"documents": 3}')
     Store(tmp_path / "artifacts").publish(folder, "text/few", "f" * 16, {"documents": 3, "nested": {"no": 1}})
     return PageContext(Settings.load(tmp_path, {}, ()))
 
@@ -120,7 +120,7 @@ def test_modules_of_the_page_have_no_import_cycle():
 
 
 def test_every_view_of_an_empty_installation_names_its_command(context):
-    names = [name for name in VIEWS if name not in ("about", "curves")]
+    names = [name for name in VIEWS if name not in ("about", "curves", "data_report")]
     replies = talk(context, *(("GET", f"/api/{name}", {}) for name in names))
     for name, reply in zip(names, replies, strict=True):
         assert reply.status_code == 200, (name, reply.text)
@@ -141,7 +141,7 @@ def test_stream_reads_many_runs_in_steps_and_sends_the_first_at_once(context, mo
         lambda context, run, *_: context.keep(run, lambda: runs.FigureSource(run, run, False, {"base": {}})),
     )
     monkeypatch.setattr(runs, "marks_of", lambda *_: [])
-    monkeypatch.setattr(runs, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
+    monkeypatch.setattr(run_sources, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
     asked = {"runs": ",".join(names), "phase": "base"}
     looks = [runs.curves(context, ViewQuery({**asked, "live": "1"})) for _ in names]
     assert [one["about"]["unread"] for one in looks] == [2, 1, 0]
@@ -156,8 +156,8 @@ def test_refresh_without_changes_reads_no_run_again(context, monkeypatch):
             journal.plan(token=f"token-{run}", run=run, vendor="local", job=Job(run, f"token-{run}", ()).to_json())
             for run in ("calm-1", "calm-2")
         ]
-        find = runs.find_run
-        monkeypatch.setattr(runs, "find_run", lambda journal, run: found.append(run) or find(journal, run))
+        find = run_sources.find_run
+        monkeypatch.setattr(run_sources, "find_run", lambda journal, run: found.append(run) or find(journal, run))
         first = runs.curves(context, asked)
         assert found == ["calm-1", "calm-2"]
         assert runs.curves(context, asked) == first and found == ["calm-1", "calm-2"]
@@ -179,19 +179,17 @@ def test_published_artifact_is_shown_within_a_second(context, tmp_path, monkeypa
     clock[0] += 1.0
     assert shown() == [["chatsft_checkpoints/tiny", "text/few"], ["chatsft_checkpoints/tiny"]]
     slow = {name for name, view in VIEWS.items() if view.every_s > 1}
-    assert slow == {"offers"}, "which vendors are asked for"
+    assert slow == {"offers", "data_report"}, "which vendors are asked for, and what hardly changes"
 
 
-def test_errors_are_shown_and_a_report_runs_no_script(context):
-    unknown, ours, none = talk(
-        context,
-        ("GET", "/api/curves?runs=nobody-1", {}),
-        ("GET", "/data-report?name=text/few", {}),
-        ("GET", "/report", {}),
-    )
+def test_what_is_wrong_is_said_and_a_report_on_shards_is_shown(context, tmp_path):
+    asks = [("GET", path, {}) for path in ("/api/curves?runs=nobody-1", "/api/data_report?name=text/few")]
+    unknown, ours = talk(context, *asks)
     assert unknown.status_code == 400 and "no runs exist yet" in unknown.json()["error"]
-    assert "<h1>Of shards</h1>" in ours.text and "sandbox" in ours.headers["content-security-policy"]
-    assert none.status_code == 400
+    assert ours.json()["report"] == {"documents": 3} and ours.json()["command"].startswith("inv shard --report ")
+    (tmp_path / "report.json").write_text("[")
+    with pytest.raises(UsageError, match="write the report again"):
+        artifacts.read_report(tmp_path / "report.json")
 
 
 def test_stream_sends_each_part_only_after_a_change():
@@ -253,7 +251,7 @@ def test_actions_have_no_default_target(context):
 def test_exported_page_contains_its_modules_and_data_and_sends_no_request(context, tmp_path):
     with Journal.open(context.settings.state_file):
         pass
-    page = export.write(context, tmp_path / "page").read_text()
+    page = export.write(tmp_path / "page" / "index.html", export.whole(context)).read_text()
     assert 'import "slipway/app.js"' in page and "/static/" not in page.replace("data:text/javascript", "")
     shown = json.loads(page.split('id="kept">', 1)[1].split("</script>", 1)[0])
     assert shown["data"]["artifacts"][0]["name"] == "text/few"

@@ -5,13 +5,14 @@ import time
 import pytest
 
 from flows.history import why
-from flows.reading import spending, status, story
+from flows.reading import spending
 from infra.agent.job import Job, NodeGroup
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from infra.units import in_usd
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import pods as page
+from packs.page.views.sections import runs
 from packs.page.views.sections.ask import ViewQuery
 from tests.world import ROOT
 
@@ -63,12 +64,12 @@ def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a
         journal.tell("sw1-last", "vendor", 30 * 10**6)
         expected = 10_000 * MINUTE_BEGUN[1] + 10_000 * HOUR + 30 * 10**6
 
-        (view,) = (one for one in status.status(journal, settings, "calm-1") if one.run == "calm-1")
-        told = story.of_run(op, view, journal, settings, print)
-        assert dict(told.facts)["cost"] == in_usd(expected) == "102.60 USD"
-        assert told.cost[-1][1] == pytest.approx(expected / 1e6)
-        assert [minutes for minutes, _ in told.cost] == pytest.approx([0, 3601 / 60, 120, 180])
-        assert told.cost[1][1] == pytest.approx(36.6) == told.cost[2][1]
+        over = runs.curves(PageContext(settings), ViewQuery({"runs": "calm-1"}))["over calm-1"]
+        assert f"{over['cost_usd']} USD" == in_usd(expected) == "102.60 USD"
+        minutes, usd = over["curves"]["cost"]["x"], over["curves"]["cost"]["mean"]
+        assert usd[-1] == pytest.approx(expected / 1e6)
+        assert minutes == pytest.approx([0, 3601 / 60, 120, 180])
+        assert usd[1] == pytest.approx(36.6) == usd[2]
         assert any(line.startswith(f"cost: {in_usd(expected)}") for line in why.of_run(op, journal, settings).text)
 
         for asked in ("calm-1", ""):

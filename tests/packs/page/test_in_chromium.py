@@ -42,9 +42,10 @@ def visits(run: str) -> list[dict]:
         {"name": "cost", "path": "cost", "wait": "Nothing was spent"},
         {"name": "offers", "path": "offers", "wait": "illustrative"},
         {"name": "sweeps", "path": "sweeps", "wait": "seed-2"},
+        {"name": "arms", "path": "sweeps?name=sweep", "wait": "Arms, the best first"},
+        {"name": "data-report", "path": "data?report=datasets/pydocs/text", "wait": "Most frequent lines"},
         {"name": "data", "path": "data", "wait": "datasets/"},
         {"name": "chat", "path": "chat?model=service%20demo", "wait": " pieces", "say": "Who are you?"},
-        {"name": "report", "path": f"report?run={run}", "wait": "Open it alone"},
     ]
     known = [one for one in found if "narrow" not in one and "dark" not in one and "say" not in one]
     return found + [{**one, "name": f"{one['name']}-small", "narrow": True, "dark": True} for one in known]
@@ -72,10 +73,6 @@ def world(tmp_path):
 
 def seen_in_browser(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     """Return the browser's view of these visits on a page started with `flags`."""
-    chromium = debian.find("chromium")
-    assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
-    python = train_env.interpreter(ROOT, cache_folder.default_cache(), print, "browser")
-    pictures.mkdir(parents=True, exist_ok=True)
     words = ["invoke", "ui"] if "--rehearse" in flags else ["packs.page.views"]
     page = subprocess.Popen(
         [sys.executable, "-m", *words, "--port", "0", *flags],
@@ -86,17 +83,26 @@ def seen_in_browser(world, pictures: Path, visits: list[dict], *flags: str) -> d
     )
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
-        done = subprocess.run(
-            [python, ROOT / "tests" / "programs" / "browse.py", link, pictures, chromium],
-            input=json.dumps(visits),
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stderr
+        return browse(link, pictures, visits)
     finally:
         page.terminate()
         page.wait(30)
+
+
+def browse(link: str, pictures: Path, visits: list[dict]) -> dict:
+    """Return what a browser sees at these visits of a page."""
+    chromium = debian.find("chromium")
+    assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
+    python = train_env.interpreter(ROOT, cache_folder.default_cache(), print, "browser")
+    pictures.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [python, ROOT / "tests" / "programs" / "browse.py", link, pictures, chromium],
+        input=json.dumps(visits),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -125,7 +131,8 @@ def continuous_requests(url: str):
 def test_every_view_shows_real_work(world, tmp_path):
     run = world.json("launch", "--phase", "sft", "--yes")["run"]
     (tmp_path / "sweep.yaml").write_text(SWEEP)
-    world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
+    page = world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")["page"]
+    world.inv("shard", "--report", str(world.folder / "artifacts" / "datasets" / "pydocs" / "text" / "train"))
     service = ("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
     url = world.json(*service)["endpoint"]
     pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
@@ -143,6 +150,19 @@ def test_every_view_shows_real_work(world, tmp_path):
     assert re.search(r"Loss, nats per token: \S+ \d", seen["run"]["charts"][0])
     assert "seed-1" in seen["compare"]["charts"][0] and "seed-2" in seen["compare"]["charts"][0]
     assert "seed" in seen["compare"]["text"].partition("What differs")[2]
+    assert "bits per byte" in seen["run"]["text"] and "At the last steps" in seen["compare"]["text"]
+    assert "held out" not in seen["data-report"]["text"] and "Samples" in seen["data-report"]["text"]
+    report = world.json("report", run, "sweep.seed-1", "--out", str(tmp_path / "report"))["page"]
+    alone = [one for one in visits(run) if one["name"] in ("compare", "arms")]
+    saved = browse(f"file://{page}", tmp_path, alone)
+    both = f"curves?runs={run},sweep.seed-1&phase=base"
+    saved["visits"] |= browse(f"file://{report}", tmp_path, [{"name": "both", "path": both, "wait": "At the last"}])[
+        "visits"
+    ]
+    for name, one in saved["visits"].items():
+        assert (one["serious"], one["errors"]) == ([], []) and one["too_wide"] <= 0, name
+        assert name == "both" or one["charts"] == seen[name]["charts"], "a file shows what the live page shows"
+    assert "Phases that not all of these runs have: mid, sft" in saved["visits"]["both"]["text"]
     assert re.search(r"requests per second [1-9]", seen["services"]["charts"][0]), seen["services"]["charts"]
     assert "1 of 1" in seen["services"]["text"] and "no limit" in seen["pods"]["text"]
     assert len(seen["chat"]["text"].partition("Who are you?")[2]) > 20
@@ -180,7 +200,7 @@ def test_page_shows_a_rehearsal_with_a_preemption(world, tmp_path):
 
 def test_run_is_ended_from_the_page_once_allowed_and_confirmed(world, tmp_path):
     run = world.json("launch", "--phase", "base", "--set", "base.steps=100000", "--detach", "--yes")["run"]
-    here = {"path": f"curves?runs={run}&phase=base", "wait": "Logs · Report"}
+    here = {"path": f"curves?runs={run}&phase=base", "wait": "Logs"}
     (plain,) = seen_in_browser(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
     assert "running" in plain["text"] and not ACTS & set(plain["buttons"])
     end = {**here, "press": "End"}

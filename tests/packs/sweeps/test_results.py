@@ -1,14 +1,19 @@
 """An unreadable file of results is skipped: the other sweeps are listed."""
 
+import contextlib
 import json
+from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.reading import status
+from infra.errors import UsageError
 from infra.settings import Settings
+from packs.sweeps.commands import sweep_text
 from packs.sweeps.control.groups import Sweeps
 from packs.sweeps.control.trials import results
+from store import packs
 from tests.hostile import mistyped, spliced
 
 TRIAL = {"run": "s.a", "arm": "a", "seed": 1, "asked": {}, "flags": {}, "env": {}, "pod": "", "state": "succeeded",
@@ -32,3 +37,32 @@ def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
     for group in Sweeps().on_record(found):
         status.expand_group(group, [])
         json.dumps([{"state": one.state, **one.details} for one in group.runs.values()])
+        with contextlib.suppress(UsageError):  # the page shows the reason
+            json.dumps(group.evaluate(), allow_nan=False)
+
+
+def test_the_page_of_a_sweep_is_written_by_the_pack_that_makes_pages(tmp_path, monkeypatch, capsys):
+    environ = {"HOME": str(tmp_path), "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db")}
+    found = Settings.load(tmp_path, environ=environ)
+    path = results.folder_of("s", found) / "sweep.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**SWEEP, "rank": {"by": "loss", "mode": "min"}}))
+    result, asked = results.load("s", found), []
+
+    def write(settings: Settings, name: str, folder: Path, tell: object) -> Path:
+        asked.append((settings, name))
+        return folder / "page.html"
+
+    monkeypatch.setattr(packs, "load", lambda where: write)
+    monkeypatch.setattr(
+        packs, "entries", lambda kind: {"theirs": "packs.theirs:write"} if kind == "group_pages" else {}
+    )
+    assert sweep_text.write_page(result, found) == str(result.folder / "page.html") and asked == [(found, "s")]
+    monkeypatch.setattr(packs, "entries", lambda kind: {})
+    monkeypatch.setattr(packs, "lacking", lambda kind, word: f"{word} belongs to the pack page")
+    assert sweep_text.write_page(result, found) == ""
+    assert "the page of the sweep is left out: report belongs to the pack page" in capsys.readouterr().err
+    (group,) = Sweeps().on_record(found)
+    (arm,) = group.evaluate()["arms"]
+    assert (arm["arm"], arm["mean"], arm["state"]) == ("a", 0.5, "succeeded")
+    assert group.evaluate()["promote"] == "./inv sweep s --promote s.a --tag s"

@@ -28,4 +28,5 @@ VIEWS: dict[str, View] = {
     "offers": pods.OFFERS,
     "sweeps": artifacts.SWEEPS,
     "data": artifacts.DATA,
+    "data_report": artifacts.DATA_REPORT,
 }

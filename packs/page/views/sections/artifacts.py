@@ -1,19 +1,19 @@
-"""Views of results: datasets with reports, sweeps, and run reports as HTML pages."""
+"""Views of results: artifacts, reports on shards, and sweeps."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
-from flows.reading.story import story_of
 from flows.runs import run_groups
+from infra.errors import UsageError
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
-from store import credentials
+from store import credentials, outside
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
-from trainer.reporting import comparison, run_report
 
-REPORT = "report.html"
-MOST_REPORT_BYTES = 32 << 20
+REPORT = "report.json"
+SLOW_S = 5.0
 UNDER_WAY = ("running", "detached")
 
 
@@ -35,10 +35,15 @@ def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the recorded run groups, most recently changed first, with the current state of each run."""
+    """Return the recorded run groups, most recently changed first, with the current state of each run.
+
+    With a name, return this group only, with the evaluation of the group.
+    """
     views = {view.run: view for view in context.runs()}
     found = []
     for group in run_groups.recorded_groups(context.settings).values():
+        if asked.word("name") not in ("", group.name):
+            continue
         runs = []
         for one in group.runs.values():
             view = views.get(one.run)
@@ -46,39 +51,41 @@ def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
             runs.append(
                 {"run": one.run, "state": state, "reason": one.reason, "is_known": view is not None, **one.details}
             )
-        found.append({"name": group.name, "is_over": group.is_over, "trials": runs, **group.details})
-    return {"sweeps": found, "command": "inv sweep FILE"}
+        answer = group.evaluate() if asked.word("name") else {}
+        found.append({"name": group.name, "is_over": group.is_over, "trials": runs, **group.details, **answer})
+    command = f"inv sweep {shlex.quote(asked.word('name'))} --report" if asked.word("name") else "inv sweep FILE"
+    return {"sweeps": found, "command": command}
 
 
-DATA, SWEEPS = View(data), View(sweeping)
-
-
-def report(context: PageContext, asked: ViewQuery) -> str:
-    """Return the HTML report of one run, or of two runs side by side, as `inv report` writes it.
-
-    Raise SlipwayError for an unknown run.
-    """
-    words = asked.words("run")[:2] or [""]
-    with context.journal() as journal:
-        stories = [story_of(one, journal, context.settings, context.tell) for one in words]
-    return comparison.page(*stories) if len(stories) == 2 else run_report.page(stories[0])
-
-
-def data_report(context: PageContext, asked: ViewQuery) -> str:
-    """Return the HTML report beside the shards. Raise StoreError without a report."""
+def data_report(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
+    """Return the report beside the shards of an artifact. Raise StoreError without a report."""
     name = asked.word("name")
     store = Store(context.settings.store)
-    found = store.check(name)
-    path = _report_of(store, found)
+    path = _report_of(store, store.check(name))
     if path is None:
         raise StoreError(f"{name} has no report; make a report with: inv shard --report FOLDER")
-    with path.open("rb") as file:
-        return file.read(MOST_REPORT_BYTES).decode("utf-8", "replace")
+    return {"report": read_report(path), "command": f"inv shard --report {shlex.quote(str(path.parent))}"}
+
+
+def report_in(folder: Path) -> Path | None:
+    """Return the report in a folder of shards, or None. In an artifact of the store the file is hidden."""
+    return next((folder / name for name in (REPORT, f".{REPORT}") if (folder / name).is_file()), None)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Return the content of a report on shards. Raise UsageError for an unreadable file."""
+    try:
+        return outside.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
+    except (OSError, outside.UnusableDocument) as error:
+        raise UsageError(f"{path}: {error}; write the report again: inv shard --report {path.parent}") from None
+
+
+DATA, SWEEPS, DATA_REPORT = View(data), View(sweeping), View(data_report, every_s=SLOW_S)
 
 
 def _report_of(store: Store, one: Artifact) -> Path | None:
     """Return the report file of an artifact in a local store, or None. Reports of remote stores are not downloaded."""
     if one.problem or credentials.kind(store.uri) != "":
         return None
-    folder = store.path(one.name, one.fingerprint)
-    return next((path for path in (folder / REPORT, folder / "train" / REPORT) if path.is_file()), None)
+    folder = Path(store.uri) / one.name
+    return report_in(folder) or report_in(folder / "train")

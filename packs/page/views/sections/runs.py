@@ -4,46 +4,45 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from flows.reading import run_figures, story, timeline
+from flows.reading import timeline
 from flows.reading.status import current_record
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, JournalVersion
-from infra.ledger.op import Op
+from infra.ledger.journal import Journal
 from infra.records import PodView
-from infra.runs.lookup import find_run, transport_to
-from infra.runs.observation import folder_of
-from infra.units import dollars
-from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
-from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
+from infra.runs.lookup import find_run
+from packs.page.views.figures import BY, FigureTable, thin
+from packs.page.views.page_context import PageContext
+from packs.page.views.phase_facts import facts_of
+from packs.page.views.run_sources import (
+    FOREGROUND,
+    HERE,
+    FigureSource,
+    figures_of,
+    folders,
+    marks_of,
+    measured,
+    over_time,
+    result_of,
+    said_by,
+    source_of,
+)
 from packs.page.views.sections.ask import View, ViewQuery
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.config_differences import differences, flattened
-from trainer.reporting.jsonl_log import SAID, parse
 
 MOST_RUNS = 50  # maximum number of overlaid runs
 # Maximum points per metric over all runs, more than any screen resolves.
 MOST_POINTS = 6000
 LEAST_EACH, MOST_EACH = 120, 600
-SHOWN_SAMPLES = 200
 # Time budget for unread runs per look of a stream; 100,000 steps take half a second.
 READ_S = 1.0
-FIRST = (
-    "loss",
-    "reward",
-    "right",
-    "greedy",
-    "tokens_per_s",
-    "mfu",
-    "memory_bytes",
-    "gpu_percent",
-    "lr",
-    "grad_norm",
-    "data_share",
+FIRST = (  # metrics in the order of the charts; others follow
+    *("loss", "reward", "right", "greedy", "pass_at_1", "length", "truncated", "silent_groups", "entropy", "clipped"),
+    *("mismatch", "moved", "kl", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share"),
+    *("rollout_tokens_per_s", "update_tokens_per_s", "rollout_s"),
 )
 GPU_EVERY_S = 1.0
 ROUNDED_S = 1.0  # resolution of journal times in seconds
@@ -55,10 +54,8 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     with context.journal() as journal:
         services = {op.run: op.service for op in journal.ops() if op.service}
     rows = [{**row(view, now), "service": services.get(view.run, "")} for view in views]
-    if any((folder / "metrics.jsonl").is_file() for folder in story.folders(story.HERE).values()):
-        rows.append(
-            {"run": story.FOREGROUND, "state": "", "provider": "local", "note": "made by inv train on this machine"}
-        )
+    if folders(HERE):
+        rows.append({"run": FOREGROUND, "state": "", "provider": "local", "note": "made by inv train on this machine"})
     return {"runs": rows, "command": "inv status --watch", "notes": list(context.notes)}
 
 
@@ -133,19 +130,6 @@ def _share(step: Mapping[str, Any]) -> float | None:
     return record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
 
 
-@dataclass
-class FigureSource:
-    """Metrics and samples of a run, with cached readers per phase."""
-
-    run: str
-    token: str
-    is_live: bool
-    phases: dict[str, Mapping[str, Any]]
-    """Configuration by phase, in order."""
-    growing: dict[str, CachedValue[tuple[FigureTable, int]]] = field(default_factory=dict)
-    said: dict[str, CachedValue[list[dict[str, Any]]]] = field(default_factory=dict)
-
-
 def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the curves of the selected runs: a part per run, the configuration differences and the marks."""
     with context.journal() as journal:
@@ -154,13 +138,15 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         sources = [source_of(context, one, journal, version) for one in chosen if one]
         views = {one.run: one for one in context.runs()} if sources else {}
         told = {one.run: marks_of(context, one, journal, version, views.get(one.run)) for one in sources}
+        timed = {one.run: over_time(context, one, journal, version, views.get(one.run)) for one in sources}
     known = dict.fromkeys((*PHASES, *(name for one in sources for name in one.phases)))
     phases = [name for name in known if any(name in one.phases for one in sources)]
     by = asked.choice("by", BY)
     phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(context, sources, phases)
     since, until = asked.number("since"), asked.number("until")
-    each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
-    parts: dict[str, Any] = {}
+    among = max(1, len(sources), asked.count("among", 1, MOST_RUNS))
+    each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // among))
+    parts: dict[str, Any] = {f"over {run}": one for run, one in timed.items()}
     news, unread, enough = 0, 0, time.monotonic() + READ_S if asked.word("live") else math.inf
     for one in sources:
         if phase not in one.phases:
@@ -173,28 +159,33 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         table, grown = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
         figures = context.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
+        config, result = one.phases[phase], result_of(one, phase, views.get(one.run))
+        facts = context.keep_for(
+            (grown, dict(result)), ("facts", one.token, phase), partial(facts_of, table, config, result)
+        )
         parts[f"run {one.run}"] = {
             "run": one.run,
             "figures": figures,
             "last": _last(table),
+            "facts": [*facts, *measured(context, one, phase)],
             "marks": [mark for mark in (_placed(table, by, *found) for found in told[one.run]) if mark],
             "mfu_of": list(table.peaks),
             "clock_scale": views[one.run].clock_scale if one.run in views else 1.0,
         }
-    configs = {one.run: one.phases.get(phase, {}) for one in sources}
-    recipe = configs[sources[0].run] if len(sources) == 1 else {}
+    configs = {one.run: one.phases[phase] for one in sources if phase in one.phases}
+    recipe = configs.get(sources[0].run, {}) if len(sources) == 1 else {}
     parts["about"] = {
         "phase": phase,
         "phases": phases,
         "by": by,
         "chosen": [one.run for one in sources],
+        "runs_of": {name: [one.run for one in sources if name in one.phases] for name in phases},
         "unread": unread,
-        "differences": differences(configs) if len(sources) > 1 else [],
+        "differences": differences(configs) if len(configs) > 1 else [],
         "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
     parts["samples"] = sampled_texts(context, sources[0], phase) if len(sources) == 1 and phase else []
-    words = shlex.join(one.run for one in sources[:2])
-    parts["command"] = f"inv report {words}".strip() if len(sources) < 3 else "inv status"
+    parts["command"] = f"inv report {shlex.join(one.run for one in sources)}".strip()
     return parts
 
 
@@ -212,107 +203,6 @@ def _usual(journal: Journal) -> str:
         return find_run(journal).run
     except SlipwayError:
         return ""
-
-
-def source_of(context: PageContext, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
-    """Return the metric source of a run, from the cache. Raise UsageError for an unknown run."""
-    if run == story.FOREGROUND:
-        phases = {
-            name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
-        }
-        return context.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
-    return context.keep_for(version, ("found", run), lambda: _found(context, find_run(journal, run)))
-
-
-def _found(context: PageContext, op: Op) -> FigureSource:
-    def read() -> FigureSource:
-        steps = {one.name: one.config.get("spec", {}) for one in op.read_job().steps if "keeping" in one.config}
-        return FigureSource(op.run, op.token, op.is_live, steps)
-
-    return context.keep(("source", op.token, op.is_live), read)
-
-
-def figures_of(context: PageContext, source: FigureSource, phase: str) -> CachedValue[tuple[FigureTable, int]]:
-    """Return the cached metrics of a phase, which grow with the file."""
-    if phase not in source.growing:
-        source.growing[phase] = CachedValue(_reader(context, source, phase))
-    return source.growing[phase]
-
-
-def _reader(context: PageContext, source: FigureSource, phase: str) -> Any:
-    read, good_s = _bytes_of(context, source, phase, "metrics.jsonl")
-    growing = GrowingFigures(read)
-
-    def make() -> tuple[tuple[FigureTable, int], float]:
-        return (growing.grow(), growing.version), good_s
-
-    return make
-
-
-def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
-    """Return a function that reads a run's file from an offset, and the validity of its result in seconds."""
-    if source.token == story.FOREGROUND:
-        return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
-    with context.journal() as journal:
-        op = journal.op(source.token)
-    if source.is_live:
-        path, reach = folder_of(op).root / "work" / "runs" / phase / file, transport_to(context.settings, op)
-
-        def read(offset: int) -> bytes:
-            try:
-                return bytes(reach.read(path, offset))
-            except FileNotFoundError:
-                return b""
-            except SlipwayError as error:
-                context.tell(f"{op.run}: {error}")
-                return b""
-
-        return read, 0.5 if op.vendor == "local" else ELSEWHERE_S
-    return _of_ended(context, op, phase, file), math.inf
-
-
-def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
-    def read(offset: int) -> bytes:  # Called once; the columns keep the content at a tenth of the size.
-        places = run_figures.metric_readers(op, context.settings, context.tell)
-        return next((found for place in places if (found := place(phase, file))), b"")[offset:]
-
-    return read
-
-
-def _of_file(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, offset))
-            return stream.read()
-    except FileNotFoundError:
-        return b""
-
-
-def sampled_texts(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
-    """Return the model's sampled texts of the last steps, at most `SHOWN_SAMPLES`."""
-    if phase not in source.said:
-        read, good_s = _bytes_of(context, source, phase, "samples.jsonl")
-
-        def make() -> tuple[list[dict[str, Any]], float]:
-            return parse(read(0).decode("utf-8", "replace"), SAID)[-SHOWN_SAMPLES:], max(2.0, good_s)
-
-        source.said[phase] = CachedValue(make)
-    return source.said[phase].get()
-
-
-def marks_of(
-    context: PageContext, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
-) -> list[timeline.Mark]:
-    """Return the events of a run with times; [] for foreground training."""
-    if source.token == story.FOREGROUND:
-        return []
-
-    def make() -> list[timeline.Mark]:
-        return timeline.marks_of(journal.op(source.token), view, journal)
-
-    if source.is_live:  # The journal does not record checkpoints of a live run.
-        return make()
-    return context.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:

@@ -5,14 +5,15 @@ import { ask, KEPT, onAlive, post } from "./live.js";
 import { about, command, go, route, title } from "./page.js";
 import * as chat from "./views/chat.js";
 import * as curves from "./views/curves.js";
+import * as data from "./views/data.js";
 import * as logs from "./views/logs.js";
 import * as money from "./views/money.js";
 import * as runs from "./views/runs.js";
 import * as services from "./views/services.js";
-import * as work from "./views/work.js";
+import * as sweeps from "./views/sweeps.js";
 
-const { pods, cost, offers } = money, { sweeps, data, report } = work;
-const VIEWS = { runs, curves, pods, logs, services, cost, offers, sweeps, chat, data, report };
+const { pods, cost, offers } = money;
+const VIEWS = { runs, curves, pods, logs, services, cost, offers, sweeps, chat, data };
 const NAV = ["runs", "pods", "logs", "services", "cost", "offers", "sweeps", "chat", "data"].map((one) => [one, VIEWS[one].name]);
 const place = document.getElementById("place"), bar = document.getElementById("command"), alive = document.getElementById("alive");
 let shown = null;
@@ -85,7 +86,8 @@ async function begin() {
   dress(localStorage.theme);
   if (KEPT) {
     Object.assign(about, KEPT.about);
-    alive.textContent = "exported";
+    alive.textContent = `written ${about.written}`;
+    if (location.hash.length < 3) history.replaceState(null, "", `#/${about.start}`);
     return start();
   }
   const token = /^#([\w-]{40,})$/.exec(location.hash)?.[1];

@@ -165,7 +165,7 @@ export class Chart {
         pen.fill();
         pen.globalAlpha = 1;
       }
-      pen.setLineDash(DASHES[Math.floor(one.index / COLORS) % DASHES.length]);
+      pen.setLineDash(one.dashed ? DASHES[1] : DASHES[Math.floor(one.index / COLORS) % DASHES.length]);
       pen.lineWidth = this.series.length > 12 ? 1.2 : 1.8;
       pen.beginPath();
       one.x.forEach((at, i) => pen.lineTo(x(at), y(one.shown[i])));
@@ -242,4 +242,5 @@ export const along = {
   step: (at, whole) => (whole ? `step ${Math.round(at).toLocaleString("en")}` : number(at)),
   tokens: (at, whole) => (whole ? `${Math.round(at).toLocaleString("en")} tokens` : number(at)),
   time: (at) => duration(at * 3600),
+  minutes: (at) => duration(at * 60),
 };

@@ -99,8 +99,10 @@ export function table(headings, rows, label) {
   const titles = headings.map((one) => (Array.isArray(one) ? one[0] : one));
   const head = h("tr", {}, titles.map((one, at) => h("th", { scope: "col", class: kinds[at] }, one)));
   const body = rows.map((row) => h("tr", {}, row.map((cell, at) => h("td", { class: kinds[at] }, cell ?? ""))));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  return scroll(label, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
+
+export const scroll = (label, inner) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, inner);
 
 export function card(title, ...inner) {
   return h("section", { class: "card" }, title && h("h2", {}, title), ...inner);

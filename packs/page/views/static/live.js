@@ -5,20 +5,29 @@ export const KEPT = held && JSON.parse(held.textContent); // exported page: cont
 
 function exported(name, query) {
   if (name === "curves") return laid(query.runs.split(",").filter(Boolean), query);
-  if (name === "logs" && query.run) return KEPT[`logs ${query.run}`] ?? { error: `the logs of ${query.run} were not exported` };
-  return KEPT[name] ?? { error: "this needs the live page: inv ui" };
+  const key = [name, query.run || query.name].filter(Boolean).join(" ");
+  return KEPT[key] ?? { error: `${key} was not exported; the live page shows everything: inv ui` };
+}
+
+function placed(run, phase, by) {
+  const found = KEPT[`curves ${run} ${phase} step`], along = KEPT[`curves ${run} ${phase} ${by}`], part = found[`run ${run}`];
+  if (by === "step" || !part) return found;
+  const figures = Object.fromEntries(Object.entries(part.figures).map(([name, one]) => [name, { ...one, x: along.x[name] }]));
+  return { ...found, about: { ...found.about, by }, [`run ${run}`]: { ...part, figures, marks: along.marks } };
 }
 
 function laid(runs, query) {
-  const phase = query.phase || KEPT[`curves ${runs[0]}`], by = query.by || "step";
-  const found = runs.map((one) => KEPT[`curves ${one} ${phase} ${by}`]).filter(Boolean);
-  if (!found.length) return { error: `nothing of ${runs.join(", ")} was exported` };
-  const parts = Object.assign({}, ...found), configs = found.map((one) => [one.about.chosen[0], Object.fromEntries(one.about.config)]);
-  const names = [...new Set(configs.flatMap(([, config]) => Object.keys(config)))];
-  const differences = names.map((name) => ({ name, values: Object.fromEntries(configs.map(([run, config]) => [run, config[name] ?? null])) })).filter((one) => new Set(Object.values(one.values)).size > 1);
-  const phases = [...new Set(found.flatMap((one) => one.about.phases))];
-  parts.about = { ...found[0].about, phases, chosen: configs.map(([run]) => run), differences: runs.length > 1 ? differences : [], config: runs.length > 1 ? [] : found[0].about.config };
-  parts.command = runs.length < 3 ? `inv report ${runs.join(" ")}` : "inv status";
+  const chosen = runs.filter((one) => KEPT[`curves ${one}`]), abouts = chosen.map((one) => KEPT[`curves ${one}`]);
+  if (!chosen.length) return { error: `nothing of ${runs.join(", ")} was exported` };
+  const phases = [...new Set(abouts.flatMap((one) => one.phases))], phase = query.phase || abouts.find((one) => one.phase)?.phase || "", by = query.by || "step";
+  const with_ = chosen.filter((one) => KEPT[`curves ${one} ${phase} step`]?.about), found = with_.map((one) => placed(one, phase, by));
+  const parts = Object.assign({ samples: [] }, ...chosen.map((one) => ({ [`over ${one}`]: KEPT[`over ${one}`] })), ...found);
+  const configs = found.map((one) => Object.fromEntries(one.about.config)), names = [...new Set(configs.flatMap(Object.keys))];
+  const differences = names.map((name) => ({ name, values: Object.fromEntries(with_.map((run, at) => [run, configs[at][name] ?? null])) })).filter((one) => new Set(Object.values(one.values)).size > 1);
+  const runs_of = Object.fromEntries(phases.map((name) => [name, chosen.filter((one, at) => abouts[at].phases.includes(name))]));
+  parts.about = { ...found[0]?.about, phase, phases, by, chosen, runs_of, differences: with_.length > 1 ? differences : [], config: chosen.length > 1 ? [] : (found[0]?.about.config ?? []) };
+  if (chosen.length > 1) parts.samples = [];
+  parts.command = `inv report ${chosen.join(" ")}`;
   return parts;
 }
 

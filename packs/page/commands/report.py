@@ -1,0 +1,61 @@
+"""The command `inv report`: the page of runs, or of a report on shards, as one file."""
+
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.checkout import ROOT
+from infra.flags import flag
+from packs.page.views import export
+from packs.page.views.page_context import PageContext
+from packs.page.views.run_sources import name_of
+from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
+from scripts.cli.json_output import print_json
+from scripts.cli.session import open_journal
+from scripts.runs import status
+from store import moving_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags(Output):
+    run: tuple[str, ...] = flag(
+        (),
+        "a run, an artifact such as base_checkpoints/smoke, a folder with metrics or with a report on shards, or "
+        "foreground (the last inv train); give several to compare",
+        word=True,
+    )
+    out: str = flag("", "folder for the page (default: var/reports/RUN)", unit="FOLDER")
+    open: bool = flag(False, "open the page in the browser")
+
+
+@command(record=ReportFlags, example="inv report brave-otter-3")
+def report(spec: ReportFlags) -> None:
+    """Write a page about runs: curves, cost, samples.
+
+    The page is a single HTML file, which needs no network. Several runs share the charts, with the differences between
+    their recipes. For a folder with report.json, the page shows the report on the shards.
+    """
+    settings = context.settings()
+    with moving_line.waiting("reading metrics and writing the page"):
+        seen = PageContext(settings, say=render.tell)
+        if folder := export.shards_of(spec.run):
+            names, shown = [spec.run[0]], export.of_shards(folder)
+            about: dict[str, Any] = {"folder": str(folder)}
+        else:
+            with open_journal(settings) as journal:
+                status.settle_due(seen.runs(), journal, settings)
+                names = [name_of(seen, one, journal) for one in dict.fromkeys(spec.run or ("",))]
+            about = export.about_runs(seen, names)
+            shown = export.of_runs(seen, names)
+        named = "-and-".join(one.strip("/").replace("/", "-") for one in names)
+        page = Path(spec.out or ROOT / "var" / "reports" / named).absolute() / "report.html"
+        export.write(page, shown)
+    if spec.json:
+        print_json({**about, "page": str(page)})
+    else:
+        print(page)
+    if spec.open and not webbrowser.open(page.as_uri()):
+        render.say(f"this machine has no browser to open; the page is {page}")

@@ -1,0 +1,129 @@
+"""`inv report`: what the page of runs, artifacts and folders holds, and that no text of theirs becomes markup."""
+
+import json
+import math
+
+import pytest
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.page.views import export
+from packs.page.views.figures import FigureTable
+from packs.page.views.page_context import PageContext
+from packs.page.views.phase_facts import facts_of
+from packs.page.views.run_sources import MOST_MOMENTS, MOST_POINTS, _curve, name_of, spread
+
+HOSTILE = "</script><script>alert(1)</script><b>"
+COUNTS = {"conversations": 4, "without_targets": 1, "answers": 12, "cut_answers": 3}
+LINES = [
+    {"step": step, "loss": 1 + 7 / step, "grad_norm": 1.0, "tokens": step * 1_000_003, "learnt_tokens": step * 500_001,
+     "tokens_per_s": 100.0, "mfu": 0.4, "data_wait_s": 0.63, "step_s": 63.0 / 100}
+    for step in range(1, 101)
+]  # fmt: skip
+SAMPLES = [{"step": step, "prompt": "Who?", "text": f"{HOSTILE} {step}"} for step in range(4, 101, 4)]
+
+
+@pytest.fixture
+def context(tmp_path):
+    """A context of an installation without runs."""
+    environ = {
+        "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
+        "SLIPWAY_STORE": str(tmp_path / "artifacts"),
+        "SLIPWAY_PODS": str(tmp_path / "pods"),
+        "HOME": str(tmp_path),
+    }
+    return PageContext(Settings.load(tmp_path, environ=environ), say=lambda words: None)
+
+
+def trained(folder, lines=LINES, config=None):
+    """Write what a training of a phase leaves; return the folder as a typed word."""
+    at = folder / "step-00000100"
+    at.mkdir(parents=True)
+    (at / "MANIFEST.json").write_text(
+        json.dumps({"phase": "sft", "config": {"steps": 200, "seed": 1, **(config or {})}})
+    )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in SAMPLES))
+    (folder / "ARTIFACT.json").write_text(json.dumps({"about": {"bits_per_byte": 1.5, "gzip": 2.5, "params": HOSTILE}}))
+    return str(folder)
+
+
+def named(context, *words):
+    with Journal.open(context.settings.state_file) as journal:
+        return [name_of(context, one, journal) for one in words]
+
+
+def test_a_page_of_a_folder_has_curves_facts_and_samples_and_no_markup_of_theirs(context, tmp_path):
+    (run,) = named(context, trained(tmp_path / "some, folder", [{**LINES[0], "conversations": COUNTS}, *LINES[1:]]))
+    assert run == str(tmp_path / "some  folder")
+    assert export.about_runs(context, [run]) == {"run": run, "phases": [{"name": "sft", "state": None, "steps": 100}]}
+    page = export.write(tmp_path / "page" / "report.html", export.of_runs(context, [run])).read_text()
+    assert HOSTILE not in page and page.count("<script") == 3
+    kept = json.loads(page.partition('id="kept">')[2].partition("</script>")[0])
+    assert kept["about"]["start"].startswith("curves?runs=") and not [one for one in kept if one.startswith("logs")]
+    shown = kept[f"curves {run} sft step"]
+    figures = shown[f"run {run}"]["figures"]
+    assert figures["loss"]["x"][-1] == 100 and figures["loss"]["mean"][-1] == pytest.approx(1.07)
+    assert kept[f"curves {run} sft tokens"]["x"]["loss"][-1] == 100_000_300
+    assert dict(shown[f"run {run}"]["facts"]) == {
+        "steps": "100 of 200",
+        "last loss": "1.0700 nats per token",
+        "tokens": "100,000,300, without padding",
+        "tokens in the loss": "50,000,100 (50.00 %)",
+        "conversations refused by the chat template, left out": "0 of 4 (0.0 %)",
+        "conversations without any answer to train, left out": "1 of 4 (25.0 %)",
+        "answers cut at the end of the row": "3 of 12 (25.0 %)",
+        "time in steps": "1 min 03 s",
+        "waited for data": "100.00 % of the time in steps",
+        "held-out text": "1.5000 bits per byte (gzip 2.500)",
+    }
+    assert shown["samples"][-1] == SAMPLES[-1] and shown["about"]["config"] == [["steps", "200"], ["seed", "1"]]
+
+
+def test_runs_side_by_side_tell_what_differs_and_who_has_no_figures(context, tmp_path):
+    folders = [trained(tmp_path / "a"), trained(tmp_path / "b", [], {"seed": 2})]
+    said = []
+    context.say = said.append
+    runs = named(context, *folders)
+    about = export.about_runs(context, runs)
+    assert about["differences"] == {"sft": [{"name": "seed", "values": dict(zip(runs, (1, 2), strict=True))}]}
+    assert said == [f"{runs[1]} has written no metrics yet, so the page has no curves"]
+    assert {f"curves {one} sft step" for one in runs} <= export.of_runs(context, runs).keys()
+
+
+def test_words_that_name_nothing_are_told(context, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for word, told in ((f"{tmp_path}/empty", "holds no metrics.jsonl"), ("nobody/here", "nobody/here")):
+        with pytest.raises(UsageError, match=told):
+            named(context, word)
+
+
+def test_a_report_on_shards_is_a_page_of_its_own(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps({"source": HOSTILE}))
+    assert export.shards_of([str(tmp_path)]) == tmp_path and export.shards_of([str(tmp_path)] * 2) is None
+    page = export.write(tmp_path / "page.html", export.of_shards(tmp_path)).read_text()
+    assert HOSTILE not in page and f'"data_report {tmp_path.name}":' in page
+
+
+def test_facts_of_rl_name_the_reward_and_damaged_counts_are_left_out():
+    table = FigureTable()
+    line = {"step": 1, "loss": 0.1, "reward": 0.6, "tokens": 9, "step_s": 2.0, "data_wait_s": 1.0}
+    table.add(json.dumps({**line, "conversations": {"answers": "many"}}).encode() + b"\n")
+    assert facts_of(table, {"steps": "all"}, {"bits_per_byte": "few"}) == [
+        ("steps", "1"),
+        ("last reward", "0.6000"),
+        ("tokens", "9, without padding"),
+        ("time in steps", "2.0 s"),
+        ("waited for answers", "50.00 % of the time in steps"),
+    ]
+    assert facts_of(FigureTable(), {}, {}) == []
+
+
+def test_moments_and_points_are_spread_and_the_last_is_among_them():
+    for count in (0, 1, 12, 13, 25, 1000):
+        steps = [one["step"] for one in spread([{"step": step} for step in range(count)])]
+        assert len(steps) <= MOST_MOMENTS and steps[-1:] == [count - 1][: bool(count)]
+    curve = _curve([(float(at), float(at)) for at in range(100_000)])
+    assert len(curve["x"]) <= MOST_POINTS and curve["x"][-1] == 99_999
+    assert math.isclose(sum(curve["mean"]) / len(curve["mean"]), 49_999.5, rel_tol=1e-3)
