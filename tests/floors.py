@@ -37,7 +37,7 @@ PLAN += (
     "infra.agent.job",
 )
 # Permitted imports of training in control code: the plan, the figures, and the light records.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote", "data.chat.talk_counts")
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote", "data.chat.conversation_counts")
 LIGHT += (
     "trainer.reporting.jsonl_log",
     "trainer.reporting.config_differences",

@@ -49,7 +49,7 @@ class Subject:
     folder: Path
 
     @property
-    def kept_as(self) -> str:
+    def results_name(self) -> str:
         """Return the name of the model's results in the store."""
         return results_name(self.name)
 
@@ -250,7 +250,7 @@ def store_results(settings: Settings, one: Subject, found: Mapping[str, Any]) ->
     with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
         Path(folder, FILE).write_text(json_format.dumps(whole), encoding="utf-8")
         about = {name: measure["value"] for name, measure in measures.items()}
-        Store(settings.store).write_down(folder, one.kept_as, one.fingerprint, about)
+        Store(settings.store).write_note(folder, one.results_name, one.fingerprint, about)
     return whole
 
 

@@ -38,13 +38,13 @@ class Store:
         """
         self._kind.publish(Path(folder), name, fingerprint, about, flat)
 
-    def write_down(self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+    def write_note(self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
         """Replace the files under `name` with the files of `folder`: a note, of which only the newest version is kept.
 
         Raise StoreError on failure. The old note then remains, or is missing in a store that changes objects one at a
         time.
         """
-        self._kind.write_down(Path(folder), name, fingerprint, about)
+        self._kind.write_note(Path(folder), name, fingerprint, about)
 
     def point(self, name: str, fingerprint: str) -> None:
         """Point `name` to the artifact with this kind and fingerprint. Raise StoreError if no such artifact exists."""

@@ -72,7 +72,7 @@ class FolderStore:
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
-    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+    def write_note(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
         """Replace the files under `name` with the files of `folder`; the old files are removed.
 
         Raise StoreError on failure; the old files then remain.

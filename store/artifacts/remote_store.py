@@ -59,7 +59,7 @@ class RemoteStore:
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
-    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+    def write_note(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
         """Publish the files of `folder` directly under `name`.
 
         Raise StoreError on failure; the old files then remain, or are missing on a backend that is not atomic.

@@ -333,7 +333,7 @@ def test_an_unknown_uri_scheme_is_refused_with_the_known_schemes(kind):
 
 def test_an_artifact_without_a_fingerprint_path_cannot_get_a_name(store, made, root):
     """A note is stored under its own name: it is read there, and no second name can point to it."""
-    store.write_down(made, "evals/x", "f1", {})
+    store.write_note(made, "evals/x", "f1", {})
     assert store.path("evals/x", "f1") == root / "evals" / "x" and store.find("evals/y", "f1").problem
     with pytest.raises(StoreError, match="evals/y in .*: it is missing"):
         store.point("evals/y", "f1")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from data.chat import conversations
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
 from scripts.cli.steps_text import record_words

@@ -244,7 +244,7 @@ def test_job_of_an_earlier_version_with_a_number_of_gpus_resumes():
     for number, parts in ((0, ((0, 1, 2, 3), ())), (1, ((0, 1, 2), (3,))), (3, ((0,), (1, 2, 3)))):
         said["rl"]["engine_devices"] = number
         config = load(PhaseConfig, said)
-        assert config.rl.divided(4) == parts and config.digest() == nodes["rl"].spec.digest()
+        assert config.rl.divide_gpus(4) == parts and config.digest() == nodes["rl"].spec.digest()
     for number in (1, 3):
         assert spread.divide_gpus(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
             *([*range(4 - number)], [*range(4 - number, 4)], ["-m", "trainer", "rl"]),

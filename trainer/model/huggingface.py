@@ -74,7 +74,7 @@ def kind_of(config: ModelConfig) -> str:
     `bitnet` in transformers has norms before two matrices (o_proj and down_proj), no norms on queries and keys, and a
     total head width equal to the model width.
     """
-    if any(one.odd_parts(config) for one in config.features):
+    if any(one.unsupported_parts(config) for one in config.features):
         return OURS
     is_plain = config.mlp == "swiglu" or config.mlp == "gated_relu2" and config.sub_norm
     if not is_plain or config.embed_norm or config.attention_bias and (config.qk_norm or config.sub_norm):
@@ -91,7 +91,7 @@ def unsupported_parts(config: ModelConfig) -> str:
         "an MLP of relu(x)**2": config.mlp != "swiglu",
         "a norm behind the embedding": config.embed_norm,
         "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
-        **{said: True for one in config.features for said in one.odd_parts(config)},
+        **{said: True for one in config.features for said in one.unsupported_parts(config)},
         "SubLN": config.sub_norm,
     }
     return ", ".join(name for name, has in parts.items() if has)

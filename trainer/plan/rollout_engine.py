@@ -38,7 +38,7 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
         )
     if not count:
         raise UsageError(f"{said}: the number of GPUs of the machine is unknown. Set --num-gpus")
-    training, answering = rl.divided(count)
+    training, answering = rl.divide_gpus(count)
     beyond = [one for one in (*training, *answering) if one >= count]
     if beyond:
         here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
@@ -67,7 +67,7 @@ def fewest(rl: RlConfig) -> int:
     if rl.engine != "vllm":
         return 1
     for count in range(2, MOST_GPUS):
-        training, answering = rl.divided(count)
+        training, answering = rl.divide_gpus(count)
         if training and max((*training, *answering)) < count and (answering or not _as_typed(rl)):
             return count
     return MOST_GPUS
@@ -75,13 +75,13 @@ def fewest(rl: RlConfig) -> int:
 
 def spread_arguments(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
     """Return the arguments for `trainer.spread` that divide the GPUs; () if all GPUs train."""
-    training, answering = rl.divided(num_gpus)
+    training, answering = rl.divide_gpus(num_gpus)
     return ("--train", joined(training), "--answer", joined(answering)) if answering else ()
 
 
 def told(rl: RlConfig, num_gpus: int) -> str:
     """Return the GPUs for training and for answers, in words; "" if all GPUs train."""
-    training, answering = rl.divided(num_gpus)
+    training, answering = rl.divide_gpus(num_gpus)
     if not answering:
         return ""
     idle = [one for one in range(num_gpus) if one not in training and one not in answering]

@@ -19,7 +19,7 @@ class RolloutNeeds(PhaseNeeds):
         return rollout_engine.fewest(_rl(config))
 
     def training_gpus(self, config: PhaseConfig, num_gpus: int) -> int:
-        return len(_rl(config).divided(num_gpus)[0])
+        return len(_rl(config).divide_gpus(num_gpus)[0])
 
     def check(self, config: PhaseConfig, request: Request) -> None:
         rollout_engine.check(_rl(config), request, config.model.num_attention_heads)

@@ -116,7 +116,7 @@ class ModelFeature:
         """Return the shape with this feature set as in `other`."""
         return config
 
-    def odd_parts(self, config: "ModelConfig") -> tuple[str, ...]:
+    def unsupported_parts(self, config: "ModelConfig") -> tuple[str, ...]:
         """Return the parts of a shape that no class of transformers supports, in words."""
         return ()
 

@@ -156,7 +156,7 @@ class RlConfig:
                 "train. Remove one of the two flags: the run then assigns the remaining GPUs"
             )
 
-    def divided(self, num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def divide_gpus(self, num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the GPUs for training and the GPUs for answers on a machine with `num_gpus` GPUs.
 
         Without configured devices, all GPUs train. The result may contain configured GPUs missing on the machine.

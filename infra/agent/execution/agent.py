@@ -99,7 +99,7 @@ class Agent:
         self.redact = Redactor(secrets)
         self.received_sigterm = False
         self.step = ""
-        self.unsaid: Dict[str, int] = {}
+        self.unreported_exits: Dict[str, int] = {}
         self.guard: Optional[subprocess.Popen[bytes]] = None
         self.revived_at = 0.0
         zero = step_zero.step_of(job, pod.code)
@@ -117,7 +117,7 @@ class Agent:
         """Run the steps of the job; return the verdict."""
         self.nodes = nodes_of(self.job.group)
         self.restart_guard()
-        self.unsaid = steps.unreported_exits(self.pod)
+        self.unreported_exits = steps.unreported_exits(self.pod)
         self.end_tree(steps.LEFTOVER_GRACE_S)  # also ends the sidecars of an earlier agent
         for stale in (self.pod.ending, self.pod.waiting):
             retry_shortages(stale.unlink)(missing_ok=True)
@@ -148,8 +148,8 @@ class Agent:
         write_json(self.pod.config(step.name), step.config)
         if self.nodes and step.together:
             return self.run_together(step)
-        if step.name in self.unsaid:  # for example, memory would run out again
-            code = self.unsaid[step.name]
+        if step.name in self.unreported_exits:  # for example, memory would run out again
+            code = self.unreported_exits[step.name]
             return self.failed(step, steps.describe_failure(steps.AttemptOutcome(code), step), code)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)

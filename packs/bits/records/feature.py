@@ -35,7 +35,7 @@ class TernaryFeature(ModelFeature):
         """Return `config` with the ternary settings of `other`."""
         return replace(config, ternary=other.ternary, sub_norm=config.sub_norm or other.sub_norm)
 
-    def odd_parts(self, config: ModelConfig) -> tuple[str, ...]:
+    def unsupported_parts(self, config: ModelConfig) -> tuple[str, ...]:
         parts = {"one ternary scale for each row": "per_row", "Haar bands": "haar"}
         return tuple(said for said, name in parts.items() if getattr(config.ternary, name))
 

@@ -13,10 +13,10 @@ from packs.page.views.run_sources import name_of
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.json_output import print_json
+from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status
-from store import moving_line
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def report(spec: ReportFlags) -> None:
     their recipes. For a folder with report.json, the page shows the report on the shards.
     """
     settings = context.settings()
-    with moving_line.waiting("reading metrics and writing the page"):
+    with terminal.show_while("reading metrics and writing the page"):
         seen = PageContext(settings, say=render.tell)
         if folder := export.shards_of(spec.run):
             names, shown = [spec.run[0]], export.of_shards(folder)

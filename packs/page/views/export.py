@@ -25,7 +25,7 @@ from packs.page.views.sections import VIEWS
 from packs.page.views.sections.artifacts import REPORT, read_report, report_in
 from packs.page.views.sections.ask import ViewQuery
 from store.manifest import StoreError
-from trainer.reporting.compared import differences
+from trainer.reporting.config_differences import differences
 
 STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data.chat.talk_counts import TalkCounts
+from data.chat.conversation_counts import TalkCounts
 from infra.units import duration
 from packs.page.views.figures import FigureTable
 

@@ -18,13 +18,13 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, JournalVersion
 from infra.ledger.op import Op
-from infra.money import dollars
 from infra.records import PodView
-from infra.runs.lookup import find_run, names_of_runs, way
-from infra.runs.sight import folder_of
+from infra.runs.lookup import find_run, names_of_runs, transport_to
+from infra.runs.observation import folder_of
+from infra.units import dollars
 from packs.page.views.figures import FigureTable, GrowingFigures, buckets
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
-from store import outside
+from store import untrusted_input
 from store.manifest import StoreError
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import SAID, parse
@@ -126,8 +126,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     Return {} for other folders and for a damaged manifest, so that metrics are still shown.
     """
     found = sorted(folder.glob("step-*/MANIFEST.json"))
-    with contextlib.suppress(OSError, outside.UnusableDocument):
-        return outside.load(found[-1]) if found else {}
+    with contextlib.suppress(OSError, untrusted_input.UnusableDocument):
+        return untrusted_input.load(found[-1]) if found else {}
     return {}
 
 
@@ -155,7 +155,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
     with context.journal() as journal:
         op = journal.op(source.token)
     if source.is_live:
-        path, reach = folder_of(op).root / "work" / "runs" / phase / file, way(context.settings, op)
+        path, reach = folder_of(op).root / "work" / "runs" / phase / file, transport_to(context.settings, op)
 
         def read(offset: int) -> bytes:
             try:
@@ -172,7 +172,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
 
 def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
     def read(offset: int) -> bytes:  # Called once; the columns keep the content at a tenth of the size.
-        places = run_figures.places(op, context.settings, context.tell)
+        places = run_figures.metric_readers(op, context.settings, context.tell)
         return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
     return read
@@ -234,7 +234,7 @@ def over_time(
         return spending.of_run(journal.op(source.token), view, journal, context.settings)
 
     def memory() -> list[tuple[float, float]]:
-        places = run_figures.places(journal.op(source.token), context.settings, context.tell)
+        places = run_figures.metric_readers(journal.op(source.token), context.settings, context.tell)
         return run_figures.gpu_memory(list(places), view.clock_scale)
 
     spent = context.keep_for((version, at), ("cost", source.token), cost)
@@ -250,8 +250,10 @@ def _curve(points: list[tuple[float, float]]) -> dict[str, list[float]]:
 def result_of(source: FigureSource, phase: str, view: PodView | None) -> Mapping[str, Any]:
     """Return the facts about the model of a phase: from the manifest of the artifact, or as reported by the pod."""
     if source.folders:
-        with contextlib.suppress(OSError, outside.UnusableDocument):
-            return outside.typed(outside.load(source.folders[phase] / "ARTIFACT.json"), "about", dict, {})
+        with contextlib.suppress(OSError, untrusted_input.UnusableDocument):
+            return untrusted_input.typed(
+                untrusted_input.load(source.folders[phase] / "ARTIFACT.json"), "about", dict, {}
+            )
         return {}
     steps: Any = view.progress.get("steps", ()) if view else ()
     return next((one.get("result") or {} for one in steps if one["name"] == phase), {})
@@ -262,11 +264,11 @@ def measured(context: PageContext, source: FigureSource, phase: str) -> list[tup
     found: Mapping[str, Any] = {}
     try:
         if phase in source.made:
-            found = measures.kept(context.settings, *source.made[phase]).get("measures", {})
+            found = measures.load_results(context.settings, *source.made[phase]).get("measures", {})
     except (SlipwayError, StoreError) as error:
         context.tell(str(error))
     return [
-        (key, f"{measures.of_unit(one, one['value'])}{_unit(one)} {measures.between(one, one)}")
+        (key, f"{measures.of_unit(one, one['value'])}{_unit(one)} {measures.format_interval(one, one)}")
         for key, one in found.items()
     ]
 

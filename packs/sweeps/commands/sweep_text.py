@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from flows.planning.memory_check import phases_of
+from flows.planning.estimates import phases_of
 from infra.errors import SlipwayError
-from infra.money import in_usd, per_hour
 from infra.records import Offer
 from infra.settings import Settings
-from infra.units import about, estimated
+from infra.units import about, estimated, in_usd, per_hour
 from packs.sweeps.control import prices, rehearsed
 from packs.sweeps.control.evaluation import ArmRow, SweepAnswer
 from packs.sweeps.control.plan import SweepPlan
@@ -204,7 +203,9 @@ def write_page(result: SweepResult, settings: Settings) -> str:
     """Write the page of the sweep with the pack that makes pages; return the path, or "" without a page."""
     makers = [*packs.entries("group_pages").values()]
     if not makers:
-        render.say(f"the page of the sweep is left out: {packs.lacking('commands', 'report') or 'no pack makes pages'}")
+        render.say(
+            f"the page of the sweep is left out: {packs.missing_pack_message('commands', 'report') or 'no pack makes pages'}"
+        )
     try:
         return "".join(str(packs.load(one)(settings, result.name, result.folder, render.tell)) for one in makers[:1])
     except (SlipwayError, StoreError, OSError) as error:

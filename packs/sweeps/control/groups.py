@@ -55,10 +55,10 @@ def _group(one: SweepResult) -> RunGroup:
 
 
 def _evaluate(result: SweepResult) -> Mapping[str, Any]:
-    from packs.sweeps.control import answer, summary  # imported here, because `status` evaluates no sweep
+    from packs.sweeps.control import evaluation, summary  # imported here, because `status` evaluates no sweep
 
     try:
-        return summary.summary_of(result, answer.of(result))
+        return summary.summary_of(result, evaluation.evaluate(result))
     except (ArithmeticError, AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"{result.folder / 'sweep.json'} cannot be evaluated: {why}") from None

@@ -3,10 +3,9 @@
 import math
 from typing import Any
 
-from infra.money import dollars, in_usd
-from infra.units import duration
-from packs.sweeps.control import answer as answers
-from packs.sweeps.control.answer import ArmRow, SweepAnswer
+from infra.units import dollars, duration, in_usd
+from packs.sweeps.control import evaluation as answers
+from packs.sweeps.control.evaluation import ArmRow, SweepAnswer
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.results import SweepResult
 

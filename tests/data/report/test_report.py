@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.report.quality import DuplicateCounter, FrequencyCounter, measure
-from store import outside
+from store import untrusted_input
 from tests.data.conftest import run_step
 
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)></pre></style><svg onload=alert(3)>'
@@ -23,7 +23,7 @@ def shards(tmp_path):
         out = str(tmp_path / "out")
         done = run_step("report", {"out": out, "inputs": {"text": out}}, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
-        return outside.load(tmp_path / "out" / "report.json")
+        return untrusted_input.load(tmp_path / "out" / "report.json")
 
     return shards
 

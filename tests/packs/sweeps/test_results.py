@@ -59,7 +59,7 @@ def test_the_page_of_a_sweep_is_written_by_the_pack_that_makes_pages(tmp_path, m
     )
     assert sweep_text.write_page(result, found) == str(result.folder / "page.html") and asked == [(found, "s")]
     monkeypatch.setattr(packs, "entries", lambda kind: {})
-    monkeypatch.setattr(packs, "lacking", lambda kind, word: f"{word} belongs to the pack page")
+    monkeypatch.setattr(packs, "missing_pack_message", lambda kind, word: f"{word} belongs to the pack page")
     assert sweep_text.write_page(result, found) == ""
     assert "the page of the sweep is left out: report belongs to the pack page" in capsys.readouterr().err
     (group,) = Sweeps().on_record(found)

@@ -8,7 +8,7 @@ from flows.runs import run_groups
 from infra.errors import UsageError
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
-from store import credentials, outside
+from store import credentials, untrusted_input
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
 
@@ -75,8 +75,8 @@ def report_in(folder: Path) -> Path | None:
 def read_report(path: Path) -> dict[str, Any]:
     """Return the content of a report on shards. Raise UsageError for an unreadable file."""
     try:
-        return outside.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
-    except (OSError, outside.UnusableDocument) as error:
+        return untrusted_input.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
+    except (OSError, untrusted_input.UnusableDocument) as error:
         raise UsageError(f"{path}: {error}; write the report again: inv shard --report {path.parent}") from None
 
 

@@ -13,6 +13,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.runs.lookup import find_run
+from infra.units import dollars
 from packs.page.views.figures import BY, FigureTable, thin
 from packs.page.views.page_context import PageContext
 from packs.page.views.phase_facts import facts_of
@@ -184,7 +185,7 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         "differences": differences(configs) if len(configs) > 1 else [],
         "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
-    parts["samples"] = sampled_texts(context, sources[0], phase) if len(sources) == 1 and phase else []
+    parts["samples"] = said_by(context, sources[0], phase) if len(sources) == 1 and phase else []
     parts["command"] = f"inv report {shlex.join(one.run for one in sources)}".strip()
     return parts
 
