@@ -83,8 +83,18 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before the selection by -m
 def pytest_collection_modifyitems(config, items):
-    """Deselect tests of missing packs. Run tests of several minutes first, so that no slow test is last."""
+    """Deselect tests of missing packs, and mark cases of `day_cases` for the night.
+
+    Run tests of several minutes first, so that no slow test is last.
+    """
+    cases = Counter()
+    for one in items:
+        if mark := one.get_closest_marker("day_cases"):
+            cases[one.nodeid.partition("[")[0]] += 1
+            if cases[one.nodeid.partition("[")[0]] > mark.args[0]:
+                one.add_marker(pytest.mark.nightly)
     off = [one for one in items if any(mark.args[0] not in packs.installed() for mark in one.iter_markers("pack"))]
     if off:
         config.hook.pytest_deselected(items=off)

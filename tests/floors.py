@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from store import packs
@@ -96,7 +96,8 @@ def sources() -> list[Path]:
 
 def is_by_text(node: ast.AST) -> bool:
     """Return true for a call of `import_module`."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+    called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+    return called in ("import_module", "__import__")
 
 
 def texts(node: ast.AST) -> list[str]:
@@ -123,6 +124,16 @@ def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
             yield from (f"{base}.{one.name}" for one in node.names)
 
 
+@functools.cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Return the imports of a file of the project; several tests read all files, which takes seconds."""
+    return tuple(imports(module_of(path), path.read_text(encoding="utf-8"), path.name == "__init__.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def lies_in(name: str, floor: str) -> bool:
     return name == floor or name.startswith(floor + ".")
 
@@ -137,13 +148,13 @@ def of_pack(module: str) -> tuple[str, ...]:
     return (*core, *(f"packs.{one}.{each}" for one in reachable for each in own))
 
 
-def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
+def complaints(module: str, imported: Iterable[str]) -> list[str]:
     """Return the imports of a module forbidden by the layer."""
     allowed = of_pack(module) if lies_in(module, "packs") else None
     if allowed is None:
         allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
     bad = []
-    for name in imports(module, text, is_package):
+    for name in imported:
         ours = name.split(".")[0] in FLOORS
         wrong = ours and not any(lies_in(name, one) for one in allowed)
         room = module.split(".")[2:3] if lies_in(module, "packs") else []
@@ -160,13 +171,13 @@ def tree() -> dict[str, set[str]]:
     """Return the imports of each product module within the product, by dotted names; a package counts as a module."""
     found = {}
     for path in sources():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = module_of(path)
         if not module.startswith(("tests.", "bench.")) and ".bench." not in module:
             found[module] = path
     edges: dict[str, set[str]] = {}
     for module, path in found.items():
-        names = imports(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
-        known = (next((one for one in (name, name.rpartition(".")[0]) if one in found), module) for name in names)
+        pairs = ((name, name.rpartition(".")[0]) for name in imports_of(path))
+        known = (next((one for one in pair if one in found), module) for pair in pairs)
         edges[module] = {*known} - {module}
     return edges
 

@@ -155,6 +155,7 @@ def test_fast_does_not_import_a_fully_marked_module(tmp_path):
     assert code == 0 and "1 passed" in lines[-1]
 
 
+@pytest.mark.nightly
 def test_seeds_are_fixed_by_day_new_at_night_and_repeatable_by_number(tmp_path):
     def drawn(*words: str, **more: str) -> str:
         code, lines = run(tmp_path, "", "-s", *words, tests=CHANCE, **more)

@@ -12,6 +12,7 @@ from tests.floors import (
     ROOT,
     circle,
     complaints,
+    imports,
     lies_in,
     loaded_by,
     sources,
@@ -74,7 +75,7 @@ def test_listing_the_commands_loads_only_the_record_of_each_pack():
     ],
 )
 def test_a_forbidden_import_of_a_pack_is_found(module, text):
-    assert complaints(module, text)
+    assert complaints(module, imports(module, text))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_forbidden_import_of_a_pack_is_found(module, text):
     ],
 )
 def test_a_permitted_import_of_a_pack_is_accepted(module, text):
-    assert not complaints(module, text)
+    assert not complaints(module, imports(module, text))
 
 
 def test_each_kind_of_entry_is_described():

@@ -219,8 +219,8 @@ def _choose_world(made: Command, values: dict[str, Any]) -> None:
         values.pop(one.name, None)
     env_file, env = values.pop("env_file", ""), values.pop("env", ())
     if env or env_file:
-        importlib.import_module("scripts.cli.context").give(env, env_file)
+        importlib.import_module("scripts.cli.context").set_environment(env, env_file)
     if state_file := values.pop("state_file", ""):
-        importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
+        importlib.import_module("scripts.cli.rehearsal_world").set_state_file(state_file)
     if values.pop("rehearse", False):
         importlib.import_module("scripts.cli.rehearsal_world").enter(made.world == BEGIN, made.speed)

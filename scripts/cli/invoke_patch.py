@@ -232,13 +232,13 @@ def report_remaining_pods() -> Iterator[None]:
     except BaseException as error:
         session = sys.modules.get("scripts.cli.session")  # absent if no command of this line dealt with a pod
         if session and not (isinstance(error, Exit) and error.code == 0):
-            session.tell()
+            session.print_live_pods()
         if session and (isinstance(error, (KeyboardInterrupt, ExitRequested, OSError))):
-            session.tell_what_is_left()
+            session.print_unsupervised_pods()
         raise
     session = sys.modules.get("scripts.cli.session")
     if session:
-        session.raise_alarm()
+        session.raise_if_overdue()
 
 
 @contextlib.contextmanager

@@ -159,6 +159,7 @@ def python_without(folder: Path, *modules: str) -> str:
     return str(folder / "bin" / "python3")
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("missing", ["ensurepip", "venv"])
 def test_python_without_venv_gets_one_line_with_the_fix(tmp_path, missing):
     one = Checkout(tmp_path)

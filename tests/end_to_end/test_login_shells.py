@@ -23,6 +23,7 @@ def machine_world(request, tmp_path):
         world.inv("down", "--all")
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.timeout(600)
 def test_launch_and_later_commands_ignore_the_output_of_a_login_shell(machine_world, tmp_path):
     world, shell = machine_world

@@ -52,6 +52,7 @@ def make_there(world, machine, megabytes):
     return hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("world", "by", "megabytes", "mbit_per_s", "cuts"),
     [

@@ -134,6 +134,7 @@ def kept(page: Path) -> dict:
     return json.loads(page.read_text().partition('id="kept">')[2].partition("</script>")[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("page")
 def test_report_is_equal_for_a_run_its_artifact_and_a_folder(done, tmp_path):
     world, result = done
@@ -209,6 +210,7 @@ def test_chat_uses_the_named_model(done):
     assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
 
 
+@pytest.mark.nightly
 def test_chat_survives_invalid_bytes_and_a_closed_output(done):
     world, _ = done
     words = [sys.executable, "-m", "invoke", "chat", "--max-tokens", "4"]
@@ -296,6 +298,7 @@ def test_damaged_artifact_is_created_again_and_its_damaged_copy_is_repaired(tmp_
         assert named.read_bytes() == kept.read_bytes() == before
 
 
+@pytest.mark.nightly
 def test_ctrl_c_detaches_and_the_run_continues(ready):
     world = ready
     launch = world.begin("launch", "--phase", "base", "--steps", "40", "--yes")
@@ -466,6 +469,7 @@ def test_fifty_random_kills_lose_no_work(world, done):
     killed_at_random(world, done[0], kills=50, seed=seeds.seed())
 
 
+@pytest.mark.day_cases(4)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -74,6 +74,7 @@ def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
     assert "stale" in shown and "extension smooth.py" in shown and "source_fingerprint" in shown
 
 
+@pytest.mark.nightly
 def test_custom_source_is_sharded_and_a_broken_source_is_refused(tmp_path):
     (tmp_path / "sentences.py").write_text((ROOT / "examples" / "own" / "sentences.py").read_text())
     (tmp_path / "bad.py").write_text("def source():\n    yield 'one'\n    yield {'txt': 1}\n")

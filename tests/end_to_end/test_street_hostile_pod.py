@@ -73,6 +73,7 @@ def test_files_named_in_a_log_of_a_pod_are_not_sent_to_the_next_pod(world, sshd,
     assert "loot" not in out + err
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("history")
 def test_log_named_like_the_receipt_runs_no_code_in_again(world, tmp_path):
     stolen = tmp_path / "run-by-the-laptop"

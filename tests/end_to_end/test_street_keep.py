@@ -95,6 +95,7 @@ def test_keeper_takes_over_alone_and_killed_processes_return(world, sshd, stock,
     sshd.start()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_closed_terminal_leaves_a_keeper(world, sshd, stock):
     world.take(stock)

@@ -175,6 +175,7 @@ def filed(tmp_path_factory):
         yield Filed(user, prices, said, made, user.calls("create"))
 
 
+@pytest.mark.nightly
 def test_apply_creates_the_pods_of_each_file(filed):
     """Runs first, so that the pods reach their ends during the other tests."""
     for one in filed.said.values():
@@ -451,6 +452,7 @@ def test_dry_run_creates_no_pod_and_no_question_is_asked_without_a_terminal(user
     assert user.calls("create") == before
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("control_host")
 def test_question_lists_the_ends_of_a_finished_pod_and_dry_runs_change_no_state(user):
     before = user.calls("create")
@@ -476,6 +478,7 @@ def test_question_lists_the_ends_of_a_finished_pod_and_dry_runs_change_no_state(
     user.inv("down", "itself", "--rehearse")
 
 
+@pytest.mark.nightly
 def test_pods_of_files_end_at_their_dollar_their_hour_and_when_idle(filed):
     """The vendor or the pod itself ends the pod; a later command only records the end."""
     user = filed.user

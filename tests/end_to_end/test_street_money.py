@@ -132,6 +132,7 @@ def test_closed_terminal_during_a_launch_is_recorded_and_no_machine_is_blamed(us
     assert not user.truth()["billing"]
 
 
+@pytest.mark.nightly
 def test_rented_machine_without_a_sandbox_is_returned_before_any_work(tmp_path):
     """The acceptance test after the boot finds the fault: the kernel refuses Landlock and namespaces."""
     user = Rehearsed(tmp_path, KEYS)

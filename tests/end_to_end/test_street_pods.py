@@ -77,6 +77,7 @@ def test_chained_commands_create_a_pod_run_work_twice_and_end_it(world):
     assert pods(world) == {}
 
 
+@pytest.mark.nightly
 def test_failed_chain_names_the_remaining_pod_and_how_to_end_it(world):
     code, err = failure_of(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
     assert code == 2 and "no such file" in err

@@ -220,6 +220,7 @@ def test_workers_that_ignore_sigterm_end_with_their_replica(installation):
         assert all(is_alive(one) for one in workers.values())
 
 
+@pytest.mark.nightly
 def test_dead_controller_leaves_its_replicas_to_the_next_controller(installation):
     up = installation.up("demo", installation.model("A"), "--config", installation.config())
     installation.kill_supervisor()

@@ -68,6 +68,7 @@ def test_two_simultaneous_launches_make_two_complete_models_without_further_work
         assert own in world.inv("chat", "--tag", name, "--prompt", "Who are you?", "--max-tokens", "48")
 
 
+@pytest.mark.nightly
 def test_existing_artifact_is_reused_under_a_new_name_and_an_unknown_name_is_refused(world, trained):
     world.take(trained)
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):

@@ -151,7 +151,7 @@ class Rig:
             os.dup2(opened, number)
         launch.defer_interrupts, invoke_patch.raise_on_signals = self.manners.finishing, self.manners.heed
         if not self.manners.tells:
-            importlib.import_module("scripts.cli.session").tell_what_is_left = lambda: None
+            importlib.import_module("scripts.cli.session").print_unsupervised_pods = lambda: None
 
         def watched(path: Path, environ: object = os.environ) -> WatchedJournal:
             return WatchedJournal.at(Path(path).absolute(), dict(os.environ), points)

@@ -26,6 +26,7 @@ def rig(
     return done
 
 
+@pytest.mark.nightly
 @rounds(20, 1000)
 def test_a_killed_launch_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds):
     done = rig("crash", "--trials", str(rounds))

@@ -42,6 +42,7 @@ def take_address(first: Host, second: Host) -> Host:
     return second
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("replace", [change_key, take_address])
 @rounds(1, 10)
 def test_commands_send_nothing_to_a_machine_with_a_changed_key(hosts, tmp_path, replace, rounds):  # noqa: F811

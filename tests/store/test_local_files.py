@@ -16,7 +16,7 @@ from store.backoff import Backoff
 HOLD = """
 import sys
 from store import local_files
-with local_files.held(sys.argv[1]):
+with local_files.holding_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """

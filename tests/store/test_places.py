@@ -127,6 +127,7 @@ def test_a_bucket_reports_an_object_that_changes_during_a_read(s3):
 # Artifacts.
 
 
+@pytest.mark.day_cases(2)
 def test_artifacts_are_published_replaced_verified_and_downloaded_from_any_store(uri, tmp_path, monkeypatch):
     store = Store(uri)
     made = folder_of(tmp_path / "made", {"train/a.txt": b"alpha", "b.bin": LARGE})
@@ -155,6 +156,7 @@ def test_artifacts_are_published_replaced_verified_and_downloaded_from_any_store
         store.publish(made, "datasets", "f1", {})
 
 
+@pytest.mark.day_cases(10)
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing", "more", "garbled"])
 @pytest.mark.parametrize("where", ["text", "by-fingerprint/text/f1"])
 def test_damage_in_a_remote_store_is_named_and_never_downloaded(away_uri, tmp_path, monkeypatch, damage, where):
@@ -227,6 +229,7 @@ def test_a_name_on_a_hub_moves_in_one_commit_without_a_new_upload(hub, tmp_path)
 # Runs at work.
 
 
+@pytest.mark.day_cases(1)
 def test_a_run_continues_on_a_second_pod_from_any_store(uri, pods):
     first, second = pods("one", uri), pods("two", uri)
     one = courier(first)

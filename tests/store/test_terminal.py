@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PROGRAM = """
 import sys
 from store import terminal
-with terminal.waiting("demo ends", after_s=0.0):
+with terminal.show_while("demo ends", after_s=0.0):
     sys.stdin.readline()
     terminal.clear()
     print("demo-1 SHUTTING_DOWN", file=sys.stderr, flush=True)

@@ -84,6 +84,7 @@ def test_trainer_without_its_parent_does_not_start(world):
     assert done.returncode == 75
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_repeated(world, capfd):
     config, last = tiny(steps=200), 0
@@ -129,6 +130,7 @@ def test_run_saves_on_request_of_its_pod_and_continues(world, monkeypatch):
     assert Checkpoints(world.checkpoints(), OFTEN).newest().step == saved.step  # Once.
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_missing_valid_checkpoint_exits_1_and_names_the_damaged_ones(world):
     one = world.start(tiny(steps=100_000), OFTEN)

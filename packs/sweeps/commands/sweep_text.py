@@ -203,9 +203,8 @@ def write_page(result: SweepResult, settings: Settings) -> str:
     """Write the page of the sweep with the pack that makes pages; return the path, or "" without a page."""
     makers = [*packs.entries("group_pages").values()]
     if not makers:
-        render.say(
-            f"the page of the sweep is left out: {packs.missing_pack_message('commands', 'report') or 'no pack makes pages'}"
-        )
+        why = packs.missing_pack_message("commands", "report") or "no pack makes pages"
+        render.say(f"the page of the sweep is left out: {why}")
     try:
         return "".join(str(packs.load(one)(settings, result.name, result.folder, render.tell)) for one in makers[:1])
     except (SlipwayError, StoreError, OSError) as error:

@@ -32,6 +32,7 @@ def texts(folder):
     return list(read(shard_paths(folder)))
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("exhausted", ["first", "all"])
 def test_documents_have_the_interleaved_order_of_datasets(sources, tmp_path, exhausted):

@@ -87,6 +87,7 @@ def test_output_has_every_line_once_with_one_in_a_hundred_held_out(undisturbed_f
     assert len(set(lines)) == 200_000
 
 
+@pytest.mark.nightly
 def test_two_processes_killed_five_times_make_the_files_of_an_undisturbed_process(corpus, undisturbed_files, tmp_path):
     chance, kills, spec = random.Random(5), 0, {**SPEC, "source": str(corpus), "workers": 2}
     while kills < 5:
@@ -161,6 +162,7 @@ def test_step_stops_when_its_command_was_killed(corpus, undisturbed_files, tmp_p
     assert contents(tmp_path / "out") == undisturbed_files
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_signal_leaves_whole_shards_and_the_same_command_continues(corpus, undisturbed_files, tmp_path, number, code):
     spec = {**SPEC, "source": str(corpus), "workers": 1 if code == 75 else 2}
@@ -224,6 +226,7 @@ def handles_signal(pid, number):
     return int(caught, 16) >> (number - 1) & 1
 
 
+@pytest.mark.nightly
 def test_packed_shards_and_seen_documents_survive_a_kill_too(corpus, tmp_path):
     spec = {**SPEC, "source": str(corpus), "compression": "gzip", "dedup": "exact", "val_ratio": 0.0, "workers": 1}
     (tmp_path / "alone").mkdir()
@@ -279,6 +282,7 @@ def test_finished_run_stays_until_the_next_run_is_whole(tmp_path):
     assert (tmp_path / "out" / "shard-00000.txt").read_text() == "one\n"
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("compression", ["", "gzip"])
 def test_kill_at_any_rename_or_removal_of_the_end_is_repaired(tmp_path, compression):
     """Kill the process at the first rename, then at the second, and so on, over a finished run of other options."""

@@ -299,6 +299,7 @@ def test_lines_from_standard_input_are_documents(tmp_path):
 OBJECT = b'{"text": "'
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "begin", "giant", "end", "spec", "most_mb"),
@@ -319,6 +320,7 @@ def test_giant_document_is_held_in_memory_once(tmp_path, name, begin, giant, end
     assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_giant_compressible_document_needs_one_and_a_half_of_its_size_in_parquet(tmp_path):
     chance, whole = random.Random(7), hashlib.sha256()

@@ -54,6 +54,7 @@ def processor(raw: bytes):
     return library.SentencePieceProcessor(model_proto=raw)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("leads", [True, False], ids=["led", "bare"])
 def test_ids_of_a_tokenizer_model_equal_sentencepiece_and_transformers(leads, tmp_path):

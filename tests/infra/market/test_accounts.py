@@ -197,6 +197,7 @@ def test_an_adopted_pod_keeps_the_limits_shown_by_the_vendor(rehearsal):
         pods.end(market, op, journal)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("command", ["reap", "status", "keep"])
 def test_the_next_command_ends_an_unreachable_pod_beyond_its_limit(rehearsal, command):
     market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
@@ -257,6 +258,7 @@ def test_the_ledger_is_never_below_the_bill_and_shows_the_vendors_sums(rehearsal
     assert out.splitlines()[-1] == f"total: {in_usd(true['runpod'])}"
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("jobs")
 def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan(rehearsal):
     words = ("--phase", "base", "--profile", "qwen3_4b", "--gpu", "H100", "--num-gpus", "4", "--provider", "runpod")
@@ -287,6 +289,7 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan(rehearsal):
     assert all(3 < ratio < 4.1 for ratio in ratios)
 
 
+@pytest.mark.day_cases(3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -346,6 +349,7 @@ def test_a_rehearsal_reports_market_events_and_cost(rehearsal, monkeypatch, caps
     assert "+0:00:" in out and "stopped (preempted)" in out and "1 preemption did not happen" in err
 
 
+@pytest.mark.nightly
 def test_a_rehearsed_launch_runs_from_offer_to_bill(rehearsal):
     words = ["--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base", "--profile", "tiny"]
     told = json.loads(rehearsal.user.inv("rehearse", *words, "--spend-limit", "50", "--yes", "--json"))
@@ -376,6 +380,7 @@ def test_a_rehearsal_in_a_running_world_starts_no_second_world(rehearsal, tmp_pa
     assert "no machine was requested" in out
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("vendor", KINDS)
 def test_doctor_shows_the_owner_and_the_machines_of_an_account(rehearsal, vendor):
     user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}

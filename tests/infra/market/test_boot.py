@@ -45,6 +45,7 @@ def rent(vendor, journal, run):
     return pods.rent(vendor, request, offer, Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), journal)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("trait", ["hang", "no ssh", "fail"])
 @rounds(2, 34)
 def test_a_machine_that_never_boots_is_given_back_by_the_deadline(tmp_path, trait, rounds):
@@ -206,6 +207,7 @@ def test_an_unanswered_create_is_set_aside_and_the_next_offer_is_rented(tmp_path
             pods.end(vendor, journal.op(one.token), journal)
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize("vendor_name", list(KIND))
 @pytest.mark.parametrize("late_s", [0, 4000])
 def test_a_pod_ended_by_the_vendor_before_its_job_is_reported_as_gone(tmp_path, vendor_name, late_s):
@@ -232,6 +234,7 @@ def test_a_pod_ended_by_the_vendor_before_its_job_is_reported_as_gone(tmp_path, 
         assert running.truth()["billing"] == 0
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     "moment", ["before it is looked at", "after it has been found wanting", "while it gets its job"]
 )

@@ -29,6 +29,7 @@ def ended_by(rehearsal):
     return {pod["id"]: pod["ended_by"] for pod in rehearsal.world.truth()["pods"]}
 
 
+@pytest.mark.nightly
 def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(rehearsal):
     create = ("pod.create", "--rehearse", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1")
     process = rehearsal.user.begin(
@@ -58,6 +59,7 @@ def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(re
     assert not rehearsal.running() and rehearsal.json("pod.list") == []
 
 
+@pytest.mark.nightly
 def test_the_vendor_ends_a_forgotten_pod(rehearsal):
     made = rehearsal.json(
         "pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h", "--yes"

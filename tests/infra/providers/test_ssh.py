@@ -275,6 +275,7 @@ def test_a_damaged_marker_is_an_error_and_does_not_prove_absence(inventory):
         provider.offers(Request(run="b-2"))
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("is_whole", "at_term"), [(True, "SIG_DFL"), (False, "SIG_IGN")], ids=["code there", "code gone, TERM ignored"]
 )

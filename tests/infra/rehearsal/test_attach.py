@@ -116,6 +116,7 @@ def acknowledge(market, pod, files, step, after_s=1.0):
     way.put(json.dumps({f"work/checkpoints/sft-0/step-{step:09d}": at}).encode(), files.acknowledged)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.parametrize("vendor", ["runpod", "lium"])
 def test_a_machine_at_work_is_preempted_after_each_new_checkpoint(base, vendor):

@@ -88,6 +88,7 @@ def counted(text: str) -> list[int]:
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step")]
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_pod_with_killed_guard_and_agent_is_restarted_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")

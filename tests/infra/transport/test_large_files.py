@@ -70,6 +70,7 @@ class Cutting(Meter):
             self.host.kill_sessions()
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("direction", ["fetch", "put"])
 def test_only_changed_parts_are_transferred(pod, direction, tmp_path):
     source, draft, meter = tmp_path / "there" / "a file", tmp_path / "here" / "draft", Meter()
@@ -88,6 +89,7 @@ def test_only_changed_parts_are_transferred(pod, direction, tmp_path):
     assert draft.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("direction", ["fetch", "put"])
 def test_a_transfer_survives_ten_cuts(pod, direction, sshd, tmp_path):  # noqa: F811
     source, draft, meter = tmp_path / "there", tmp_path / "draft", Cutting(sshd, 3 * MB / 2, 10)
@@ -155,6 +157,7 @@ def test_a_growing_file_arrives_with_its_initial_content(pod, direction, tmp_pat
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 
 
+@pytest.mark.day_cases(1)
 def test_a_push_sends_changed_parts_of_a_large_file_and_scans_it_for_secrets(pod, tmp_path, monkeypatch):
     monkeypatch.setattr(large_files, "LARGE_BYTES", MB)
     root, place = tmp_path / "project", tmp_path / "pod"

@@ -84,6 +84,7 @@ def test_a_command_of_any_length_arrives(pod):
     assert pod.run(["sh", "-c", "echo ${#1}", "sh", "ü" * 60_000], timeout_s=60).stdout == "120000\n"
 
 
+@pytest.mark.day_cases(2)
 def test_only_the_command_beyond_its_timeout_is_ended(host, pod, tmp_path):
     """The shell prints the pid of a foreign process first: the foreign process and this process survive."""
     stranger = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -143,6 +144,7 @@ def test_a_terminal_session_works(host, pod, tmp_path):
     assert "".join(f"<{word}>" for word in ODD) in done.stdout.decode()
 
 
+@pytest.mark.day_cases(2)
 def test_a_command_on_many_machines_prints_only_its_own_output(host, pod, tmp_path):
     said: list[tuple[bool, str]] = []
     lock = threading.Lock()

@@ -46,6 +46,7 @@ def converted(world, monkeypatch):
     return world
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_conversion_keeps_every_weight_and_the_stages_recover_the_rounding_loss(converted, monkeypatch, capfd):
     world, about = converted, {}

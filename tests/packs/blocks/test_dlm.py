@@ -24,6 +24,7 @@ from trainer.records.model_config import BlocksConfig
 BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_chat_model_learns_blocks_and_is_used_and_measured_in_blocks(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny()) == 0

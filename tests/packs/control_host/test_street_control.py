@@ -151,6 +151,7 @@ def test_unreachable_control_host_changes_no_state_and_a_missing_file_is_named(l
     sshd.start()
 
 
+@pytest.mark.nightly
 def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)

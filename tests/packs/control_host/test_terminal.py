@@ -75,7 +75,7 @@ from packs.control_host.control import terminal
 host, port, user, key, pins, code = sys.argv[1:]
 machine = Ssh(Address(user, host, int(port), key, "/"), Path(pins))
 machine.run(["true"], timeout_s=60)
-code = terminal.lend(machine, [sys.executable, "-c", code], Path("/"))
+code = terminal.run_with_terminal(machine, [sys.executable, "-c", code], Path("/"))
 machine.close()
 sys.exit(code)
 """

@@ -100,6 +100,7 @@ def pickled(words: tokenizers.Tokenizer) -> bytes:
         del sys.modules["tiktoken"], sys.modules["tiktoken.core"]
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.slow
 def test_nanochat_checkpoint_is_trained_on_and_used_in_a_chat_but_not_exported(world, inputs, monkeypatch, capfd):
@@ -146,6 +147,7 @@ class Evil:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["weights", "tokenizer"])

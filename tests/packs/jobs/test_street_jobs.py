@@ -127,6 +127,7 @@ def test_invalid_job_is_refused_before_any_process_starts(world, tmp_path):
     assert not (world.folder / "pods").exists()
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("file", "words"),
     [

@@ -148,6 +148,7 @@ def test_tree_shows_the_content_of_each_folder(finished_pipeline):
     assert found["folders"]["runs/other"] == "missing"
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_published_tokenizer_is_used_and_the_files_exist_after_a_trainer_failure(finished_pipeline, tmp_path):
     world, _, space, _, _ = finished_pipeline

@@ -130,6 +130,7 @@ def test_limit_of_a_task_counts_from_its_submission_and_a_preempted_task_saves_a
     assert (child.returncode, lines[0], lines[-1]) == (0, "begun", "went on"), said
 
 
+@pytest.mark.nightly
 def test_files_of_a_different_slurm_allocation_in_the_same_home_are_not_continued(bundle, tmp_path):
     text = """
     echo "$([ ! -e "$SLIPWAY_WORK/left" ] || echo goes on) in ${SLIPWAY_ENVIRONMENTS##*/}"

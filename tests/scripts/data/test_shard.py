@@ -69,6 +69,7 @@ def typed(tmp_path):
     return run
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "rows"),
@@ -112,6 +113,7 @@ def test_smoke_test_without_a_hub_uses_other_text_with_a_message(typed, tmp_path
     assert done.returncode == 1 and "holds other shards" in done.stderr
 
 
+@pytest.mark.day_cases(3)
 @pytest.mark.process
 @pytest.mark.parametrize(
     "words",
@@ -132,6 +134,7 @@ def test_named_text_is_not_replaced_when_the_hub_is_unreachable(typed, tmp_path,
     assert not list(tmp_path.rglob("manifest.json"))
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.process
 @pytest.mark.parametrize("answer", [401, 403, 404, 429])
 def test_refusing_hub_is_not_an_unreachable_hub(fineweb, typed, tmp_path, answer):

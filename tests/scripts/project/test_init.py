@@ -22,12 +22,12 @@ import sys
 from pathlib import Path
 from invoke import Exit
 from scripts.cli import context
-from scripts.cli.invoke_patch import manners
+from scripts.cli.invoke_patch import convert_errors
 from scripts.project import init
 from scripts.project.init import InitFlags
 init.ROOT = context.ROOT = Path(sys.argv[1])
 try:
-    with manners(Path(sys.argv[1], "var", "logs"), "init"):
+    with convert_errors(Path(sys.argv[1], "var", "logs"), "init"):
         init.init.work(InitFlags(provider=sys.argv[2] if sys.argv[2:] else ""))
 except Exit as leaving:
     print(leaving.message, file=sys.stderr)

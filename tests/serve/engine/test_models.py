@@ -72,6 +72,7 @@ def whole(folder: Path) -> bool:
     return {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 def test_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_path, uri, caller):
     Store(uri).publish(artifact(tmp_path / "made", run="brave-otter-3"), NAME, "f" * 64, {})
@@ -83,6 +84,7 @@ def test_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_
     assert whole(folder) and references.kept_at(str(folder)) in (None, (NAME.split("/")[0], "f" * 64))
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 def test_new_release_is_a_new_folder(tmp_path, away_uri, caller):
     Store(away_uri).publish(artifact(tmp_path / "a"), NAME, "a" * 64, {})

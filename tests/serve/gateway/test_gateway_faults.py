@@ -27,6 +27,7 @@ def run(main):
     loops.run(main())
 
 
+@pytest.mark.day_cases(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fail", KINDS)
 def test_request_without_a_first_byte_is_retried_on_a_second_replica(pair, fresh, fail, stream):

@@ -78,6 +78,7 @@ def stop_at(one: Training, step: int) -> None:
         one.run()
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("muon_lr", [0.0, 0.02])
 def test_resumed_run_equals_an_undisturbed_run_in_every_bit(tmp_path, changes, muon_lr):
@@ -128,6 +129,7 @@ def damage(folder: Path, how: str) -> None:
         (folder / MANIFEST).write_text("{")
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "unmanifested", "renamed", "garbled"])
 def test_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_used(tmp_path, undisturbed_run, how):
     stop_at(training(tmp_path, steps=30), 19)
@@ -203,6 +205,7 @@ class Spoilt:
         return self.inner(*words, **more)
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize(
     ("owner", "name", "at"),
     [(os, "fsync", 1), (os, "fsync", 4), (os, "fsync", 5), (os, "write", 2), (Path, "rename", 1), (Path, "mkdir", 3)],

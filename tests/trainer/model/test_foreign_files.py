@@ -39,6 +39,7 @@ def inspect_model(folder):
     return init_model.resolve_import(str(folder), Settings.load(ROOT))
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("limit", [NO_LIMIT, 10**39, 1e30, None])
 def test_a_length_without_a_limit_is_read_in_every_spelling(tmp_path, limit):
     folder = change_json(write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM), model_max_length=limit)

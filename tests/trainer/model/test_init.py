@@ -73,6 +73,7 @@ def configured(world, name: str, making, spec, **more) -> Path:
     return file
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])

@@ -79,6 +79,7 @@ def estimated_bytes(config) -> int:
     return nine.activations - eight.activations
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("profile", ["runpod_1b", "d20"])
 @pytest.mark.parametrize("sparing", [{}, {"recompute": True, "keep_products": True}], ids=str)
 def test_estimate_equals_the_activations_kept_by_a_compiled_block(profile, sparing, block_of):

@@ -325,8 +325,8 @@ def test_kernels_of_a_killed_process_are_not_reused(tmp_path, monkeypatch):
     assert os.environ[speed.KERNELS] == "elsewhere"
     with speed.compile_cache(kernels):
         assert (kernels / "whole.so").exists()
-    die = "import os, sys; from pathlib import Path; from trainer.speed import kernels_in\n"
-    die += "with kernels_in(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    die = "import os, sys; from pathlib import Path; from trainer.speed import compile_cache\n"
+    die += "with compile_cache(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", die, str(kernels)], cwd=ROOT).returncode == -9
     with speed.compile_cache(kernels):
         assert not (kernels / "whole.so").exists()

@@ -69,6 +69,7 @@ def one_bit(folder: Path, layout: str) -> Path:
     return folder
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.slow
 @pytest.mark.pack("bits")
 @pytest.mark.parametrize("layout", ["1bitLLM", "microsoft"])
@@ -115,6 +116,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
     assert said.rstrip("\ufffd") == words.decode(ids).rstrip("\ufffd") or "\ufffd" in words.decode(ids)
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["prepend", "metaspace"])
 @pytest.mark.parametrize("template", [LLAMA_2, ZEPHYR], ids=["llama-2", "zephyr"])
@@ -200,6 +202,7 @@ def test_unsupported_tokenizer_is_refused_in_the_plan_from_a_folder_and_a_hub(wo
                 init_model.resolve_import(f"hf://them/{name}", settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("bits")
 def test_tokenizer_model_comes_from_a_hub_with_its_added_tokens(world, monkeypatch):
     folder = one_bit(world.root / "theirs", "1bitLLM")

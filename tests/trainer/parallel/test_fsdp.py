@@ -84,6 +84,7 @@ def single_process_run(tmp_path_factory):
     return run(folder, config(), 1), folder
 
 
+@pytest.mark.day_cases(3)
 @pytest.mark.parametrize(
     ("size", "parallel"), [(2, "fsdp"), (2, "fsdp-held"), (4, "fsdp"), (4, "hybrid"), (2, "ddp"), (3, "ddp")]
 )
@@ -237,6 +238,7 @@ def test_parameters_outside_of_blocks_are_gathered_in_16_bits_too(tmp_path, tied
     assert [(two["dtypes"], two["kept"]) for two in told] == [("torch.bfloat16", "torch.float32")] * 2
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     "changes", [{"dtype": "bfloat16"}, {"recompute": True}, {"recompute": True, "keep_products": True}], ids=str
 )

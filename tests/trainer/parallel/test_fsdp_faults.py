@@ -125,6 +125,7 @@ def _pass(label: str, nth: int) -> None:
     pass
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("place", [(1, "before step"), (0, "before write optimizer"), (1, "before agree")], ids=str)
 def test_hanging_process_makes_the_others_exit_for_a_restart(tmp_path, place):
     def work(ranks: Ranks, tell: Tell) -> None:

@@ -79,6 +79,7 @@ def single_process_losses(inputs, tmp_path_factory):
     return found
 
 
+@pytest.mark.nightly
 def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port, single_process_losses):
     for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
         assert code == 0, words

@@ -194,6 +194,7 @@ HOSTILE_TEXTS = (
 GOLDS = ("#### 72", "", "9" * 5_000, "\\boxed{", "\\boxed{\\frac{1}{0}}", "#### \u0662", "\ud800")
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize("task", ["gsm8k", "grail", "sort", "math"])
 def test_no_answer_to_any_task_ends_a_batch(task):

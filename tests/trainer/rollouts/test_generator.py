@@ -65,6 +65,7 @@ def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_p
         torch.testing.assert_close(mine.detach(), few.logprobs[row, : len(answer)], atol=1e-5, rtol=0)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.usefixtures("decoding_method")
 def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer(model):
     """Eight bits round differently in a different order of sums: the two differ, without a bias."""

@@ -145,6 +145,7 @@ def test_two_concurrent_processes_make_an_environment_once(rig):
     assert "".join(said).count("making the tiny environment") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_pip_replaces_a_broken_uv(rig, tmp_path):
     (tmp_path / "bin").mkdir()

@@ -34,6 +34,7 @@ def test_uv_gets_the_whole_configuration_of_pip(tmp_path):
     assert "UV_DEFAULT_INDEX" not in told and "UV_INDEX" not in told
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_configuration_files_are_read_in_pips_order(tmp_path):
     for number, place in enumerate(("xdg/pip", ".pip", ".config/pip", "named")):

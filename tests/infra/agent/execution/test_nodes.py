@@ -90,6 +90,7 @@ def test_both_nodes_begin_and_succeed_together(pair: Pair) -> None:
 NIGHTLY = [("step", 0), ("agent", 1), ("all", 0), ("all", 1)]
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("what", "rank"), [("step", 1), ("agent", 0), *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY)]
 )
