@@ -1,10 +1,10 @@
-"""The courier, a sync sidecar: uploads the files of a run from its pod to the store and restores the run on a new pod.
+"""The uploader, a sync sidecar: uploads the files of a run from its pod to the store and restores the run on a new pod.
 
-    python -m store.uploader carry --config FILE   runs beside the steps until SIGTERM python -m store.uploader fetch
-    --config FILE   runs as the first step: restore the files of an earlier pod of the run
+    python -m store.uploader carry --config FILE   runs beside the steps until SIGTERM
+    python -m store.uploader fetch --config FILE   runs as the first step: restores files of an earlier pod of the run
 
-The courier reads the folder of the pod (the parent of SLIPWAY_WORK) and a `Config`, and writes `<store>/runs/<run>/`,
-see `run_folder`. On the pod the courier writes `state/acknowledged.json` ({name: UTC epoch seconds} of files verified
+The uploader reads the folder of the pod (the parent of SLIPWAY_WORK) and a `Config`, and writes `<store>/runs/<run>/`,
+see `run_folder`. On the pod the uploader writes `state/acknowledged.json` ({name: UTC epoch seconds} of files verified
 in the store) and `state/waiting.json` ({"names": [...]} of pending uploads). Until the fetch step has its mark, only
 error logs and the ending are uploaded, since other files would overwrite the logs and metrics of an earlier pod. Secret
 values are masked in all uploads except checkpoints and mounted files, whose bytes must not change.
@@ -51,7 +51,7 @@ GROWING = (
 )
 # Upload limit per log. The guard of a pod rotates logs at a much smaller size, unless a program writes a burst.
 MOST_LOG_BYTES = 256 << 20
-OOM_FIRST = "600"  # the OOM killer picks the courier before the step, and long before the agent
+OOM_FIRST = "600"  # the OOM killer picks the uploader before the step, and long before the agent
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Config:
     """Names of the mounted folders that outlive the run."""
 
 
-class Courier:
+class Uploader:
     """The uploader of a run, with a record of all files in the store."""
 
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
@@ -234,17 +234,17 @@ def carry(root: Path, config: Config) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     ending = root / "state" / "ending.json"
     with local_files.holding_lock(
-        root / "state" / "courier.lock", StoreError("a second courier is already uploading for this pod")
+        root / "state" / "uploader.lock", StoreError("a second uploader is already uploading for this pod")
     ):
-        courier = Courier(root, config, _say)
-        trial = _UploadLoop(courier)
+        uploader = Uploader(root, config, _say)
+        trial = _UploadLoop(uploader)
         while not told and not ending.exists():
             _rest(time.monotonic() + (trial.go() or LOOK_S), lambda: bool(told) or ending.exists())
         ends_at = _ends_at(ending)
         while (wait_s := trial.go(last=True)) and (left_s := ends_at - LEAVE_S - time.monotonic()) > 0:
             time.sleep(min(wait_s, left_s, LAST_WAIT_S))
-    if wait_s or courier.waiting:
-        _say(f"not in the store: {', '.join(courier.waiting) or 'what there was to look for'}")
+    if wait_s or uploader.waiting:
+        _say(f"not in the store: {', '.join(uploader.waiting) or 'what there was to look for'}")
         return 1
     _say("all files are in the store")
     return 0
@@ -253,25 +253,25 @@ def carry(root: Path, config: Config) -> int:
 class _UploadLoop:
     """The upload loop: back off while the store fails, and log each new failure once."""
 
-    def __init__(self, courier: Courier) -> None:
-        self.courier, self.failures, self.said = courier, 0, ""
+    def __init__(self, uploader: Uploader) -> None:
+        self.uploader, self.failures, self.said = uploader, 0, ""
 
     def go(self, last: bool = False) -> float:
         """Run a scan; return 0 on success, else the seconds to wait before the next scan."""
         try:
-            self.courier.carry(last)
+            self.uploader.carry(last)
         except Exception as error:  # any error of a client library: the run must go on
             self.failures += 1
             words = f"{type(error).__name__}: {error}"
             if words != self.said:
                 self.said = words
-                self.courier.tell_problem(words)
+                self.uploader.tell_problem(words)
                 _say(f"not carried, retrying until the upload succeeds: {words}")
             return BACKOFF.wait_s(self.failures)
         if self.said:
             _say("the store answers again")
         self.failures, self.said = 0, ""
-        self.courier.tell_problem("")
+        self.uploader.tell_problem("")
         return 0.0
 
 
@@ -346,7 +346,7 @@ def main(words: list[str]) -> int:
         Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say, config.mounts).run()
         return 0
     except StoreError as error:
-        print(f"courier: {error}", file=sys.stderr)
+        print(f"uploader: {error}", file=sys.stderr)
         return 1
 
 

@@ -272,14 +272,14 @@ def _store(settings: Settings) -> list[DoctorLine]:
 
 
 def _uploads(settings: Settings) -> list[DoctorLine]:
-    """Report the uploads of the last run with a local courier log; [] without such a log."""
+    """Report the uploads of the last run with a local uploader log; [] without such a log."""
     logs = sorted(settings.homes.glob("*/pod/logs/carry.log"), key=lambda one: one.stat().st_mtime)
     said = (
         [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
     )
     if not said:
         return []
-    is_well = not any(words in said[-1] for words in (" not carried, ", " not in the store: ", "courier: "))
+    is_well = not any(words in said[-1] for words in (" not carried, ", " not in the store: ", "uploader: "))
     words = "".join(one for one in said[-1] if one.isprintable())
     return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parents[2].name}: {words}")]
 

@@ -53,7 +53,7 @@ def fetch(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
 
 
 def fetch_from_store(op: Op, settings: Settings, tell: Say) -> None:
-    """Copy the logs uploaded to the store by the courier of the pod; the pod may be gone."""
+    """Copy the logs uploaded to the store by the uploader of the pod; the pod may be gone."""
     if not op.store:
         return
     try:

@@ -99,7 +99,7 @@ class Job:
     group: NodeGroup = NodeGroup()
     on_failure: str = "end"  # or "keep": action on a rented pod after failed work
     # requests by which the pod deletes itself, all sent in each round; () = the pod cannot delete itself
-    farewell: Tuple[Call, ...] = ()
+    self_terminate_calls: Tuple[Call, ...] = ()
     self_end: bool = False  # on request: the guard gets the vendor's key if the pod has no key
     stays: bool = False  # the pod outlives the work: the guard holds the pod for the next job, until a limit
     setup: Tuple[str, ...] = ()  # environments to build in addition to the environments of the steps
@@ -116,12 +116,12 @@ class Job:
     @property
     def needs_key(self) -> bool:
         """Return whether the pod can end itself only with a key that the guard receives at start."""
-        return any(SELF_END_KEY in call.names for call in self.farewell)
+        return any(SELF_END_KEY in call.names for call in self.self_terminate_calls)
 
     @property
     def has_start_timer(self) -> bool:
         """Return whether the machine ends with this job's pod, so that the start timer follows this job's limit."""
-        return bool(self.farewell) and not self.needs_key
+        return bool(self.self_terminate_calls) and not self.needs_key
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -137,9 +137,9 @@ class Job:
             beside = _step(raw["beside"]) if raw.get("beside") else None
             trackers = tuple(_step(step) for step in raw.get("trackers", ()))
             group = _typed(NodeGroup, _tuples(raw.get("group", {}), "addresses"))
-            farewell = tuple(_typed(Call, call) for call in raw.get("farewell", ()))
+            self_terminate_calls = tuple(_typed(Call, call) for call in raw.get("self_terminate_calls", ()))
             parts = {"steps": steps, "beside": beside, "limits": _typed(Limits, raw["limits"]), "group": group}
-            more = {"farewell": farewell, "trackers": trackers}
+            more = {"self_terminate_calls": self_terminate_calls, "trackers": trackers}
             return _typed(Job, {**_tuples(raw, "secrets", "setup"), **parts, **more})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a job: {error}") from error

@@ -44,7 +44,7 @@ class Script:
     mounts: Sequence[Sequence[str]] = ()
     """Uploaded files and folders: [folder beside the code, file name in the folder or "", target path in the job]."""
     kept: Sequence[Sequence[str]] = ()
-    """Folders that the courier downloads from the store and uploads again: [name in `work/mounts`, path]."""
+    """Folders that the uploader downloads from the store and uploads again: [name in `work/mounts`, path]."""
     own_home: bool = False
     """True on the user's own machine: `~` and packages from `pip install` are in the folder of the pod.
 

@@ -166,7 +166,7 @@ class Market(Provider, Protocol):
         """Return the speed of the vendor's clock relative to ours: 1, except in a rehearsal."""
 
     @property
-    def farewell(self) -> tuple[Call, ...]:
+    def self_terminate_calls(self) -> tuple[Call, ...]:
         """Return the requests with which a pod deletes itself, using the pod's own key; () = not supported."""
         return ()
 
@@ -266,7 +266,7 @@ def clock_scale(provider: Provider) -> float:
     return found.clock_scale if found else 1.0
 
 
-def farewell(provider: Provider) -> tuple[Call, ...]:
+def self_terminate_calls(provider: Provider) -> tuple[Call, ...]:
     """Return the calls with which a pod ends itself; () if unsupported or free of charge."""
     found = market(provider)
-    return found.farewell if found else ()
+    return found.self_terminate_calls if found else ()

@@ -61,11 +61,11 @@ def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, st
     The key is "" if the pod has a key already, or if no key is configured for pods.
     """
     rented, job = market(provider), op.read_job()
-    if rented is None or not job.self_end or rented.farewell or not rented.self_end_key or not op.remote_id:
+    if rented is None or not job.self_end or rented.self_terminate_calls or not rented.self_end_key or not op.remote_id:
         return op, ""
     calls = rented.self_end(op.remote_id)
-    if job.farewell != calls:
-        op = journal.note(op, job=replace(job, farewell=calls).to_json())
+    if job.self_terminate_calls != calls:
+        op = journal.note(op, job=replace(job, self_terminate_calls=calls).to_json())
     return op, rented.self_end_key
 
 

@@ -25,13 +25,13 @@ from infra.ledger.journal import Admit, Journal
 from infra.ledger.op import ASKED, BOOTING, CUT_OFF, LOST, READY, AlreadyLive, Op, OwnerKind
 from infra.ledger.wait_queue import QueueTicket
 from infra.machines.node_addresses import exchange_addresses
-from infra.providers import Provider, Vendors, clock_scale, farewell, market
+from infra.providers import Provider, Vendors, clock_scale, market, self_terminate_calls
 from infra.records import Offer, Plan, Request
 from infra.runs import observation, pods, run_rows
 from infra.runs.boot import BootFailed, boot
 from infra.runs.hand_over import adopt_sent_code, hand_over, send_agent, send_code
 from infra.runs.sync import mirror
-from infra.runs.sync.sync_step import mounts_of, with_courier
+from infra.runs.sync.sync_step import mounts_of, with_uploader
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
@@ -173,9 +173,16 @@ def submit_to_held_pod(
     if plan.target and rivals and rivals[0].token != op.token:
         raise AlreadyLive(rivals[0])
     limits = op.read_job().limits
-    job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
+    job = replace(
+        plan.job,
+        run=op.run,
+        token=op.token,
+        limits=limits,
+        stays=True,
+        self_terminate_calls=self_terminate_calls(provider),
+    )
     if provider.is_rented and job.steps:
-        job = with_courier(job, plan.store, op.run)
+        job = with_uploader(job, plan.store, op.run)
     _send(replace(op, job=job.to_json()), provider, root, plan, say, terms)
     op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
     with stage("hand-over", say, clock_scale(provider)):
@@ -393,12 +400,14 @@ def _rent(renting: _RentalState, offer: Offer, provider: Provider, rank: int) ->
     assert plan.job is not None
     request = replace(plan.request, run=run_rows.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
-    job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
+    job = replace(
+        job, self_terminate_calls=self_terminate_calls(provider), limits=renting.limits(plan.request.nodes - rank)
+    )
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
-        job = with_courier(job, store, plan.request.run)
+        job = with_uploader(job, store, plan.request.run)
     row = pods.RowDraft(
         target="" if rank else plan.target,
         store=plan.store,

@@ -39,7 +39,7 @@ SETTLE_S = 10.0  # Timeout of a deletion requested by a different process; the n
 LONGEST_S = 10 * 365 * 86400.0  # Longest time limit.
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
-STOP_S = 300.0  # Time for a step to save, and for the courier to upload the result.
+STOP_S = 300.0  # Time for a step to save, and for the uploader to upload the result.
 LOOK = AskedParties.PROVIDER | AskedParties.FILES  # Parties to ask about a pod without a follower.
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # Vendor clock; for an unanswered create request.
 
@@ -284,7 +284,7 @@ def detach(op: Op, journal: Journal, reason: str) -> Op:
 
 
 def stop_work(provider: Provider, op: Op) -> None:
-    """Stop the work on a pod, and wait until the steps have saved and the courier has uploaded. Raises SlipwayError."""
+    """Stop the work on a pod, and wait for the saves of the steps and the last uploads. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
     words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})

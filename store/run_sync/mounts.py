@@ -1,6 +1,6 @@
 """The folders that a job file mounts as MOUNT_CACHED, kept in the store as `<store>/mounts/<name>/` beyond every run.
 
-A pod has a local copy, `work/mounts/<name>/`: the courier downloads the stored files before the job starts and uploads
+A pod has a local copy, `work/mounts/<name>/`: the uploader downloads the stored files before the job starts and uploads
 changes of the job. A file is uploaded once unchanged between two looks, the oldest first, so that a marker written last
 arrives last. Files that the job deletes are deleted in the store. If two runs write one file, the last write wins, as
 in a bucket.

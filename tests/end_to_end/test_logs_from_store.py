@@ -1,4 +1,4 @@
-"""`inv logs` of a run without a pod and without local logs: the courier's copies in the store are shown."""
+"""`inv logs` of a run without a pod and without local logs: the uploader's copies in the store are shown."""
 
 import shutil
 

@@ -1,6 +1,6 @@
 """Whole launches on rehearsed markets, per vendor: from the offer to the last bill, and every early end.
 
-Clients, journal, hand-over, agent and courier are real; pods are local processes. One world, one store and one user
+Clients, journal, hand-over, agent and uploader are real; pods are local processes. One world, one store and one user
 serve all tests. Waiting runs in parallel: pods with a limit live in a separate world, from the first test
 to the last.
 """
@@ -348,7 +348,7 @@ def test_offer_is_chosen_by_number_and_down_returns_after_the_vendor_ended_the_p
         user.inv("logs", f"menu-{name}", "--rehearse")
         assert rows[f"menu-{name}"]["state"] == "running", rows[f"menu-{name}"]
         log = user.store / "runs" / f"menu-{name}" / "logs" / "environment.log"
-        until(log.exists, "a courier at work")
+        until(log.exists, "a uploader at work")
     user.inv("down", "--all", "--rehearse")
     assert user.truth()["billing"] == user.truth()["running"] == 0
     rows = user.status()

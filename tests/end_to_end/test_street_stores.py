@@ -57,7 +57,7 @@ def weights(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return next((folder / "hf").glob("*.safetensors")).read_bytes()
 
 
-@pytest.mark.nightly  # A minute each; daily tests cover the courier and the fetch over both stores.
+@pytest.mark.nightly  # A minute each; daily tests cover the uploader and the fetch over both stores.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["s3", "hf"])
 def test_preempted_run_continues_from_a_remote_store(kind, request, tmp_path, monkeypatch):

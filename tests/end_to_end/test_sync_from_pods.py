@@ -1,4 +1,4 @@
-"""A run with a killed pod and a lost disk continues elsewhere from the courier's uploads in the store."""
+"""A run with a killed pod and a lost disk continues elsewhere from the uploader's uploads in the store."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from infra.agent.job import Job, Limits, Step
 from infra.agent.process import end_all
-from infra.runs.sync.sync_step import with_courier
+from infra.runs.sync.sync_step import with_uploader
 from store.run_sync.run_folder import RunFolder, by_folder
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
@@ -50,13 +50,13 @@ class Pods:
         world.program("count", COUNT)
         world.job(*steps, **more)
         plain = Job.from_json(world.pod.job.read_text())
-        assert with_courier(plain, str(self.store), RUN) == plain  # The pod has no environment of a courier.
+        assert with_uploader(plain, str(self.store), RUN) == plain  # The pod has no environment of a uploader.
         trains = replace(plain, steps=tuple(replace(step, environment="train") for step in plain.steps))
-        job = with_courier(trains, str(self.store), RUN)
-        assert with_courier(job, "elsewhere", RUN) == job
+        job = with_uploader(trains, str(self.store), RUN)
+        assert with_uploader(job, "elsewhere", RUN) == job
         assert job.beside is not None
         carry = replace(job.beside, environment="", config={**job.beside.config, "every_s": every_s})
-        fetch = replace(job.steps[0], environment="")  # This interpreter has all imports of the courier.
+        fetch = replace(job.steps[0], environment="")  # This interpreter has all imports of the uploader.
         world.pod.job.write_text(replace(job, steps=(fetch, *plain.steps), beside=carry).to_json())
         return world
 

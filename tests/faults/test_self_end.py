@@ -15,7 +15,7 @@ from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.runs import observe
 from infra.settings import Settings
-from tests.faults.test_farewell import LIMIT_S, LONG_S, Rented, environ_of, files_with, launch
+from tests.faults.test_self_terminate import LIMIT_S, LONG_S, Rented, environ_of, files_with, launch
 from tests.faults.trial import checkout
 from tests.hosts import until
 from tests.infra.rehearsal.worlds import Running, world

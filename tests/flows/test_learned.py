@@ -19,7 +19,7 @@ from infra.ledger.op import Op
 from infra.ledger.timings import Timings
 from infra.market.step_times import AROUND, SAME, StepTime
 from infra.records import Expected, Plan, PodView, Request
-from infra.runs.sync.sync_step import with_courier
+from infra.runs.sync.sync_step import with_uploader
 from infra.selection import registry
 from infra.settings import Settings
 from tests.world import ROOT
@@ -70,7 +70,7 @@ def finished_run(
     """
     folder = PodFolder(settings.pods / run)
     before = [step("fetch", ASKED_AT + 6.5, 0.4, [])] if is_carried else []
-    job = with_courier(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
+    job = with_uploader(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
     token = f"sw1-{journal.installation}-{run}-{len(journal.ops())}"
     op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=job.to_json())
     for event, facts in (

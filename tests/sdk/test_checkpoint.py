@@ -24,7 +24,7 @@ def clean_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path))
 
 
-def test_newest_checkpoints_are_kept_and_readable_for_the_courier(tmp_path):
+def test_newest_checkpoints_are_kept_and_readable_for_the_uploader(tmp_path):
     saver = checkpoint.Saver("count", keep=3)
     assert saver.load_latest() is None
     for step in range(1, 9):

@@ -23,7 +23,7 @@ from tests.hub import Fault
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.proxy import wire
 from tests.store.test_store import folder_of
-from tests.store.test_uploader import FOLDER, RUN, courier, fetch, pods
+from tests.store.test_uploader import FOLDER, RUN, fetch, pods, uploader
 
 pytestmark = pytest.mark.process
 
@@ -232,7 +232,7 @@ def test_a_name_on_a_hub_moves_in_one_commit_without_a_new_upload(hub, tmp_path)
 @pytest.mark.day_cases(1)
 def test_a_run_continues_on_a_second_pod_from_any_store(uri, pods):
     first, second = pods("one", uri), pods("two", uri)
-    one = courier(first)
+    one = uploader(first)
     first.write("logs/base.log", "hello\n")
     first.write("work/runs/base/metrics.jsonl", '{"step": 15}\n')
     for step in (5, 10, 15):
@@ -252,7 +252,7 @@ def test_a_damaged_remote_checkpoint_is_named_and_the_previous_checkpoint_is_fet
     first, second = pods("one", away_uri), pods("two", away_uri)
     for step in (5, 10):
         first.save(step, size=3000)
-        courier(first).carry()
+        uploader(first).carry()
     place, name = open_place(away_uri), f"runs/{RUN}/{FOLDER}/step-000000010/model.safetensors"
     content = bytearray(place.get(name, 0, 3000))
     content[1500] ^= 1
@@ -265,7 +265,7 @@ def test_a_damaged_remote_checkpoint_is_named_and_the_previous_checkpoint_is_fet
 def test_a_hub_gets_one_commit_per_checkpoint_and_per_look_at_figures(hub, pods):
     open_place("hf://us/things").create()
     pod = pods("one", "hf://us/things")
-    repo, one = hub.repos["us/things"], courier(pod)
+    repo, one = hub.repos["us/things"], uploader(pod)
     pod.write("logs/base.log", "a\n")
     pod.write("logs/agent.log", "b\n")
     pod.write("work/runs/base/metrics.jsonl", "{}\n")
@@ -283,7 +283,7 @@ def test_the_hub_client_downloads_the_logs_of_all_runs(hub, pods, tmp_path):
     pod.write("logs/base.log", "a\n")
     pod.write("logs/error-20261121T000000Z.log", "Traceback\n" * 50)
     pod.write("work/runs/base/metrics.jsonl", "{}\n")
-    courier(pod).carry()
+    uploader(pod).carry()
     words = ["download", "us/things", "--include", "logs/*.log", "--local-dir", tmp_path / "logs", "--token", TOKEN]
     done = subprocess.run([Path(sys.executable).with_name("hf"), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -424,7 +424,7 @@ def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_compl
     open_place(uri).create()
     pod = pods("one", uri)
     for step in range(1, rounds + 1):
-        name, one = pod.save(step, size=300), courier(pod)
+        name, one = pod.save(step, size=300), uploader(pod)
         pod.write("logs/base.log", f"step {step}\n")
         kind = chance.choice(FAULTS)
         fault = Fault(
@@ -440,7 +440,7 @@ def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_compl
         print(f"{time.monotonic() - began:.2f} s {fault}")
         hub.faults = []
         assert name not in pod.acknowledged() or pod.stored_checkpoints()[0] == name, fault
-        again = courier(pod)
+        again = uploader(pod)
         again.carry()
         assert pod.stored_checkpoints()[0] == name and name in pod.acknowledged(), fault
         assert pod.folder.read("logs/base.log") == f"step {step}\n".encode()

@@ -1,4 +1,4 @@
-"""Results of a run in the store are complete after any end of the courier, and can be fetched from the store."""
+"""Results of a run in the store are complete after any end of the uploader, and can be fetched from the store."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.agent.state import is_held
-from store import uploader as courier_module
+from store import uploader as uploader_module
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.mounts import MountFolder
 from store.run_sync.restore import Fetch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
-from store.uploader import Config, Courier
+from store.uploader import Config, Uploader
 from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.world import until
@@ -37,7 +37,7 @@ FOLDER = "work/checkpoints/base-f00d"
 
 
 class Pod:
-    """The folder of a pod, and the processes of a courier."""
+    """The folder of a pod, and the processes of a uploader."""
 
     def __init__(self, root: Path, store: Path | str) -> None:
         self.root, self.store = root, str(store)
@@ -82,8 +82,8 @@ class Pod:
         return one
 
     def end(self, one: subprocess.Popen[str], code: int = 0) -> str:
-        """Ask the courier to end as soon as it works; check the exit `code`, and return the output."""
-        until(lambda: is_held(self.root / "state" / "courier.lock") or one.poll() is not None, "it is at work")
+        """Ask the uploader to end as soon as it works; check the exit `code`, and return the output."""
+        until(lambda: is_held(self.root / "state" / "uploader.lock") or one.poll() is not None, "it is at work")
         one.send_signal(signal.SIGTERM)
         return left(one, code)
 
@@ -139,9 +139,9 @@ def pods(tmp_path: Path) -> Iterator[Any]:
                 one.communicate()
 
 
-def courier(pod: Pod) -> Courier:
-    """Return a courier within this process."""
-    return Courier(pod.root, Config(store=pod.store, run=RUN, makings={}), print)
+def uploader(pod: Pod) -> Uploader:
+    """Return a uploader within this process."""
+    return Uploader(pod.root, Config(store=pod.store, run=RUN, makings={}), print)
 
 
 def fetch(pod: Pod, **makings: dict[str, str]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_results_are_in_the_store_during_the_run_and_the_newest_two_checkpoints_
     assert pod.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     pod.write("logs/base.log", "hello\nworld\n")
     pod.write("state/ending.json", json.dumps({"state": "succeeded", "ends_at_monotonic_s": time.monotonic() + 30}))
-    assert left(one).endswith("all files are in the store\n")  # the courier has seen the ending by itself
+    assert left(one).endswith("all files are in the store\n")  # the uploader has seen the ending by itself
     assert pod.log("base.log") == "hello\nworld\n"
     assert json.loads((pod.stored / "state/ending.json").read_text())["state"] == "succeeded"
     assert set(json.loads((pod.stored / "state/acknowledged.json").read_text())) == set(pod.stored_checkpoints())
@@ -233,7 +233,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     first, second, third = pods("one"), pods("two"), pods("three")
     for step in (5, 10):
         first.save(step)
-        courier(first).carry()
+        uploader(first).carry()
     damage_file(first.stored / FOLDER / "step-000000010", damage)
     brought = fetch(second)
     assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     assert not (first.stored.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
     # Results of the second pod replace the damaged files.
     second.save(10)
-    courier(second).carry()
+    uploader(second).carry()
     assert f"{FOLDER}/step-000000010" in second.stored_checkpoints()
     assert fetch(third)["checkpoints"] == [f"{FOLDER}/step-000000010"]
 
@@ -330,7 +330,7 @@ def test_a_full_store_keeps_its_content_and_continues_when_there_is_room(pods, t
 
 @pytest.mark.process
 @rounds(5, 200)
-def test_a_killed_courier_leaves_only_verified_checkpoints(pods, rounds):
+def test_a_killed_uploader_leaves_only_verified_checkpoints(pods, rounds):
     seed = seeds.seed()
     chance, pod = random.Random(seed), pods("one")
     began = time.monotonic()
@@ -365,11 +365,11 @@ def test_a_killed_courier_leaves_only_verified_checkpoints(pods, rounds):
 
 
 @pytest.mark.process
-def test_a_pod_has_one_courier(pods):
+def test_a_pod_has_one_uploader(pods):
     pod = pods("one")
     one = pod.begin()
     until((pod.root / "state" / "waiting.json").exists, "it is at work")
-    assert "a second courier is already uploading for this pod" in left(pod.begin(), code=1)
+    assert "a second uploader is already uploading for this pod" in left(pod.begin(), code=1)
     pod.end(one)
 
 
@@ -392,7 +392,7 @@ def test_an_object_store_gets_the_same_content(pods):
     """An object store has no renames and no fsync; this test uses an in-memory store."""
     store = f"memory://{random.randrange(1 << 40)}"
     first, second = pods("one", store), pods("two", store)
-    one = courier(first)
+    one = uploader(first)
     first.write("logs/base.log", "hello\n")
     for step in (5, 10, 15):
         first.save(step)
@@ -436,7 +436,7 @@ def test_an_unreadable_or_unlisted_upload_is_not_acknowledged(pods, flips, omits
     register_implementation("memory", Lossy, clobber=True)
     request.addfinalizer(lambda: register_implementation("memory", MemoryFileSystem, clobber=True))
     pod = pods("one", f"memory://{random.randrange(1 << 40)}")
-    one, name = courier(pod), pod.save(5)
+    one, name = uploader(pod), pod.save(5)
     Lossy.flips, Lossy.omits = flips, omits
     with pytest.raises(StoreError, match=why):
         one.carry()
@@ -463,11 +463,11 @@ def test_complete_parts_of_an_interrupted_upload_are_reused(pods):
 
 
 def test_only_the_beginning_of_an_endless_sparse_log_is_uploaded(pods, monkeypatch):
-    monkeypatch.setattr(courier_module, "MOST_LOG_BYTES", 100_000)
+    monkeypatch.setattr(uploader_module, "MOST_LOG_BYTES", 100_000)
     pod = pods("first")
     pod.write("logs/base.log", "the beginning\n")
     os.truncate(pod.root / "logs" / "base.log", 10**12)
-    courier(pod).carry(last=True)
+    uploader(pod).carry(last=True)
     found = RunFolder(pod.store, RUN).read("logs/base.log")
     assert len(found) == 100_000 and found.startswith(b"the beginning\n")
 

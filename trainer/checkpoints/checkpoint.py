@@ -152,7 +152,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keeping: CheckpointOptions, acknowledged: Path | None = None) -> None:
         """Open the checkpoint folder of a run, creating the folder if missing.
 
-        acknowledged: file in which a pod's courier lists the checkpoints confirmed in the store.
+        acknowledged: file in which a pod's uploader lists the checkpoints confirmed in the store.
         """
         self.folder, self.keeping, self.acknowledged = folder, keeping, acknowledged
         folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Checkpoints:
                 remove(old)
 
     def _elsewhere(self) -> set[str]:
-        """Return the names of this run's checkpoints confirmed in the store by the courier."""
+        """Return the names of this run's checkpoints confirmed in the store by the uploader."""
         try:
             known = untrusted_input.load(self.acknowledged) if self.acknowledged else {}
         except (OSError, ValueError):  # untrusted input; safe to ignore, the list only protects more checkpoints

@@ -269,7 +269,7 @@ class Agent:
                 break
             with tolerate_shortage(say, "checking the guard"):  # the guard enforces the limits meanwhile
                 self.restart_guard()
-        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the guard ends the pod
+        if self.job.self_terminate_calls and not is_held(lock(self.pod, "guard")):  # the guard ends the pod
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 

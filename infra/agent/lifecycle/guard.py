@@ -127,7 +127,7 @@ class Guard:
                     exit_code = self._hold() if self.holds else self._work()
                     if exit_code is not None:
                         return exit_code
-            if self.job.farewell and self._is_limit_reached():
+            if self.job.self_terminate_calls and self._is_limit_reached():
                 return 1  # the verdict cannot be written, but the pod must end anyway
             time.sleep(TICK_S)
 
@@ -301,7 +301,9 @@ class Guard:
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
-        self_terminate.terminate_self(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
+        self_terminate.terminate_self(
+            self.job.self_terminate_calls, self.job.clock_scale, os.getpid(), self._rest, self.key
+        )
 
     def _rest(self, seconds: float) -> None:
         """Sleep for some seconds of real time, and keep the guard's report fresh."""

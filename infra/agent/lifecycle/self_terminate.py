@@ -33,7 +33,9 @@ def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
     """Return whether the pod must end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
-    return bool(job.farewell) and is_over  # after the loss of a node, the run may need the other nodes again
+    return (
+        bool(job.self_terminate_calls) and is_over
+    )  # after the loss of a node, the run may need the other nodes again
 
 
 def is_sendable(key: str) -> bool:
@@ -58,9 +60,9 @@ def terminate_self(calls: Sequence[Call], scale: float, pid: int, wait: Callable
     while True:
         try:
             for words in attempt(calls, pid, key):
-                say(f"farewell: {words}")
+                say(f"self-termination: {words}")
         except Exception as error:  # after any failure, the pod must still end, or the pod bills
-            say(f"farewell: {type(error).__name__}")
+            say(f"self-termination: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
 

@@ -117,7 +117,7 @@ class RunPod(ByHttp):
         return RunPod(api, keys, settings.accept_cuda, drills, owners)
 
     @property
-    def farewell(self) -> tuple[Call, ...]:
+    def self_terminate_calls(self) -> tuple[Call, ...]:
         """Return the requests with which a pod deletes itself.
 
         The pod's own key opens GraphQL; whether the key opens v2, which outlives GraphQL, is unknown.
@@ -198,7 +198,7 @@ class RunPod(ByHttp):
         begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
         start = ""
         if limit_s is not None:
-            start = start_command(deadline(begins_at, limit_s, self.clock_scale), limit_s, self.farewell)
+            start = start_command(deadline(begins_at, limit_s, self.clock_scale), limit_s, self.self_terminate_calls)
         container = Container(env=env, disk_gb=offer.disk_bytes // 10**9, start=start)
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)

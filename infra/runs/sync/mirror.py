@@ -124,13 +124,16 @@ def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int, 
 
 
 def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
-    """Copy logs uploaded by the pod's courier from the store, if longer than the local copy; return the paths.
+    """Copy logs uploaded by the pod's uploader from the store, if longer than the local copy; return the paths.
 
     Used for a silent pod. Raises StoreError if the store cannot be read.
     """
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
-        there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)  # The courier has masked the logs, too.
+        there, mask = (
+            RunFolder(op.store or "", op.run),
+            log_mask.mask_here(op),
+        )  # The uploader has masked the logs, too.
         files = sorted(there.names().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:
@@ -162,7 +165,7 @@ def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def final_verdict(op: Op, home: RunHome) -> dict[str, Any]:
-    """Return the verdict of a gone pod, from the mirror or else from the courier's upload in the store.
+    """Return the verdict of a gone pod, from the mirror or else from the uploader's upload in the store.
 
     A verdict from the store is saved in the mirror. Return {} without a verdict: the pod was taken away during its
     work. Raises StoreError if the store cannot be read.

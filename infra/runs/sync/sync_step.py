@@ -10,11 +10,11 @@ FETCH, CARRY = "fetch", "carry"
 EVERY_S = {"hf": 600.0}  # Each look is a commit, and a Hugging Face repository limits the number of commits.
 
 
-def with_courier(job: Job, store: str, run: str) -> Job:
-    """Return the job with a first step that restores earlier output from `store`, and a courier beside all steps.
+def with_uploader(job: Job, store: str, run: str) -> Job:
+    """Return the job with a first step that restores earlier output from `store`, and a uploader beside all steps.
 
-    `store` is the address as seen from the pod. A job with a courier stays unchanged, as does a job without training
-    steps and without the user's own script. A job with only own scripts needs no PyTorch, so the courier uses a small
+    `store` is the address as seen from the pod. A job with a uploader stays unchanged, as does a job without training
+    steps and without the user's own script. A job with only own scripts needs no PyTorch, so the uploader uses a small
     environment.
     """
     if job.beside is not None:

@@ -32,7 +32,7 @@ from packs.drill.control.readings import (
 # machine.
 DELETED_S = 120.0
 # Time from the end of the work until the listing drops a self-deleting pod.
-FAREWELL_S = 600.0
+SELF_TERMINATE_S = 600.0
 # Time within which a vendor has to answer a repeated request.
 ANSWER_S = 3600.0
 OF_SPOT = ("spot", "spot in v2")  # clauses about the spot machine
@@ -268,7 +268,7 @@ def checkpoint(seen: Evidence) -> ClauseResult:
 def self_end(seen: Evidence) -> ClauseResult:
     """Find whether the pod deletes itself after its work is over."""
     trial = seen.trial(WORKER)
-    expected = f"the pod deletes itself within {duration(FAREWELL_S)} of the last step"
+    expected = f"the pod deletes itself within {duration(SELF_TERMINATE_S)} of the last step"
     if not trial or not trial.pod_id or seen.ground.log is None:
         return finding("self-end", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     gone = gone_at(seen, trial)

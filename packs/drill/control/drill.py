@@ -79,12 +79,12 @@ LATE_S, REHEARSED_LATE_S = 5.0, 60.0
 MOST_DELETIONS = 3
 CUT = "by the end of the connection"  # answer text when the connection ends before a status arrives
 ASK_AGAIN_S = 60.0  # retry interval for unanswered calls, by the vendor's clock
-# Sends a farewell request from the pod with the guard's own code and prints the result.
+# Sends a self-termination request from the pod with the guard's own code and prints the result.
 LEAVE = """
 import json, os, sys
 from infra.agent.job import Call
-from infra.agent.lifecycle import farewell
-for words in farewell.attempt([Call(**json.loads(sys.argv[1]))], os.getpid()):
+from infra.agent.lifecycle import self_terminate
+for words in self_terminate.attempt([Call(**json.loads(sys.argv[1]))], os.getpid()):
     print(words.rpartition(": ")[2])
 """
 
@@ -165,7 +165,7 @@ class Drill:
             spot=can.spot,
             tells_bills=can.tells_bills,
             has_ssh=self.has_ssh,
-            self_deletes=tuple(map(call_name, theirs.farewell)),
+            self_deletes=tuple(map(call_name, theirs.self_terminate_calls)),
             slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale),
             late_s=self._late_s,
             clock_scale=self.scale,
@@ -200,8 +200,8 @@ class Drill:
             self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
         self._poll(DOUBLE_S, lambda: False)  # Check that the pod stays listed.
         self._ask_bill(op)
-        if self.planned.vendor.farewell and not self.is_light:
-            self._await_absence(op, clauses.FAREWELL_S + self._late_s)
+        if self.planned.vendor.self_terminate_calls and not self.is_light:
+            self._await_absence(op, clauses.SELF_TERMINATE_S + self._late_s)
         self._end(op)
         self._ask_bill(op)
 
@@ -228,7 +228,7 @@ class Drill:
         """
         terms = terms_for(self.settings, self.planned.vendor, unchecked=True)
         leavers, op = list(LEAVERS), None
-        for call in self.planned.vendor.farewell:
+        for call in self.planned.vendor.self_terminate_calls:
             if op is None:
                 if not leavers:
                     return

@@ -103,7 +103,7 @@ def trials_of(vendor: Market, has_spot: bool) -> tuple[str, ...]:
         *([TIMED] if is_timed else []),
         WORKER,
         STRAY,
-        *LEAVERS[: len(vendor.farewell)],
+        *LEAVERS[: len(vendor.self_terminate_calls)],
         *([SPOT] if has_spot else []),
     )
 

@@ -1,6 +1,6 @@
 """Sources of figures: runs of the journal, foreground training, artifacts and folders.
 
-Figures of a run are searched on the pod, in the artifacts of the phases, in the store files of the courier, and in the
+Figures of a run are searched on the pod, in the artifacts of the phases, in the store files of the uploader, and in the
 local copy of a finished pod; the first place with the file wins.
 """
 

@@ -22,7 +22,7 @@ from infra.providers import Abilities
 from infra.records import Account, Offer, Plan, Pod, Request
 from infra.runs import pods
 from infra.runs.engine import RunEngine, RunStart
-from infra.runs.sync.sync_step import with_courier
+from infra.runs.sync.sync_step import with_uploader
 from infra.runs.timing import Say, stage
 from infra.settings import Settings
 from infra.units import duration
@@ -119,7 +119,9 @@ class ManagedJobs(RunEngine):
         each = plan.job.limits
         whole = replace(each, spend_micro_usd=each.spend_micro_usd and each.spend_micro_usd * nodes)
         offer = replace(start.offers[0], micro_usd_per_hour=start.offers[0].micro_usd_per_hour * nodes)
-        job = with_courier(replace(plan.job, limits=whole, group=group, farewell=()), plan.store, plan.request.run)
+        job = with_uploader(
+            replace(plan.job, limits=whole, group=group, self_terminate_calls=()), plan.store, plan.request.run
+        )
 
         def task_for(token: str, limits: Limits) -> dict[str, Any]:
             limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)

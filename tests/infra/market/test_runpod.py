@@ -330,12 +330,12 @@ def test_a_bill_is_the_sum_of_the_vendors_records_of_the_pod(stand, keys):
 
 def test_a_pod_can_end_itself_with_the_key_of_its_first_process(stand, runpod):
     assert runpod.can.self_terminate == "pod_credential"
-    rest, graph = runpod.farewell
+    rest, graph = runpod.self_terminate_calls
     assert (rest.method, rest.url) == ("DELETE", f"{stand.url}/v2/pods/{{RUNPOD_POD_ID}}")
     assert (graph.method, graph.url) == ("POST", f"{stand.url}/graphql")
     assert rest.headers["Authorization"] == graph.headers["Authorization"] == "Bearer {RUNPOD_API_KEY}"
     assert json.loads(graph.body)["variables"] == {"id": "{RUNPOD_POD_ID}"}
-    assert KEY[1].removeprefix("Bearer ") not in repr(runpod.farewell)
+    assert KEY[1].removeprefix("Bearer ") not in repr(runpod.self_terminate_calls)
 
 
 def test_a_pod_and_the_processes_of_its_job_have_different_marks(stand, runpod, offer, token):

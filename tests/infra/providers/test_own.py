@@ -61,7 +61,7 @@ def create(provider):
 
 def test_records_of_an_extension_provider_have_its_name_and_count_as_rented(opened_provider):
     boxes = opened_provider()
-    assert (boxes.name, boxes.is_rented, boxes.farewell) == ("boxes", True, ())
+    assert (boxes.name, boxes.is_rented, boxes.self_terminate_calls) == ("boxes", True, ())
     found = [create(boxes), boxes.find("m1"), *boxes.list(), *boxes.offers(Request(run="r")), boxes.account()]
     assert {one.provider for one in found} == {"boxes"}
 

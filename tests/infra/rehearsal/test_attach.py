@@ -106,7 +106,7 @@ def rent(market):
 
 
 def acknowledge(market, pod, files, step, after_s=1.0):
-    """Write the file of the pod's courier after a checkpoint has reached the store, `after_s` after the pod's fetch."""
+    """Write the file of the pod's uploader after a checkpoint has reached the store, `after_s` after the fetch."""
     way = market.reach(pod)
     done = way.run(["mkdir", "-p", str(files.mark("fetch").parent)], timeout_s=20)
     assert done.exited == 0, done.stderr

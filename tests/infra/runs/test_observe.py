@@ -375,7 +375,7 @@ def test_a_guard_is_alive_only_with_a_report_younger_than_a_minute(age_s, scale,
     ],
 )
 def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_the_process(age_s, timer, words):
-    job = Job(run="a-1", token="t", steps=(), farewell=(Call("DELETE", "https://example.invalid", {}),))
+    job = Job(run="a-1", token="t", steps=(), self_terminate_calls=(Call("DELETE", "https://example.invalid", {}),))
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, job=job.to_json())
     guard = {"alive": True, "age_s": age_s, "limit_s": None, "elapsed_s": 30.0, "start_timer": timer}
     seen = observe.view(op, Observation(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})

@@ -21,10 +21,10 @@ BESIDE = source("beside")
 
 
 def start_with_sidecar(world: World, *steps: Step, environment: str = "", **more: object) -> None:
-    world.program("courier", BESIDE)
+    world.program("uploader", BESIDE)
     world.program("wait", WAIT)
     world.program("count", COUNT)
-    carry = Step("carry", ("-m", "courier"), environment, {"some": "thing"})
+    carry = Step("carry", ("-m", "uploader"), environment, {"some": "thing"})
     world.job(*steps, beside=carry, **more)
 
 
@@ -202,9 +202,9 @@ def test_only_node_0_runs_a_sidecar(tmp_path) -> None:
     pair = Pair(tmp_path, together())
     try:
         for node in pair.nodes:
-            node.program("courier", BESIDE)
+            node.program("uploader", BESIDE)
             job = Job.from_json(node.pod.job.read_text())
-            carry = Step("carry", ("-m", "courier"))
+            carry = Step("carry", ("-m", "uploader"))
             node.job(*job.steps, group=job.group, beside=carry)
         pair.start()
         pair.until_both_run()
@@ -218,7 +218,7 @@ def test_only_node_0_runs_a_sidecar(tmp_path) -> None:
 
 
 def test_a_job_with_a_sidecar_is_read_unchanged() -> None:
-    job = Job("brave-otter-1", "t", (module("wait"),), beside=Step("carry", ("-m", "courier"), config={"a": 1}))
+    job = Job("brave-otter-1", "t", (module("wait"),), beside=Step("carry", ("-m", "uploader"), config={"a": 1}))
     assert Job.from_json(job.to_json()) == job
     assert Job.from_json(Job("r", "t", ()).to_json()).beside is None
 

@@ -116,7 +116,11 @@ def test_a_pod_ends_itself_after_its_verdict_unless_kept_or_with_missing_uploads
         limits = Limits(time_s=900.0 if name == "limit" else 1e5)
         calls, on_failure = () if name == "plain" else pod.calls, "keep" if name == "kept" else "end"
         pod.job(
-            module(steps.get(name, "done")), limits=limits, clock_scale=SCALE, on_failure=on_failure, farewell=calls
+            module(steps.get(name, "done")),
+            limits=limits,
+            clock_scale=SCALE,
+            on_failure=on_failure,
+            self_terminate_calls=calls,
         )
     has_lived(pods["limit"], 780.0)
     full = pods["full"]
@@ -174,7 +178,7 @@ def test_a_pod_requests_its_end_until_it_is_gone_and_shows_its_key_only_to_the_v
     )
     vendor.on(ASK, *troubles, deletes(pods))
     for pod in pods.values():
-        pod.job(module("done"), clock_scale=SCALE, farewell=pod.calls)
+        pod.job(module("done"), clock_scale=SCALE, self_terminate_calls=pod.calls)
     patient = pods["patient"]
     with ExitStack() as stack:
         for name, pod in pods.items():
@@ -251,7 +255,9 @@ def test_only_variable_names_are_filled_in():
     assert self_terminate.fill(body, {"POD_ID": "a1"}) == body.replace("{POD_ID}", "a1")
 
 
-def test_a_job_keeps_its_farewell_in_json():
-    job = Job(run="a", token="b", steps=(), farewell=(Call("DELETE", "https://x/{ID}", {"A": "{KEY}"}, "{}"),))
+def test_a_job_keeps_its_self_terminate_calls_in_json():
+    job = Job(
+        run="a", token="b", steps=(), self_terminate_calls=(Call("DELETE", "https://x/{ID}", {"A": "{KEY}"}, "{}"),)
+    )
     assert Job.from_json(job.to_json()) == job
-    assert Job.from_json(Job(run="a", token="b", steps=()).to_json()).farewell == ()
+    assert Job.from_json(Job(run="a", token="b", steps=()).to_json()).self_terminate_calls == ()

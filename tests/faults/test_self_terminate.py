@@ -126,7 +126,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
         until(one.pod.work.is_dir, "work", LONG_S)
         (one.pod.work / "enough").touch()
     until(lambda: all_of(rented, "the end: "), "all verdicts", LONG_S)
-    until(lambda: all_of(own, "/graphql: 503"), "farewells in vain", LONG_S)
+    until(lambda: all_of(own, "/graphql: 503"), "refused requests", LONG_S)
     for one in rented:
         verdict = json.loads(one.pod.verdict.read_text())["state"]
         assert verdict == ("failed" if "fails" in one.run else "succeeded"), one
@@ -141,7 +141,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
     for one in own:
         check_run_stays_over(running, folder, one)
     others = [one for one in rented if one not in own]
-    assert not any("farewell" in one.output() for one in others)
+    assert not any("self-termination" in one.output() for one in others)
     assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(others))
     running.move(LIMIT_S + 7200)
     until(lambda: (running.truth()["billing"], running.truth()["running"]) == (0, 0), "the vendors' timers", LONG_S)
@@ -159,7 +159,7 @@ def check_run_stays_over(running: Running, folder: Path, one: Rented) -> None:
     with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
         *before, op = journal.ops(run=one.run)  # on a busy machine a launch may have passed over an offer
         assert op.remote_id == one.pod_id and not any(row.is_live for row in before)
-        # The courier of a real job leaves these files; this small job has no courier.
+        # The uploader of a real job leaves these files; this small job has no uploader.
         said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
         RunFolder(op.store, op.run).put({ENDING: [said]})
         keeper = RunKeeper(
