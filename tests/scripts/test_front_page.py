@@ -190,7 +190,7 @@ def work():
     inv.say("Resolved 46 packages")
     sys.stdin.readline()
     return 7
-sys.exit(inv.while_moving(work))
+sys.exit(inv.with_progress_line(work))
 """
 
 
