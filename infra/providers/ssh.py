@@ -34,7 +34,7 @@ ANSWER_S = 30.0
 Pods = list[Pod]
 END_ALL = b"""
 import json
-print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=float(sys.argv[2])))}))
+print(json.dumps({"survivors": describe_survivors(end_all(sys.argv[1], 2.0, kill_s=float(sys.argv[2])))}))
 """
 
 

@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3600
 LATE = "from infra.machines import dead_man; from infra.providers import runpod; "
 LATE += "runpod.deadline = lambda *words: dead_man.deadline(*words) + 600\n"
 # A launch with a slow connection: the hand-over takes 10 s, 200 s by the vendor's clock.
-SLOW = "import time; from infra.runs import hand_over; twice = hand_over.twice; "
-SLOW += "hand_over.twice = lambda action: (time.sleep(10), twice(action))[1]\n"
+SLOW = "import time; from infra.runs import hand_over; once = hand_over.retry_once; "
+SLOW += "hand_over.retry_once = lambda action: (time.sleep(10), once(action))[1]\n"
 
 
 def test_a_pod_with_one_living_end_is_gone_at_its_limit():

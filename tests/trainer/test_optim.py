@@ -133,12 +133,12 @@ import sys
 import torch
 from tests.trainer.test_optim import gradients, tiny_model
 from trainer.config import OptimizerConfig
-from trainer.model.decoder import initialise, unfilled
+from trainer.model.decoder import initialise, uninitialized_decoder
 from trainer.optim import Optimizer
 
-model = unfilled(tiny_model().config, device="cpu")
+model = uninitialized_decoder(tiny_model().config, device="cpu")
 initialise(model, 1)
-unfilled(model.config)
+uninitialized_decoder(model.config)
 optimizer = Optimizer(model, OptimizerConfig(lr=0.01))
 gradients(model, 0)
 optimizer.step(1.0)
