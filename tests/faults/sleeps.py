@@ -394,7 +394,7 @@ def main(words: list[str]) -> int:
     module, _, name = flags.renting.partition(":")
     rig = Rig(getattr(importlib.import_module(module), name)(), flags.seed)
     try:
-        rig.run(flags.trials, lambda line: print(line, flush=True), flags.in_background)
+        rig.run(flags.trials, lambda line: print(line, flush=True), flags.meanwhile)
     except Wrong as wrong:
         print(f"FAILED (seed {flags.seed}): {wrong}", flush=True)
         return 1
