@@ -46,7 +46,7 @@ from serve.policy.service_state import Member, WantedService, parse_desired, par
 from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
-from serve.processes.service_paths import Places, log_lines
+from serve.processes.service_paths import ServicePaths, log_lines
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, ReplicaLauncher, free_port
 from serve.replicas.replicas import Replicas, is_resource_shortage
@@ -65,7 +65,7 @@ class Controller:
         self, name: str, settings: Settings, journal: Journal, lease: Lease, say: Callable[[str], None]
     ) -> None:
         self.name, self.settings, self.journal, self.lease, self.say = name, settings, journal, lease, say
-        self.places = Places.of(settings, name)
+        self.places = ServicePaths.of(settings, name)
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service

@@ -1,6 +1,6 @@
 """Gateway process of a service: survives the end of the controller and obeys the next controller.
 
-    python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.service_paths.Places`
+    python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.service_paths.ServicePaths`
 
 Each order on the Unix socket (`serve.processes.gateway_orders`) contains the complete desired state; each reply is a
 report with counters. The process holds its own connections to replicas on other machines, so request data never passes
@@ -35,7 +35,7 @@ from serve.loops import run
 from serve.policy.suspicion import Failures
 from serve.processes import gateway_orders
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.processes.service_paths import Places, log_lines
+from serve.processes.service_paths import ServicePaths, log_lines
 
 REACHED_S = 5.0  # startup wait for links to replicas: a silent replica must not delay the others
 AGAIN_S = 2.0  # pause before the next attempt to reach a replica
@@ -59,7 +59,7 @@ class ReplicaLink:
 class Process:
     """Gateway with links to the replicas and a control socket. Use within a single event loop."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ServicePaths) -> None:
         self.places = places
         self.gateway: Gateway | None = None
         self.order: Order | None = None
@@ -324,7 +324,7 @@ def main() -> None:
     # Probes report a port without an answer.
     logging.getLogger("infra.transport.streams").setLevel(logging.ERROR)
     raise_limit()
-    places = Places(Path(sys.argv[1]))
+    places = ServicePaths(Path(sys.argv[1]))
     held = gateway_orders.lock(places)
     if held is None:
         log_lines("a gateway of this service is already running")

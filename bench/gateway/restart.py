@@ -23,7 +23,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.processes import gateway_orders
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order, ReplicaEndpoint
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 from serve.replicas.replica_pod import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ async def bench(rounds: int, folder: Path) -> list[float]:
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
-    places = Places(folder / "demo")
+    places = ServicePaths(folder / "demo")
     endpoint = ReplicaEndpoint(
         replica_id="demo-0", version=1, key="", port=port, vendor="local", pod_id="", token="", address=""
     )

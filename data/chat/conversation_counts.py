@@ -1,6 +1,6 @@
 """Counts of conversations lost in the rows of a phase. Light to import: no numpy.
 
-`TalkCounts` can be added, and are shown before training and in the report.
+`ConversationCounts` can be added, and are shown before training and in the report.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class TalkCounts:
+class ConversationCounts:
     """Counts of conversations and of trained answers."""
 
     conversations: int = 0
@@ -23,11 +23,13 @@ class TalkCounts:
     reasons: tuple[str, ...] = ()
     """Examples of rejected rows, with reasons."""
 
-    def __add__(self, other: "TalkCounts") -> "TalkCounts":
-        return TalkCounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+    def __add__(self, other: "ConversationCounts") -> "ConversationCounts":
+        return ConversationCounts(
+            **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)}
+        )
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "TalkCounts":
+    def of(cls, said: Mapping[str, Any]) -> "ConversationCounts":
         """Return the counts of a line of metrics.jsonl."""
         counts = {one.name: int(said.get(one.name, 0)) for one in fields(cls) if one.name != "reasons"}
         return cls(**counts, reasons=tuple(map(str, said.get("reasons", ()))))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from data.chat.foreign_rows import AFTER, read_dialogue
 from data.chat.trained_rows import RefusedConversation, Rendered, Row, truncate_rows
 from data.errors import InputError
@@ -228,7 +228,7 @@ class Conversations:
         self.together = {
             number for number, kind in enumerate(self.kinds) if kind in together and turns > 1 and lead is not None
         }
-        self.counts = TalkCounts()
+        self.counts = ConversationCounts()
         self.rows: list[list[Row]] = []
         for kind in self.kinds:
             every = (one for path in files[kind] for one in _each(Path(path), tokenizer, align))

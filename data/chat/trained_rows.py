@@ -1,7 +1,7 @@
 """Cut conversations to the row length, keep those with trained tokens, and count the losses.
 
 From ids, masks and stop tokens, and a row length, `truncate_rows` returns the rows with a trained token, and
-`TalkCounts`. Raises InputError without any such row.
+`ConversationCounts`. Raises InputError without any such row.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from data.errors import InputError
 
 MOST_REASONS, MOST_PLACES = 5, 5
@@ -33,7 +33,7 @@ Rendered = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 def truncate_rows(
     kind: str, rendered: Iterable[Rendered | RefusedConversation], stops: Collection[int], limit: int
-) -> tuple[list[Row], TalkCounts]:
+) -> tuple[list[Row], ConversationCounts]:
     """Return the rows with a trained token among the first `limit` ids, cut to `limit`, and the counts.
 
     Raises InputError if no row has a trained token, or without conversations.
@@ -55,7 +55,7 @@ def truncate_rows(
             elif mask[1:].any():
                 starts.append(int(mask[1:].argmax()) + 1)
         counts["without_targets"] += before == len(rows)
-    found = TalkCounts(refused=len(refused), reasons=tuple(_reasons(refused)), **counts)
+    found = ConversationCounts(refused=len(refused), reasons=tuple(_reasons(refused)), **counts)
     if not found.conversations:
         raise InputError(f"no conversations of kind {kind!r}")
     if not rows:
@@ -80,7 +80,7 @@ def answer_ends(ids: np.ndarray, mask: np.ndarray, stops: Collection[int]) -> li
     return [at for at in np.flatnonzero(is_last).tolist() if ids[at] in stops]
 
 
-def _nothing(kind: str, found: TalkCounts, starts: Sequence[int], limit: int) -> str:
+def _nothing(kind: str, found: ConversationCounts, starts: Sequence[int], limit: int) -> str:
     """Return the reason why no row of a kind has a trained token.
 
     starts: position of the first trained id of each row with trained ids.

@@ -155,7 +155,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
 
 
 @dataclass
-class MachineLine:
+class MachineQueue:
     """The place of a run in the wait queue for a machine of the user; without `turn` the run does not wait."""
 
     journal: Journal
@@ -204,9 +204,9 @@ class MachineLine:
 @contextlib.contextmanager
 def wait_in_queue(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
-) -> Iterator[MachineLine]:
+) -> Iterator[MachineQueue]:
     """Join the wait queue for a machine of the user if `waits`; leave the queue on exit."""
-    line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
+    line = MachineQueue(journal, settings, tell, 1 if vendor.is_here else request.nodes)
     line.may_wait = not (vendor.is_rented or vendor.recovers)
     if waits and line.may_wait:
         places = vendor.places(request)

@@ -1,6 +1,6 @@
 """Kinds of work of a launch: training phases, and kinds added by packs, such as the user's own commands.
 
-    flags, file -> asked -> AskedWork: placed -> variables -> applied -> understand -> ResolvedLaunch
+    flags, file -> asked -> RequestedWork: placed -> variables -> applied -> understand -> ResolvedLaunch
 
 The kind of a pack is loaded only for a command line with a flag of the pack, or for a YAML file with a key of the kind.
 """
@@ -25,7 +25,7 @@ from store.packs import PackWork
 S = TypeVar("S", bound=LaunchSpec)
 
 
-class AskedWork:
+class RequestedWork:
     """The requested work: training phases, unless a kind of a pack claims the command line."""
 
     def placed(self, spec: S) -> S:
@@ -65,7 +65,7 @@ class FileFinding:
 class WorkKind:
     """A kind of work of a pack."""
 
-    def asked(self, spec: LaunchSpec, file: str) -> AskedWork | None:
+    def asked(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
         """Return the work of a command line; None for training phases. Raises UsageError.
 
         file: path of a file of this kind; "" without a file.
@@ -92,11 +92,11 @@ class WorkKind:
         return ()
 
 
-def work_of_command(spec: LaunchSpec, file: str) -> AskedWork:
+def work_of_command(spec: LaunchSpec, file: str) -> RequestedWork:
     """Return the work of a command line. Raises UsageError."""
     kind = of_file(Path(file)) if file else None
     works = [kind.asked(spec, file)] if kind else [one.asked(spec, "") for one in _of_flags(spec)]
-    return next(filter(None, works), AskedWork())
+    return next(filter(None, works), RequestedWork())
 
 
 def of_file(path: Path) -> WorkKind | None:

@@ -57,11 +57,15 @@ def logs(spec: ServeLogsFlags) -> None:
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
     """Return the local path of the log; the log of a remote live replica is fetched first. Raises UsageError."""
     known = [one.name for one in service_rows.list_services(journal)]
-    if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
+    if (
+        name not in known
+        and controller_process.ServicePaths.of(settings, name or "-").folder.is_dir()
+        and number is None
+    ):
         pass  # an ended service: the logs remain on this machine
     else:
         name = controller_client.find(name, journal)
-    places = controller_process.Places.of(settings, name)
+    places = controller_process.ServicePaths.of(settings, name)
     if controller:
         return places.log
     if number is None:

@@ -1,6 +1,6 @@
 """Next actions of a controller: replicas to start and end, and replicas for the gateway. Pure.
 
-    desired state, replicas, load -> FleetCourse
+    desired state, replicas, load -> FleetPlan
 
 This module only combines `autoscaler` (number of replicas), `update` (from one version to the next) and
 `replica_states` (living replicas).
@@ -26,7 +26,7 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetCourse:
+class FleetPlan:
     memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
@@ -38,7 +38,7 @@ class FleetCourse:
 
 def next_actions(
     mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
-) -> FleetCourse:
+) -> FleetPlan:
     """Return the next actions.
 
     `newest`: number of the wanted version. `is_tick`: True if the interval of the last tick has passed.
@@ -52,7 +52,7 @@ def next_actions(
     old = update.replicas_to_stop(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
     stop |= {number: f"version {newest} replaces the replica" for number in old}
-    return FleetCourse(
+    return FleetPlan(
         memory=decision.memory,
         start_spot=decision.start_spot,
         start_on_demand=decision.start_on_demand,

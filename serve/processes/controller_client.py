@@ -19,7 +19,7 @@ from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_process, gateway_orders
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
@@ -57,7 +57,7 @@ def undo_start(name: str, settings: Settings, journal: Journal) -> None:
         lease = journal.leases.take(service_lease(name))
     except LeaseHeld:
         return
-    gateway_orders.send_sigterm(Places.of(settings, name))
+    gateway_orders.send_sigterm(ServicePaths.of(settings, name))
     service_rows.delete_service(journal, name, lease)
     journal.leases.release(lease)
 

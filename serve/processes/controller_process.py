@@ -18,7 +18,7 @@ from infra.ledger.service_rows import service_lease
 from infra.settings import Settings
 from infra.units import duration
 from serve.policy.service_state import ServiceRecord, parse_observed
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 
 START_S = 120.0  # imports are slow on a busy machine; a failing controller reports at once
 POLL_S = 0.05
@@ -42,7 +42,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     seen = parse_observed(row.seen)
     if is_kept(name, journal) and seen.endpoint:
         return seen
-    before, places = seen.began_at, Places.of(settings, name)
+    before, places = seen.began_at, ServicePaths.of(settings, name)
     process = None if is_kept(name, journal) else _start([str(python()), "-m", "serve.controller", name], places, root)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
@@ -64,7 +64,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     raise SlipwayError(f"the controller of {name} does not answer after {duration(START_S)}; log: {places.log}")
 
 
-def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen[bytes]":
+def _start(line: Sequence[str], places: ServicePaths, root: Path) -> "subprocess.Popen[bytes]":
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
     with places.log.open("ab") as log:

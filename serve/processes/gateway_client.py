@@ -27,7 +27,7 @@ from serve.policy.suspicion import NO_FAILURES, Failures
 from serve.processes import gateway_orders
 from serve.processes.controller_process import tail
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 
 HEAR_S = 0.1  # interval between reports
 CONNECT_S = 0.02  # interval between connection attempts to a starting gateway
@@ -42,7 +42,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class GatewayClient:
     """Gateway of a service as seen by the controller. Use within a single event loop."""
 
-    def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
+    def __init__(self, places: ServicePaths, first: Order, say: Callable[[str], None]) -> None:
         self.places, self.order, self.say = places, first, say
         self.report: GatewayReport | None = None
         """Last report of the living gateway; None without a known gateway."""

@@ -21,7 +21,7 @@ from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.policy.suspicion import Failures
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 
@@ -88,7 +88,7 @@ class GatewayReport:
     """Replicas that receive requests."""
 
 
-def listen(places: Places) -> socket.socket:
+def listen(places: ServicePaths) -> socket.socket:
     """Return the listening socket for controllers; the caller must hold the gateway lock. Raises OSError."""
     places.gateway_socket.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,7 +103,7 @@ def listen(places: Places) -> socket.socket:
     return made
 
 
-def call(places: Places) -> socket.socket | None:
+def call(places: ServicePaths) -> socket.socket | None:
     """Return a connection to the living gateway, or None without a gateway. Raises OSError for any other failure."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -118,7 +118,7 @@ def call(places: Places) -> socket.socket | None:
     return made
 
 
-def lock(places: Places) -> int | None:
+def lock(places: ServicePaths) -> int | None:
     """Lock the gateway file until this process ends and return the descriptor; None if a gateway holds the lock."""
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = os.open(places.gateway_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -132,7 +132,7 @@ def lock(places: Places) -> int | None:
     return file
 
 
-def is_free(places: Places) -> bool:
+def is_free(places: ServicePaths) -> bool:
     """Return whether no gateway lives or starts, by the lock."""
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with places.gateway_lock.open("a") as file:
@@ -143,7 +143,7 @@ def is_free(places: Places) -> bool:
     return True
 
 
-def living(places: Places) -> Identity | None:
+def living(places: ServicePaths) -> Identity | None:
     """Return the identity of the living gateway; None without a gateway, or before the file has an identity."""
     try:
         said = json.loads(places.gateway_lock.read_text())
@@ -153,7 +153,7 @@ def living(places: Places) -> Identity | None:
     return found if is_alive(found) else None
 
 
-def send_sigterm(places: Places) -> None:
+def send_sigterm(places: ServicePaths) -> None:
     """Send SIGTERM to the living gateway, which drains open requests for a moment."""
     if gateway := living(places):
         send(gateway, signal.SIGTERM)

@@ -18,14 +18,14 @@ class HasPods(Protocol):
 
 
 @dataclass(frozen=True)
-class Places:
+class ServicePaths:
     """Files of a service on this machine; the folder with the logs remains after the end of the service."""
 
     folder: Path
 
     @staticmethod
-    def of(settings: HasPods, name: str) -> "Places":
-        return Places(settings.pods.parent / "services" / name)
+    def of(settings: HasPods, name: str) -> "ServicePaths":
+        return ServicePaths(settings.pods.parent / "services" / name)
 
     @property
     def log(self) -> Path:

@@ -20,7 +20,7 @@ from serve.load import LoadTest, RequestTiming, ask
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, parse_observed
 from serve.processes import gateway_orders
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 from tests.processes import command_line
 from tests.world import World, until
 
@@ -95,7 +95,7 @@ class Installation:
 
     def gateway(self, name: str) -> Identity | None:
         """Return the live gateway."""
-        return gateway_orders.living(Places(self.folder / "services" / name))
+        return gateway_orders.living(ServicePaths(self.folder / "services" / name))
 
     def kill_gateway(self, name: str) -> None:
         gateway = self.gateway(name)

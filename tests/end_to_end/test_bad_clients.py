@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from data.tokens import tokenizer
-from serve.processes.service_paths import Places
+from serve.processes.service_paths import ServicePaths
 from tests.end_to_end.services import GUARD_S, Installation, say
 from tests.serve import real
 from tests.trainer import conftest as trained
@@ -63,7 +63,9 @@ def ask_together(url: str, *kinds: Clients, times: int, longest_s: float = GUARD
 def least_ready(installation: Installation, wanted: int) -> int:
     """Return the smallest number of ready replicas since all were ready, from the controller's records."""
     lines = (
-        (installation.folder / "services" / "demo" / Places(installation.folder).history.name).read_text().splitlines()
+        (installation.folder / "services" / "demo" / ServicePaths(installation.folder).history.name)
+        .read_text()
+        .splitlines()
     )
     ready = [json.loads(line)["ready"] for line in lines]
     return min(ready[ready.index(wanted) :])

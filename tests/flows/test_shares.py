@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.limits.shared_resources import MachineLine, find_launch_offers
+from flows.limits.shared_resources import MachineQueue, find_launch_offers
 from infra.errors import Busy, NoOffer
 from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
@@ -23,7 +23,7 @@ def test_a_launch_that_finds_its_machine_in_use_learns_how_to_wait(tmp_path, may
         raise Busy("box: the machine holds the pod of a-1")
 
     with Journal.open(tmp_path / "journal.db") as journal:
-        line = MachineLine(journal, Settings.load(tmp_path, environ={}), print, may_wait=may_wait)
+        line = MachineQueue(journal, Settings.load(tmp_path, environ={}), print, may_wait=may_wait)
         with pytest.raises(Busy) as error:
             line.begin(work)
     assert str(error.value) == said

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.runs import work_kinds
-from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
+from flows.runs.work_kinds import EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
 from infra.flags import Typed, command_words, flag, nondefault_flags
@@ -23,7 +23,7 @@ class DanceFlags:
     steps_of: str = flag("", "what is danced")
 
 
-class Dance(AskedWork):
+class Dance(RequestedWork):
     """Work of a pack."""
 
 
@@ -66,9 +66,11 @@ def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_p
     ours.write_text("gpu: H100")
     theirs.write_text("name: one\n---\nwaltz: {}")
     assert (
-        type(work_kinds.work_of_command(spec(), "")) is type(work_kinds.work_of_command(spec(), str(ours))) is AskedWork
+        type(work_kinds.work_of_command(spec(), ""))
+        is type(work_kinds.work_of_command(spec(), str(ours)))
+        is RequestedWork
     )
-    assert type(work_kinds.work_of_command(spec(), str(tmp_path / "none.yaml"))) is AskedWork
+    assert type(work_kinds.work_of_command(spec(), str(tmp_path / "none.yaml"))) is RequestedWork
     assert isinstance(work_kinds.work_of_command(spec(steps_of="waltz"), str(ours)), Dance)
     assert isinstance(work_kinds.work_of_command(spec(), str(theirs)), Dance)
     assert work_kinds.work_to_estimate(spec(), LaunchSpec(), None) is None
@@ -78,7 +80,7 @@ def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_p
 
 def test_work_of_phases_matches_the_typed_flags():
     typed = LaunchSpec(provider="local", phase="base")
-    assert AskedWork().placed(typed) == typed and AskedWork().variables(None) == {}
+    assert RequestedWork().placed(typed) == typed and RequestedWork().variables(None) == {}
 
 
 def test_a_record_of_a_pack_is_found_by_type_and_shown_with_the_command_flags():

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
 
@@ -32,7 +32,7 @@ class Source:
         """Return metrics of the last batch by name, written to metrics.jsonl by the first process."""
         return {}
 
-    def conversations(self) -> TalkCounts | None:
+    def conversations(self) -> ConversationCounts | None:
         """Return the counts of the source's conversations, or None for a source without conversations."""
         return None
 
@@ -57,10 +57,10 @@ class Source:
 class StepSource(Source):
     """A source whose batches are a pure function of the step."""
 
-    def __init__(self, make: Callable[[int], Batch], counts: TalkCounts | None = None) -> None:
+    def __init__(self, make: Callable[[int], Batch], counts: ConversationCounts | None = None) -> None:
         self.make, self.counts = make, counts
 
-    def conversations(self) -> TalkCounts | None:
+    def conversations(self) -> ConversationCounts | None:
         return self.counts
 
     def batch(self, step: int, *model: Decoder) -> Batch:

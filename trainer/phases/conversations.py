@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from data.chat.conversations import Conversations
 from data.chat.packing import packed
 from data.config import TASKS, StepContext
@@ -60,7 +60,7 @@ def open_mixture(phase: PhaseRun, align: int = 1) -> Conversations:
     return found
 
 
-def report_counts(phase: str, found: TalkCounts) -> None:
+def report_counts(phase: str, found: ConversationCounts) -> None:
     """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
     if not found.is_whole:

@@ -19,7 +19,7 @@ WORD = "own"  # name of the training step for all such phases: `python -m traine
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPhase:
+class ExtensionPhase:
     """Declaration of a phase in an extension: the constant PHASE."""
 
     like: str
@@ -43,7 +43,7 @@ def register_phase(extension: Extension) -> Phase:
         raise ConfigError(
             f"{where} must define {CONSTANT} = {{'like': 'sft'}}, to name the phase that the extension resembles"
         )
-    own = load(OwnPhase, {key: list(one) if isinstance(one, tuple) else one for key, one in said.items()}, where)
+    own = load(ExtensionPhase, {key: list(one) if isinstance(one, tuple) else one for key, one in said.items()}, where)
     if own.like not in LIKE:
         raise ConfigError(f"{where}: like is {own.like!r}; known: {', '.join(LIKE)}")
     ours = [name for name, one in PHASES.items() if not one.extension]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, read
@@ -58,7 +58,7 @@ class Metrics:
         config: PhaseConfig,
         peak: Peak | None = None,
         devices: int = 1,
-        conversations: TalkCounts | None = None,
+        conversations: ConversationCounts | None = None,
     ) -> None:
         """Open the metrics of a run. peak: peak speed per device; None = unknown, so no MFU is computed."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ RIGHT = 0.999  # minimum total reward of a right answer, unless the function ret
 HANGS = 3  # consecutive timeouts or exits of the child process before the run ends
 
 
-class OwnJudge:
+class ExtensionJudge:
     """Judge that calls the reward function of a user's file."""
 
     def __init__(self, code: str, limit_s: float = LIMIT_S) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trainer.records.rl_config import RlConfig
 from trainer.rewards import answers
 from trainer.rewards.code import Mbpp
-from trainer.rewards.extension_judge import OwnJudge
+from trainer.rewards.extension_judge import ExtensionJudge
 from trainer.rewards.grail import GrailGsm8k
 from trainer.rewards.math_answers import Math
 from trainer.rewards.reward import Judge, JudgedAnswer, Reward
@@ -61,7 +61,7 @@ class Gsm8k:
 def judge_of(task: str, config: RlConfig) -> Judge:
     """Return the judge of a task. Raises Refused if this machine cannot judge the task."""
     if config.reward:
-        return OwnJudge(config.reward)
+        return ExtensionJudge(config.reward)
     if task == "math":
         return Math()
     if task == "mbpp":

@@ -25,7 +25,7 @@ from typing import Any
 
 from store import local_files, packs
 from trainer.reporting.jsonl_log import FIGURES, SAID
-from trainer.tracking.jsonl_tail import Growing
+from trainer.tracking.jsonl_tail import JsonlTail
 from trainer.tracking.tracker import LastSent, TrackedRun, Tracker
 
 LOOK_S = 1.0
@@ -37,7 +37,7 @@ class Sidecar:
 
     def __init__(self, run: TrackedRun, runs: Path, state: Path, opened: Callable[[TrackedRun], Tracker]) -> None:
         self.run, self.runs, self.state, self.opened = run, runs, state, opened
-        self.files: dict[Path, Growing] = {}
+        self.files: dict[Path, JsonlTail] = {}
         self.tracker: Tracker | None = None
         self.told = LastSent()
 
@@ -76,7 +76,7 @@ class Sidecar:
 
     def _grown(self, path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
         if path not in self.files:
-            self.files[path] = Growing(path, kinds)
+            self.files[path] = JsonlTail(path, kinds)
         return self.files[path].read()
 
     def end(self) -> None:
@@ -106,9 +106,9 @@ class Sidecar:
 def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
     """Return the tracker named in the configuration, opened for `run`."""
     if code := said.get("code"):
-        from trainer.tracking.extension_tracker import OwnTracker
+        from trainer.tracking.extension_tracker import ExtensionTracker
 
-        return OwnTracker(run, code, said["tracker"])
+        return ExtensionTracker(run, code, said["tracker"])
     made: Tracker = packs.load(said["opened_by"])(run)
     return made
 

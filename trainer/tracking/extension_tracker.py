@@ -12,7 +12,7 @@ from store.extensions.run import function
 from trainer.tracking.tracker import LastSent, Line, TrackedRun
 
 
-class OwnTracker:
+class ExtensionTracker:
     def __init__(self, run: TrackedRun, code: str, name: str) -> None:
         self.theirs: Any = function(of_text(code, name), "tracker")(run.run, run.folder, run.configs)
         self.link = str(getattr(self.theirs, "link", name))

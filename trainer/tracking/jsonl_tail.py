@@ -14,7 +14,7 @@ from trainer.reporting.jsonl_log import parse
 PIECE_BYTES = 4 << 20
 
 
-class Growing:
+class JsonlTail:
     def __init__(self, path: Path, kinds: Mapping[str, type]) -> None:
         self.path, self.kinds = path, kinds
         self.inode, self.offset, self.rest = 0, 0, b""

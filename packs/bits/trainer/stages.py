@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data.chat.conversation_counts import TalkCounts
+from data.chat.conversation_counts import ConversationCounts
 from data.config import StepContext
 from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
 from packs.bits.trainer.conversion import converted
@@ -93,7 +93,7 @@ class StatefulSource(Source):
     def batch(self, step: int, *model: Decoder) -> Batch:
         return self.source.batch(step)
 
-    def conversations(self) -> TalkCounts | None:
+    def conversations(self) -> ConversationCounts | None:
         return self.source.conversations()
 
     def cursor(self, step: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flows.supervisor import supervisor_client
 from infra.flags import flag
 from packs.control_host.control import host_side
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 from scripts.cli import context, render
 from scripts.cli.command import APART, command
 from scripts.cli.flags import Output
@@ -25,7 +25,7 @@ def start(spec: ControlStartFlags) -> None:
     checkout's is replaced; runs go on.
     """
     settings = context.settings()
-    places = HostPlaces.beside(settings.state_file)
+    places = HostPaths.beside(settings.state_file)
     if places.is_control_host:
         host_side.note_start(places)
     renewed = supervisor_client.renew(settings)

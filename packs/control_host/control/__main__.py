@@ -21,11 +21,11 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.installation import this_machine
 from packs.control_host.control import archive, host_side, session
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 
 
 def main(words: list[str]) -> int:
-    places = HostPlaces.of_code(ROOT)
+    places = HostPaths.of_code(ROOT)
     os.umask(0o077)
     if words[:1] == ["run"]:
         host_side.prepare_checkout(places, ROOT)
@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _copy(places: HostPlaces) -> tuple[str, str]:
+def _copy(places: HostPaths) -> tuple[str, str]:
     text = archive.pack(places.state_file)
     return text, archive.digest(text)
 

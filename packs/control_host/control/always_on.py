@@ -6,7 +6,7 @@ from collections.abc import Callable
 from infra.installation import this_machine
 from infra.settings import Settings
 from infra.units import duration
-from packs.control_host.control.host_paths import NOBODY, HostPlaces
+from packs.control_host.control.host_paths import NOBODY, HostPaths
 from store import untrusted_input
 from store.packs import AlwaysOn
 
@@ -18,10 +18,10 @@ class ControlHostMachine(AlwaysOn):
     answer = "let an always-on machine follow the run instead of the laptop"
 
     def name_here(self, settings: Settings) -> str:
-        return "this control host" if HostPlaces.of_world(settings).is_control_host else ""
+        return "this control host" if HostPaths.of_world(settings).is_control_host else ""
 
     def state_here(self, settings: Settings) -> str:
-        places = HostPlaces.beside(settings.state_file)
+        places = HostPaths.beside(settings.state_file)
         if not places.is_control_host:
             return ""
         last = untrusted_input.mapping(places.started.read_bytes())

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from infra.transport.protocol import ThisMachine
-from packs.control_host.control.host_paths import BOOT_LINE, CRON, NOBODY, SYSTEMD, HostPlaces
+from packs.control_host.control.host_paths import BOOT_LINE, CRON, NOBODY, SYSTEMD, HostPaths
 from packs.control_host.control.settings import HERE
 
 UNIT = "slipway-control.service"
@@ -38,7 +38,7 @@ cd {code} && exec {python} -m packs.control_host.agent.begin invoke --search-roo
 """
 
 
-def arm(places: HostPlaces) -> str:
+def arm(places: HostPaths) -> str:
     """Register `places.start` to run at every boot; return the name of the service."""
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
@@ -54,7 +54,7 @@ def arm(places: HostPlaces) -> str:
     return SYSTEMD if _arm_systemd(places) else CRON if _arm_cron(places) else NOBODY
 
 
-def disarm(places: HostPlaces) -> None:
+def disarm(places: HostPaths) -> None:
     """Remove the boot entry and the start script."""
     places.start.unlink(missing_ok=True)
     if _unit().exists():
@@ -65,7 +65,7 @@ def disarm(places: HostPlaces) -> None:
         _write_cron([line for line in table.splitlines() if BOOT_LINE not in line])
 
 
-def _arm_systemd(places: HostPlaces) -> bool:
+def _arm_systemd(places: HostPaths) -> bool:
     """Return whether the user's systemd runs the start script at boot, even without a login session."""
     if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
         return False
@@ -77,7 +77,7 @@ def _arm_systemd(places: HostPlaces) -> bool:
     )
 
 
-def _arm_cron(places: HostPlaces) -> bool:
+def _arm_cron(places: HostPaths) -> bool:
     table = _said("crontab", "-l", none="no crontab")
     if table is None:
         return False

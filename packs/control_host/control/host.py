@@ -24,7 +24,7 @@ from infra.transport.protocol import ConnectionLost, Unreachable
 from infra.transport.push import PushResult, push
 from infra.transport.ssh import Ssh
 from packs.control_host.control import archive, terminal
-from packs.control_host.control.host_paths import HostPlaces, checkout_id
+from packs.control_host.control.host_paths import HostPaths, checkout_id
 from packs.control_host.control.settings import HERE
 from store import local_files, untrusted_input
 
@@ -70,7 +70,7 @@ GIVING = ("-e", "--env", "--secret")  # flags with a bare name, which takes the 
 class HostDescription:
     """The self-description of a control host."""
 
-    places: HostPlaces
+    places: HostPaths
     about: dict[str, Any]  # {} = not a control host (any more)
     is_new: bool  # the host has not seen this checkout before
 
@@ -104,7 +104,7 @@ class ControlHost:
             raise SlipwayError(f"{self.name}: the folder of Slipway cannot be created: {done.stderr.strip()}")
         self.copy.note_seen()
         return HostDescription(
-            HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new"
+            HostPaths(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new"
         )
 
     def _about(self, line: str) -> dict[str, Any]:

@@ -27,26 +27,26 @@ SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"  # who restarts ke
 
 
 @dataclass(frozen=True)
-class HostPlaces:
+class HostPaths:
     """Paths below `root` on the control host."""
 
     root: Path
 
     @staticmethod
-    def of_code(code: Path) -> "HostPlaces":
+    def of_code(code: Path) -> "HostPaths":
         """Return the places of the installation of a pushed checkout."""
-        return HostPlaces(code.parents[2])
+        return HostPaths(code.parents[2])
 
     @staticmethod
-    def beside(state_file: Path) -> "HostPlaces":
+    def beside(state_file: Path) -> "HostPaths":
         """Return the places of a control host with the journal at `state_file`."""
-        return HostPlaces(state_file.absolute().parent.parent)
+        return HostPaths(state_file.absolute().parent.parent)
 
     @staticmethod
-    def of_world(settings: Settings) -> "HostPlaces":
+    def of_world(settings: Settings) -> "HostPaths":
         """Return the places of the installation of these settings; a rehearsal belongs to the same installation."""
         of_rehearsals = Path(settings.rehearsal).parent if settings.rehearsal else None  # beside the journal
-        return HostPlaces.beside(of_rehearsals or settings.state_file)
+        return HostPaths.beside(of_rehearsals or settings.state_file)
 
     @property
     def is_control_host(self) -> bool:

@@ -17,7 +17,7 @@ from infra.journal_file import installation_file
 from infra.ledger.journal import Journal
 from infra.ledger.lease_termination import terminate_holders
 from packs.control_host.control import archive, at_boot, journal_moves, run_files
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 from packs.control_host.control.local_pods import refuse_local_pods
 from packs.control_host.control.settings import HERE
 from store import local_files, untrusted_input
@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 60.0  # seconds between checks of keepers and services
 OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
 
 
-def prepare_checkout(places: HostPlaces, code: Path) -> None:
+def prepare_checkout(places: HostPaths, code: Path) -> None:
     """Prepare a pushed checkout for this host: link the settings, and start the checkout at boot.
 
     Without an accepted installation, only link the settings. If a check is due, restart the missing keepers and
@@ -43,7 +43,7 @@ def prepare_checkout(places: HostPlaces, code: Path) -> None:
         start_check(places, code)
 
 
-def start_check(places: HostPlaces, code: Path) -> None:
+def start_check(places: HostPaths, code: Path) -> None:
     """Start `control.start` in the background, which restarts missing keepers and services."""
     note_start(places)
     with places.log.open("ab") as log:
@@ -58,7 +58,7 @@ def start_check(places: HostPlaces, code: Path) -> None:
         )
 
 
-def is_due(places: HostPlaces) -> bool:
+def is_due(places: HostPaths) -> bool:
     """Return whether a check of keepers and services is due: after a boot, or a minute after the last check."""
     try:
         last = untrusted_input.mapping(places.started.read_bytes())
@@ -67,7 +67,7 @@ def is_due(places: HostPlaces) -> bool:
         return True
 
 
-def note_start(places: HostPlaces) -> None:
+def note_start(places: HostPaths) -> None:
     """Record the time of this check; on a full disk skip the record, and the next command checks again."""
     try:
         write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
@@ -83,12 +83,12 @@ def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str
     return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
 
 
-def is_in_use(places: HostPlaces) -> bool:
+def is_in_use(places: HostPaths) -> bool:
     """Return whether a journal exists on this host and has not moved away."""
     return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
 
 
-def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
+def accept(places: HostPaths, code: Path, said: dict[str, Any]) -> dict[str, Any]:
     """Accept an installation, or new settings for the installation on this host; return the record of the host.
 
     Install the archive unless a journal is in use here, and arm the boot service. Raises UsageError when the host or
@@ -117,7 +117,7 @@ def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, An
     return about
 
 
-def release(places: HostPlaces, to: str) -> dict[str, Any]:
+def release(places: HostPaths, to: str) -> dict[str, Any]:
     """Stop the processes that look after runs, mark the journal as moved to `to`, and return the archive.
 
     The call is repeatable. Raises UsageError while pods run under the sole care of this machine.
@@ -134,7 +134,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
     return {"archive": archive.pack(places.state_file), "left": left}
 
 
-def forget(places: HostPlaces) -> dict[str, Any]:
+def forget(places: HostPaths) -> dict[str, Any]:
     """Remove keys, settings and the boot entry; keep the journal under a new name, no longer in use."""
     at_boot.disarm(places)
     places.about.unlink(missing_ok=True)

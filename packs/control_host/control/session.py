@@ -1,6 +1,6 @@
 """Execution of a laptop's command on this control host, as a child of this process.
 
-The session reads the record of the laptop (`HostPlaces.calls`) and inherits the streams of sshd: a terminal, or three
+The session reads the record of the laptop (`HostPaths.calls`) and inherits the streams of sshd: a terminal, or three
 pipes. The command inherits the streams, so sshd carries keys, sizes and bytes. The outcome is written beside the
 record, with a copy of the journal if the journal changed.
 

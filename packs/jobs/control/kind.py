@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from flows.planning.training_plan import PlannedWork
 from flows.runs import launch
-from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
+from flows.runs.work_kinds import EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=LaunchSpec)
 
 
 @dataclass(frozen=True)
-class AskedJob(AskedWork):
+class RequestedJob(RequestedWork):
     """The job of a command line."""
 
     file: JobFile
@@ -42,7 +42,7 @@ class AskedJob(AskedWork):
         return replace(spec, provider=resolve.provider_of(self.file, spec))
 
 
-class OwnCommands(AskedJob):
+class OwnCommands(RequestedJob):
     """A job with the user's own commands."""
 
     def applied(self, spec: S, settings: Settings, tell: Say) -> S:
@@ -58,7 +58,7 @@ class OwnCommands(AskedJob):
 
 
 @dataclass(frozen=True)
-class TrainingFile(AskedJob):
+class TrainingFile(RequestedJob):
     """A Slipway training with flags from a job file."""
 
     is_tag_typed: bool
@@ -78,7 +78,7 @@ class TrainingFile(AskedJob):
 class JobFiles(WorkKind):
     """The work kind of job files, `--cmd` and `--script`."""
 
-    def asked(self, spec: LaunchSpec, file: str) -> AskedWork | None:
+    def asked(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
         typed = spec.of(JobFlags)
         job = resolve.load(file, typed.cmd, typed.script, typed.workdir)
         if job is None:

@@ -10,7 +10,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from packs.sweeps.control.halving import Halving, rungs
 from packs.sweeps.control.plan import SweepPlan
-from packs.sweeps.control.pods import PodsAtWork
+from packs.sweeps.control.pods import WorkingPods
 from packs.sweeps.control.trials import ranking
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.results import SweepResult, TrialResult
@@ -54,7 +54,7 @@ def prepare_sweep(
     if planned.shared is not None:
         if planned.shared.limit:
             planned.shared.limit.open(journal, settings)
-        work.pods = PodsAtWork(planned.shared, journal, renting or settings, tell, lambda name: end_pod(name, result))
+        work.pods = WorkingPods(planned.shared, journal, renting or settings, tell, lambda name: end_pod(name, result))
         on_a_lane = {run for lane in planned.lanes for run in lane.runs}
         for run, one in result.trials.items():
             if run not in on_a_lane and not one.is_over:

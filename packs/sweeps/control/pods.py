@@ -1,7 +1,7 @@
 """Pods shared by the runs of a sweep: rented and held for the sweep, or already existing.
 
     trials and their pods -> `PodEntry` by name -> `SweepPods`: pods to rent, and their limit
-    SweepPods, journal -> `PodsAtWork`: rents pods in parallel, replaces lost pods, releases pods without work
+    SweepPods, journal -> `WorkingPods`: rents pods in parallel, replaces lost pods, releases pods without work
 
 The pods form a pod set with the sweep's name, as made by `inv apply`; the runs are launches on held pods
 (`infra.ledger.op`). A common budget pays for all pods; each pod is rented under a share of the budget.
@@ -226,7 +226,7 @@ def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: S
 
 
 @dataclass
-class PodsAtWork:
+class WorkingPods:
     """Pods of a running sweep. `end`: starts a process that ends the pod with the given name."""
 
     wanted: SweepPods
@@ -316,7 +316,7 @@ class PodsAtWork:
 
 def deploy(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> list[str]:
     """Rent all missing pods; return the reasons for the pods still missing."""
-    at_work = PodsAtWork(wanted, journal, settings, tell, _nobody)
+    at_work = WorkingPods(wanted, journal, settings, tell, _nobody)
     while not wanted.entries.keys() <= at_work.ready() | at_work.given_up.keys():
         at_work.look(wanted.entries)
         time.sleep(POLL_S)

@@ -34,7 +34,7 @@ from infra.settings import Settings
 from infra.units import count, dollars
 from packs.sweeps.control.halving import Halving
 from packs.sweeps.control.plan import SweepPlan, makings
-from packs.sweeps.control.pods import PodsAtWork, pods_with_work, share_costs
+from packs.sweeps.control.pods import WorkingPods, pods_with_work, share_costs
 from packs.sweeps.control.trials import ranking
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.records import shown
@@ -87,7 +87,7 @@ class SweepWork:
     resting: dict[int, float] = field(default_factory=dict)
     """Times before which no trial starts on a lane without an available machine, while other trials run."""
     is_leaving: bool = False
-    pods: PodsAtWork | None = None
+    pods: WorkingPods | None = None
     """Pods shared by the trials; None when each trial has its own pod."""
 
     def go(self) -> None:
@@ -134,7 +134,7 @@ class SweepWork:
             return True
         return there.host in (live.place, live.place.partition("/")[0]) and live.devices == there.devices
 
-    def _close_hopeless(self, at_work: PodsAtWork) -> None:
+    def _close_hopeless(self, at_work: WorkingPods) -> None:
         """Close the waiting trials after the loss of all suitable pods."""
         lost = at_work.given_up
         for run in self._waiting() if lost else ():

@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR
 from infra.ledger.op import Op
 from infra.rehearsal import attach
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 from tests.faults.rented import Wrong
 from tests.hosts import Host, Hosts, loopback
 from tests.packs.control_host.test_street_control import CRONTAB, Laptop, laptop_of
@@ -57,7 +57,7 @@ class ControlBed:
 
     folder: Path
     host: Host
-    places: HostPlaces
+    places: HostPaths
     market: attach.Running
     laptops: list[Laptop]
     cables: list[Host] = field(default_factory=list)  # One for each laptop with a separate network.
@@ -227,7 +227,7 @@ def control_bed(folder: Path, speed: float, laptops: int = 1, are_apart: bool = 
             host.options = ["-o", f"{host.options[1]} {own}"]
             host.start()
             market = attach.start(folder / "market", speed=speed, idle_s=36000)
-            places = HostPlaces(host.folder / ".slipway" / "control")
+            places = HostPaths(host.folder / ".slipway" / "control")
             lead = attach.overlay(market.folder, market.about)
             lead |= {"SLIPWAY_STATE_FILE": str(places.state_file), "SLIPWAY_PODS": str(places.var / "pods")}
             (host.folder / "overlay.json").write_text(json.dumps(lead))

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from packs.control_host.control import at_boot
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ def places(tmp_path, monkeypatch):
     for name, value in (("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin"), ("HOME", str(tmp_path))):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    return HostPlaces(root)
+    return HostPaths(root)
 
 
 def have(folder, **programs):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from packs.control_host.control import host_side
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 
 
 def no_room(*_):
@@ -14,7 +14,7 @@ def no_room(*_):
 
 
 def test_supervision_needs_no_note_on_disk(tmp_path, monkeypatch):
-    places = HostPlaces(tmp_path)
+    places = HostPaths(tmp_path)
     monkeypatch.setattr(os, "fsync", no_room)
     host_side.note_start(places)
     assert host_side.is_due(places)  # So the next command starts the supervision again.

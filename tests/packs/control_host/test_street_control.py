@@ -22,7 +22,7 @@ from infra.agent.environments import cache_folder, environment
 from infra.journal_file import JournalMoved
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
-from packs.control_host.control.host_paths import HostPlaces
+from packs.control_host.control.host_paths import HostPaths
 from tests.end_to_end.test_street_nodes import share
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
@@ -81,7 +81,7 @@ def laptop(tmp_path, sshd):
 
 
 def places_of(sshd):
-    return HostPlaces(sshd.folder / ".slipway" / "control")
+    return HostPaths(sshd.folder / ".slipway" / "control")
 
 
 def end_all(sshd):
@@ -247,7 +247,7 @@ class Renting:
     """A laptop and a control host that rent on the same market."""
 
     laptop: Laptop
-    places: HostPlaces
+    places: HostPaths
     home: Path  # Of the control host.
     world: attach.Running
 

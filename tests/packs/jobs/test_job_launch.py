@@ -32,7 +32,7 @@ def test_command_line_requests_commands_a_training_or_phases(tmp_path):
     assert isinstance(work_kinds.work_of_command(spec_of(), str(job)), OwnCommands)
     assert isinstance(work_kinds.work_of_command(spec_of(), str(training)), TrainingFile)
     for spec in (spec_of(), spec_of(secret=("A=b",)), LaunchFlags()):
-        assert type(work_kinds.work_of_command(spec, str(flags))) is work_kinds.AskedWork
+        assert type(work_kinds.work_of_command(spec, str(flags))) is work_kinds.RequestedWork
     with pytest.raises(UsageError, match="are two jobs; give one of them"):
         work_kinds.work_of_command(spec_of(cmd="true"), str(job))
 

@@ -11,7 +11,7 @@ from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.code import Mbpp
-from trainer.rewards.extension_judge import OwnJudge
+from trainer.rewards.extension_judge import ExtensionJudge
 from trainer.rewards.reward import JudgedAnswer
 from trainer.rewards.worker import RewardWorker, WorkerGone
 
@@ -59,7 +59,7 @@ def answered(*texts: str) -> list[JudgedAnswer]:
 
 @pytest.mark.process
 def test_user_function_that_fails_affects_only_that_answer():
-    judge = OwnJudge(OWN, limit_s=2.0)
+    judge = ExtensionJudge(OWN, limit_s=2.0)
     try:
         found = judge(answered("1", "raise", "loop", "2", "end", "1"))
         assert [round(one.total, 1) for one in found] == [1.5, 0.0, 0.0, 0.5, 0.0, 1.5]
@@ -72,7 +72,7 @@ def test_user_function_that_fails_affects_only_that_answer():
     finally:
         judge.close()
     with pytest.raises(Refused, match="has no function reward"):
-        OwnJudge("score = 1")(answered("1"))
+        ExtensionJudge("score = 1")(answered("1"))
 
 
 def test_assertion_is_split_into_a_call_and_its_expected_value():
@@ -111,7 +111,7 @@ def test_sandboxed_code_reaches_no_resource():
 
 @pytest.mark.process
 def test_example_reward_judges_and_a_packaged_reward_brings_its_modules(tmp_path, monkeypatch):
-    judge = OwnJudge((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
+    judge = ExtensionJudge((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
     assert [one.parts for one in judge(answered("it is 1", "no"))] == [
         {"right": 1.0, "short": pytest.approx(0.1)},
         {"right": 0.0, "short": pytest.approx(0.1)},
@@ -126,7 +126,7 @@ def test_example_reward_judges_and_a_packaged_reward_brings_its_modules(tmp_path
     packed = extensions.read("judges_of_a_lab.short").text
     for path in tmp_path.rglob("*.py"):
         path.unlink()
-    judge = OwnJudge(packed, limit_s=10.0)
+    judge = ExtensionJudge(packed, limit_s=10.0)
     assert [one.parts for one in judge(answered("x"))] == [{"reward": 3.0}]
     judge.close()
 

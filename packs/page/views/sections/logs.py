@@ -80,7 +80,7 @@ def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
         raise UsageError(f"no service has the name {name!r}; running: {', '.join(names) or 'none'}")
-    places = controller_process.Places.of(context.settings, name)
+    places = controller_process.ServicePaths.of(context.settings, name)
     files = {"requests": places.access, "controller": places.log}
     if file not in files:
         raise UsageError(f"{name} has no log {file!r}; available: {', '.join(files)}")
