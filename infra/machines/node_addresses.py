@@ -17,7 +17,7 @@ from infra.errors import SlipwayError
 from infra.machines.host_memory import ASK_S, map_parallel, run_script
 from infra.transport.protocol import ThisMachine, Transport
 
-SCRIPT = Path(__file__).parents[1] / "agent" / "meet.py"
+SCRIPT = Path(__file__).parents[1] / "agent" / "peer_addresses.py"
 CALL_S = 8.0  # seconds during which the nodes try to reach each other
 
 

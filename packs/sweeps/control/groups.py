@@ -59,7 +59,7 @@ def _evaluate(result: SweepResult) -> Mapping[str, Any]:
 
     try:
         return summary.summary_of(result, evaluation.evaluate(result))
-    except (ArithmeticError, AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"{result.folder / 'sweep.json'} cannot be evaluated: {why}") from None
 
