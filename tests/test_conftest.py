@@ -137,6 +137,7 @@ def test_an_unmarked_test_with_a_process_or_socket_fails_with_a_hint(tmp_path, w
     assert sum("mark the test, or its module, with pytest.mark.process" in line for line in lines) >= 6 - threads
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=str)
 def test_a_run_of_many_files_ends_with_its_slowest_files(tmp_path, words):
     for number in range(11):

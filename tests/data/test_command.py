@@ -46,6 +46,7 @@ def test_piped_lines_are_split_and_verified(world, tmp_path):
     assert "shard-00001.txt.gz: the bytes differ from the written file" in done.stderr
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -82,6 +82,7 @@ def test_command_runs_on_all_machines_and_the_worst_exit_code_is_returned(world)
     assert code == 2 and "'nosuch' not found; available: a, b, c, lab" in err
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupt_ends_the_command_on_every_machine(world, number):

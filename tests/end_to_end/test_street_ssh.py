@@ -66,6 +66,7 @@ def stderr_of(process):
     return err
 
 
+@pytest.mark.nightly
 def test_run_continues_without_its_launcher_and_all_files_come_home(world, sshd, stock):
     world.take(stock)
     launch = world.begin("launch", "--provider", "ssh", "--yes")

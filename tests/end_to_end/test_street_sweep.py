@@ -139,6 +139,7 @@ def test_two_machines_run_two_trainings_each(world, tmp_path):
         world.inv("down", "--all")
 
 
+@pytest.mark.day_cases(3)
 @pytest.mark.parametrize(
     ("text", "told"),
     [

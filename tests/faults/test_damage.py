@@ -50,6 +50,7 @@ def runs(world, tmp_path):
         assert not end_all(op.token, 0.0)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_marker_delays_no_other_run(tmp_path, runs, damage):
     bad, good = runs("bad-1"), runs("good-1")

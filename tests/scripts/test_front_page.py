@@ -84,6 +84,7 @@ def test_version_is_the_version_of_the_project_and_names_invoke():
         assert before_any_environment(flag) == f"Slipway {declared[1]} (invoke {pinned[1]})\n"
 
 
+@pytest.mark.day_cases(3)
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

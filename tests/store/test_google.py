@@ -47,6 +47,7 @@ def test_an_unanswered_write_is_no_conflict_but_a_foreign_write_is(google, place
     assert place.get("note", 0, 9) == b"second"
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize("fault", [429, 500, 503, "cut", "lost"])
 def test_requests_to_a_failing_bucket_are_retried(google, place, fault):
     place.put({f"deep/{number}": b"x" * number for number in range(20)})

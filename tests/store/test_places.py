@@ -156,7 +156,7 @@ def test_artifacts_are_published_replaced_verified_and_downloaded_from_any_store
         store.publish(made, "datasets", "f1", {})
 
 
-@pytest.mark.day_cases(10)
+@pytest.mark.day_cases(4)
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing", "more", "garbled"])
 @pytest.mark.parametrize("where", ["text", "by-fingerprint/text/f1"])
 def test_damage_in_a_remote_store_is_named_and_never_downloaded(away_uri, tmp_path, monkeypatch, damage, where):

@@ -35,6 +35,7 @@ def shard(tmp_path, capsys, source, **spec):
     return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "workers", "expected"),

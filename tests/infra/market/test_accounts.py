@@ -111,6 +111,7 @@ def test_an_unreachable_account_is_not_clean(rehearsal):
     assert rehearsal.json("reap", code=5)["problems"]
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("when", ["before its answer", "after its answer"])
 def test_reap_ends_the_machine_of_a_dead_launcher(rehearsal, when):
     run = f"cut-off-{when.split()[0]}"

@@ -156,6 +156,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.day_cases(2)
 @QUICK
 @given(data=st.data())
 def test_any_row_leaves_the_listing_and_our_mark_readable(at, data):
@@ -214,6 +215,7 @@ def rented(rehearsal, journal, vendor, run):
     return journal.advance(pods.rent(market, Request(run=run), offer, job, journal), "armed")
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("odd", "lacks"), [({}, ()), ({"status": None}, ("id",))], ids=["address and price", "no id, no status"]
 )

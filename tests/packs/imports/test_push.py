@@ -32,6 +32,7 @@ def test_nanochat_checkpoint_in_a_store_is_trained_on_without_the_folder(inputs,
     assert world.json(*typed, str(folder))["ran"] == []
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -75,6 +75,7 @@ def test_insufficient_budget_is_refused_with_the_plan(said, why, settings, journ
         launch.prepare(understood(settings, provider="runpod", budget=said), journal, settings, print)
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "said"),

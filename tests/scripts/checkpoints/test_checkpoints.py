@@ -129,6 +129,7 @@ def test_damage_is_found_in_every_file_and_exits_with_5(home, capsys):
         assert sum(bool(row["problem"]) for row in rows) == number
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["folder", "s3", "hf"])
 def test_artifacts_are_copied_to_a_second_store_and_back(home, capsys, kind, request, monkeypatch):

@@ -89,6 +89,7 @@ def model(inputs, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_core_is_the_mean_of_tasks_scored_against_chance(model, inputs, tmp_path):
     found = scores(EvalSpec(model=str(model), core=str(bundle(tmp_path / "eval_bundle").parent)))["measures"]

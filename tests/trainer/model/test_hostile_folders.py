@@ -86,6 +86,7 @@ def test_hostile_folder_is_refused_by_chat(hostile, kind):
     is_refused(trainer("chat", "--model", folder, "--prompt", "abracadabra"), why)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_folder_is_refused_by_the_import(hostile, world, monkeypatch, kind):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))

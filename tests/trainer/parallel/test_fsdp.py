@@ -217,6 +217,7 @@ def contents(one: Checkpoint) -> dict[str, Any]:
     }
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_parameters_outside_of_blocks_are_gathered_in_16_bits_too(tmp_path, tied):
     one = config(dtype="bfloat16", model=replace(ODD, tie_word_embeddings=tied))

@@ -193,6 +193,7 @@ def test_a_lost_node_had_time_to_end_its_own_work(monkeypatch: pytest.MonkeyPatc
         assert nodes.return_s() >= max(float(back), float(silent) + nodes.ANSWER_S + steps.LEAVE_S)
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_stopped_node_stops_the_other_nodes(pair: Pair, rank: int) -> None:
     pair.start()
