@@ -36,7 +36,8 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.rehearsal.records import MachineFault
 
-Vendor = Literal["runpod", "lium", "shadeform", ""]
+VendorName = Literal["runpod", "lium", "shadeform"]
+Vendor = VendorName | Literal[""]
 Kind = Literal[
     "dropped",  # the connection closes before the request is carried out
     "lost",  # carried out, then the connection closes without a response
@@ -123,15 +124,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     requests: tuple[RequestRule, ...] = ()
     machines: tuple[MachineRule, ...] = ()
     rows: tuple[RowRule, ...] = ()
-    strangers: dict[Literal["runpod", "lium", "shadeform"], list[Any]] = {}
+    strangers: dict[VendorName, list[Any]] = {}
     prices: tuple[PriceRule, ...] = ()
-    listing_lag_s: dict[Literal["runpod", "lium", "shadeform"], float] = {}
-    balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
+    listing_lag_s: dict[VendorName, float] = {}
+    balance_usd: dict[VendorName, float] = {}
     lium_key_budget_usd: float | None = None
     page_size: int = 0
     hides_spot: bool = False
     retires_graphql: bool = False
-    preempt_at_work: int | dict[Literal["runpod", "lium", "shadeform"], int] = 0
+    preempt_at_work: int | dict[VendorName, int] = 0
 
 
 def read_plan(path: Path) -> Plan:

@@ -35,24 +35,33 @@ ROOMS = (
         "`flows/installation/first_keys.py` and `flows/installation/doctor.py`, a rehearsed server in "
         "`infra/rehearsal/vendors/`, named in `infra/rehearsal/world.py`, `infra/rehearsal/records.py`, "
         "`infra/rehearsal/faults.py` and `infra/rehearsal/offers.json`, a column in `docs/money.md`, tests as in "
-        "`tests/infra/market/test_shadeform.py`; `tests/infra/providers/test_vendor_tables.py` names a missing table",
+        "`tests/infra/market/test_shadeform.py` and the rigs of `tests/faults/rented.py`. "
+        "`tests/infra/providers/test_vendor_tables.py` names a missing table; `git grep -il shadeform` lists the help "
+        "texts, pages and tests that list all vendors",
     ),
     ContributionRow(
         "a phase of training",
         "packs/blocks",
         "packs/blocks/pack.py",
-        "an optional phase is a pack: record of the phase, configuration, objective, flags, tests. A phase that every "
-        "profile needs is a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and "
-        "settings in `trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a "
-        "specification in `data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
+        "an optional phase is a pack: the record in `packs/blocks/records/phases.py`, the settings of each profile in "
+        "`packs/blocks/records/recipes.py`, the training in `packs/blocks/trainer/phase.py` and "
+        "`packs/blocks/trainer/objective.py`, the flags of `launch`, `rehearse`, `train` and `pod.run` in "
+        "`packs/blocks/control/sizes.py`, a README, tests in `tests/packs/blocks`, a recorded loss curve in "
+        "`tests/trainer/curves.py`. The smallest phase is `examples/own/desk`. A phase that is part of every profile is "
+        "a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and settings in "
+        "`trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a specification in "
+        "`data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
     ),
     ContributionRow(
         "a flag for machines",
         "infra/selection",
         "infra/selection/machine_spec.py",
-        "a field of `Request` in `infra/records.py`, filled in `infra/selection/machine_spec.py`; a filter of offers "
-        "in `infra/market/filters.py`; the name in `flows/runs/same_request.py`, so that a second launch with a "
-        "different value does not follow the run",
+        "declared and turned into a field of `Request` (`infra/records.py`) in `infra/selection/machine_spec.py`; a "
+        "filter of offers in `infra/market/filters.py`, and the filtered value in `Offer` and in each of "
+        "`infra/providers/`; the field in `flows/runs/same_request.py`, so that a second launch with a different value "
+        "is a new run. Files of users name the flag on their own: pod files in `infra/runs/keepers/pod_set.py`, sweeps "
+        "in `packs/sweeps/control/experiment.py`, job files in `packs/jobs/control/job_file.py`, services in "
+        "`serve/service.py`",
     ),
     ContributionRow(
         "any other flag",

@@ -145,15 +145,15 @@ def test_every_shown_command_can_be_parsed(page, monkeypatch):
 
 
 def test_vendor_facts_on_the_page_about_money_equal_the_code():
-    text = (ROOT / "docs" / "money.md").read_text()
+    text, classes = (ROOT / "docs" / "money.md").read_text(), (RunPod, Lium, Shadeform)
     rows = {
         cells[0]: cells[1:]
         for line in text.splitlines()
         if line.startswith("| ")
         for cells in [[one.strip() for one in line.strip("| ").split("|")]]
-        if len(cells) == 4
+        if len(cells) == 1 + len(classes)
     }
-    for column, vendor in enumerate((RunPod, Lium, Shadeform)):
+    for column, vendor in enumerate(classes):
         can = abilities(vendor.documented, REPORTED.get(vendor.name, ()), (), "", 0.0)
         timer, amount = rows["the vendor ends it at a time"][column], rows["the vendor ends it at an amount"][column]
         assert can.time_limit != can.start_timer and can.start_timer == ("dead-man timer" in timer)

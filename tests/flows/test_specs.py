@@ -13,8 +13,9 @@ from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.flags import command_words, nondefault_flags
+from infra.flags import command_words, flags_of, nondefault_flags
 from infra.records import Request
+from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
 from tests.world import ROOT
 from trainer.recipes import PROFILES
@@ -112,3 +113,8 @@ def test_the_interval_and_number_of_checkpoints_reach_the_plan():
     settings = Settings.load(ROOT, {}, environ={})
     wanted = PlannedWork.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
     assert wanted.keeping == {"save_every": 1000, "keep": 10, "prefix": "checkpoint"}
+
+
+def test_each_machine_flag_is_compared_with_the_run_at_work():
+    asked = same_request.typed_launch(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env={})
+    assert not {one.name for one in flags_of(MachineSpec)} - asked.meant.keys()

@@ -19,7 +19,7 @@ TABLES = {
     "rehearsed server": world.VENDORS,
     "path of the rehearsed server": world.PATHS,
     "rehearsed terms": records.TERMS,
-    "faults": get_args(faults.Vendor),
+    "faults": get_args(faults.VendorName),
     "rigs": rented.VENDORS,
     "timer": [*TIMER_GRAIN_S, "runpod"],  # RunPod has no timer; the container has a timer
     "prices": {one["provider"] for one in json.loads((ROOT / "infra/market/catalogue.json").read_text())},
