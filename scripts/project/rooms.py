@@ -47,7 +47,7 @@ ROOMS = (
         "`packs/blocks/records/recipes.py`, the training in `packs/blocks/trainer/phase.py` and "
         "`packs/blocks/trainer/objective.py`, the flags of `launch`, `rehearse`, `train` and `pod.run` in "
         "`packs/blocks/control/sizes.py`, a README, tests in `tests/packs/blocks`, a recorded loss curve in "
-        "`tests/trainer/curves.py`. The smallest phase is `examples/own/desk`. A phase that is part of every profile is "
+        "`tests/trainer/curves.py`. The smallest phase is `examples/own/desk`. A phase of every profile is "
         "a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and settings in "
         "`trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a specification in "
         "`data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
