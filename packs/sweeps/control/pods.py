@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
 
 from flows.limits.shared_resources import LaunchOffers
@@ -42,6 +42,7 @@ from store.backoff import Backoff
 
 IDLE_MINUTES = 60.0  # without work on any GPU, after which the pod of an abandoned sweep ends
 POLL_S = 0.3
+KEYS = {"gpu": "gpu_type", "num_gpus": "gpu_count", "volume": "volume_id"}  # keys of pod files, by machine flag
 LOOK_EVERY_S = 5.0  # polling interval for the vendors' pod states
 MOST_MADE = 6  # attempts to rent a pod, the first included
 BACKOFF = Backoff(first_s=2.0, longest_s=120.0, certain=1.0)
@@ -81,7 +82,7 @@ def pods_to_rent(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: 
         used = {one.pod for one in spec.trials.values()}
         found = {one.name: one for one in spec.pods if one.name in used}
     else:
-        each = machine_of(common_flags(spec))
+        each = shared_machine_of(common_flags(spec))
         number = pods_wanted or 1
         wide = replace(each, gpu_count=each.gpu_count * max(1, pack))
         found = {f"{spec.name}.pod-{one}": replace(wide, name=f"{spec.name}.pod-{one}") for one in range(1, number + 1)}
@@ -119,25 +120,20 @@ def common_flags(spec: SweepSpec) -> LaunchSpec:
 
 
 def machine_of(one: LaunchSpec) -> PodEntry:
-    """Return the pod requested by a run. Raises UsageError."""
-    return PodEntry(
-        name="pod",
-        gpu_type=one.gpu or None,
-        gpu_count=num_gpus(one),
-        country=one.country or None,
-        volume_id=one.volume or None,
-        min_upload_mbps=one.min_upload_mbps or None,
-        min_download_mbps=one.min_download_mbps or None,
-        cpus=one.cpus or None,
-        memory=one.memory or None,
-        disk_size=one.disk_size or None,
-        city=one.city or None,
-        cloud=one.cloud or None,
-        region=one.region or None,
-        instance_type=one.instance_type or None,
-        use_spot=one.use_spot,
-        max_price=one.max_price or None,
-    )
+    """Return the pod requested by a run, without the flags that pod files have no key for: see `shared_machine_of`."""
+    asked = {KEYS.get(each.name, each.name): getattr(one, each.name) for each in flags_of(MachineSpec)}
+    keys = {each.name for each in fields(PodEntry)}
+    found = {key: value for key, value in asked.items() if value and key in keys}
+    return PodEntry(**found | {"name": "pod", "gpu_count": num_gpus(one)})
+
+
+def shared_machine_of(one: LaunchSpec) -> PodEntry:
+    """Return the pod shared by the runs. Raises UsageError for a machine flag that pod files have no key for."""
+    keys = {each.name for each in fields(PodEntry)}
+    for each in flags_of(MachineSpec):
+        if getattr(one, each.name) and KEYS.get(each.name, each.name) not in keys:
+            raise UsageError(f"--{each.spelled} does not apply to a pod that runs share; leave out the flag, or --pack")
+    return machine_of(one)
 
 
 def num_gpus(spec: LaunchSpec) -> int:

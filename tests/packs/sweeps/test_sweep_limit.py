@@ -1,14 +1,18 @@
 """The default limit of a sweep follows the runs, and never rises by itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
+from infra.flags import flags_of
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.runs.keepers.pod_set import PodEntry
+from infra.selection.machine_spec import MachineSpec
 from packs.sweeps.control.limit import HighCost, default_of, limit_before
-from packs.sweeps.control.pods import SweepPods, limit_of
+from packs.sweeps.control.pods import KEYS, SweepPods, limit_of, shared_machine_of
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial
 
 USD = 10**6
@@ -57,3 +61,17 @@ def test_pods_have_the_typed_limit_or_the_limit_of_all_runs(tmp_path):
     limit = shared.with_limit(8 * USD).limit
     assert limit is not None and (limit.budget, limit.amount, limit.share) == ("sweep:s", 8 * USD, 4 * USD)
     assert not shared.with_limit(8 * USD).is_open
+
+
+def test_pod_shared_by_runs_has_every_machine_flag_or_refuses_the_flag():
+    refused = set()
+    for each in flags_of(MachineSpec):
+        typed = {"gpu": "A100", "num_gpus": 2}.get(each.name, {bool: True, int: 5, str: "5"}[each.kind])
+        try:
+            pod = shared_machine_of(replace(LaunchSpec(), **{each.name: typed}))
+        except UsageError as refusal:
+            assert f"--{each.spelled} does not apply" in str(refusal)
+            refused.add(each.name)
+        else:
+            assert getattr(pod, KEYS.get(each.name, each.name)) == typed
+    assert refused == {"all_configs", "machine_filter"}
