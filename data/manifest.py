@@ -53,8 +53,8 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, a
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file atomically: write a draft, sync, rename."""
-    # `store.local_files` is not needed: a single writer owns the folder (`alone_in`), overwrites the draft of a killed
-    # writer, and syncs the folder because the listed shards were renamed into the folder.
+    # `store.local_files` is not needed: a single writer owns the folder (`lock_folder`), overwrites the draft of a
+    # killed writer, and syncs the folder because the listed shards were renamed into the folder.
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)

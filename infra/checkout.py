@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
 PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "scripts", "packs")
 LOOK_EVERY_S = 15.0
 

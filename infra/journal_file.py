@@ -63,7 +63,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ]
 )
 
-SCHEMA = 15  # from version 1.0 on, each release with changed tables brings a migration
+SCHEMA = 16  # from version 1.0 on, each release with changed tables brings a migration
 # Money is in micro-USD (rates per hour), times are UTC epoch seconds. Every change of an op is also an event, which
 # records the boot clock.
 TABLES = (

@@ -204,7 +204,7 @@ class Process:
             return GatewayReport(pid=os.getpid(), code=checkout.stamp(), age_s=0.0, problem=self.problem)
         now = time.monotonic()
         replicas = [link.target for link in self.links.values() if link.target is not None]
-        seats = gateway.turns.fleet.slots
+        slots = gateway.turns.fleet.slots
         return GatewayReport(
             pid=os.getpid(),
             code=checkout.stamp(),
@@ -215,9 +215,9 @@ class Process:
             waiting=gateway.turns.waiting,
             in_flight={one.replica_id: count for one in replicas if (count := gateway.in_flight(one))},
             failures={
-                one.replica_id: Failures(errors=seat.errors, lost=seat.lost)
-                for one, seat in seats.items()
-                if seat.errors or seat.lost
+                one.replica_id: Failures(errors=slot.errors, lost=slot.lost)
+                for one, slot in slots.items()
+                if slot.errors or slot.lost
             },
             reached=tuple(one.replica_id for one in gateway.replicas),
         )

@@ -1,7 +1,7 @@
 """Planner for the next revision of a service, before anything is started or changed.
 
     service file, requested changes, previous version
-        -> document_of -> version_of -> with_limit -> after: WantedService
+        -> document_of -> first_version -> with_limit -> next_desired_state: WantedService
 
 The planner computes the next desired state from the current state, reads the model and writes nothing. Impossible
 requests raise UsageError; `tell` receives notes about settings without effect and chosen defaults.

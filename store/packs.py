@@ -18,10 +18,11 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "packs"
 INDEX = Path(__file__).with_name("known_packs.json")
+# Fields of `Pack` with words as keys.
 BY_WORD = (
     *("works", "providers", "schemas", "shard_engines", "trackers", "phases", "profiles", "model_formats"),
     *("model_features", "model_layouts", "served_models", "exports", "line_flags"),
-)  # fields of `Pack` with words as keys
+)
 
 
 @dataclass(frozen=True)

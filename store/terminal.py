@@ -1,8 +1,8 @@
 """The lines on a terminal: the progress line during a wait, and messages wrapped to the width of the terminal.
 
-`waiting` shows a description with the elapsed time on stderr after one second, and clears the line after the wait.
-`fitted` breaks lines between words, never inside a command; a command longer than a line is left to the terminal, whose
-soft wrapping does not affect copied text. A stream that is no terminal gets no progress line, and text unchanged.
+`show_while` shows a description with the elapsed time on stderr after one second, and clears the line after the wait.
+`wrap_text` breaks lines between words, never inside a command; a command longer than a line is left to the terminal,
+whose soft wrapping does not affect copied text. A stream that is no terminal gets no progress line, and text unchanged.
 """
 
 import contextlib

@@ -28,9 +28,8 @@ DIRECTIVES = ("noqa", "fmt:", "type:")
 SHOWN = 15
 LETTERS = 60  # A shorter text is a word, a key or a part of a message.
 PROGRAM = re.compile(r"\n\s*\S.*\n|^(SELECT|UPDATE|INSERT|DELETE|CREATE|PRAGMA) ", re.DOTALL)
-FACT = re.compile(
-    r"nothing (was|is) (rented|sent|changed|paid|made)"
-)  # A statement that no money is spent, as in docs/.
+# A statement that no money is spent, as in docs/.
+FACT = re.compile(r"nothing (was|is) (rented|sent|changed|paid|made)")
 
 
 def texts(source: str) -> Iterator[str]:

@@ -178,7 +178,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     kept = tokenizers.load(folder)
     is_same = kept.encode(PROBE) == kept.reference_ids(PROBE, special=False)
     if kept.has_pieces and kept.chat is not None:
-        config = model_files.tokenizer_config_of(folder, model_files.TOKENIZER_CONFIG)
+        config = model_files.load_if_present(folder, model_files.TOKENIZER_CONFIG)
         config = {name: one for name, one in config.items() if name != "auto_map"}
         made = json.dumps({**config, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1)
         (folder / model_files.TOKENIZER_CONFIG).write_text(made, encoding="utf-8")

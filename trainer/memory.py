@@ -16,10 +16,11 @@ SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288
 SPARE = 0.85  # usable share after an out-of-memory error: the estimate was too low
 USABLE = 0.92  # usable share of a GPU's memory; fragmentation takes the rest
 SQUARES = 1 << 24  # maximum number of attention scores for `InParts` on a CPU: trainer.model.attention
+# PyTorch, kernel code, workspaces and per-thread caches.
 FRAMEWORK_BYTES = {
     "cpu": 320 << 20,
     "cuda": 1 << 30,
-}  # PyTorch, kernel code, workspaces and per-thread caches
+}
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # communication buffers, such as those of NCCL
 MUON_AT_ONCE = 1 << 26  # elements per orthogonalization on a GPU: trainer.optim
 

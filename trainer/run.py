@@ -168,9 +168,8 @@ class PhaseRun:
         """
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
-        if (
-            not self.ranks.is_first or not self.cut.is_whole
-        ):  # a sharded model generates only when all processes call it
+        # A sharded model generates only when all processes call it.
+        if not self.ranks.is_first or not self.cut.is_whole:
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)

@@ -1,9 +1,9 @@
 """Mix several sources by weight, document for document like `datasets.interleave_datasets`.
 
 From the files of each source, weights, a seed and a start position, `mix_batches` yields batches of lines with the
-position after each batch, as `in_turn` does for a single source. Each source is read in order by its own processes; the
-main process draws the next source. The result therefore does not depend on the number of processes or on interruptions.
-Only kept documents count as draws, so weights are shares of the output.
+position after each batch, as `read_in_order` does for a single source. Each source is read in order by its own
+processes; the main process draws the next source. The result therefore does not depend on the number of processes or on
+interruptions. Only kept documents count as draws, so weights are shares of the output.
 """
 
 import json

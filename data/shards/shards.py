@@ -149,9 +149,8 @@ class Writer:
         return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
-        self.write(
-            escape_all(TextList([text.encode("utf-8", "replace")])), 1
-        )  # an unpaired surrogate has no UTF-8 form
+        # An unpaired surrogate has no UTF-8 form.
+        self.write(escape_all(TextList([text.encode("utf-8", "replace")])), 1)
 
     def write(self, blocks: Iterable[Text], lines: int) -> int:
         """Write `lines` whole lines, given as blocks with arbitrary borders; return the number of bytes written."""

@@ -29,7 +29,7 @@ from data.tokens.untrusted.component_check import find_unknown_component
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
 from store import untrusted_input
 from store.artifacts import sentencepiece
-from store.artifacts.model_files import named_tokens, templates_of, tokenizer_config_of
+from store.artifacts.model_files import load_if_present, named_tokens, templates_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -116,8 +116,8 @@ class Tokenizer:
         texts = named_tokens(folder)
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
         generation = {
-            **tokenizer_config_of(folder, "config.json"),
-            **tokenizer_config_of(folder, "generation_config.json"),
+            **load_if_present(folder, "config.json"),
+            **load_if_present(folder, "generation_config.json"),
         }
         eos = generation.get("eos_token_id", self.named["eos_token"])
         ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]

@@ -1,6 +1,6 @@
 """The remaining time of an active run, and its forecast beyond the limits.
 
-    rows, progress, forecast at launch -> left_of -> compared with the limits -> BeyondLimit: words, and the command
+    rows, progress, forecast at launch -> estimate_time_left -> compared with the limits -> BeyondLimit, and the command
 
 The comparison starts at training step `ENOUGH_STEPS`: earlier forecasts rest on other runs or on a table. Times and
 money are on the vendor's clock.

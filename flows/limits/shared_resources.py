@@ -1,10 +1,10 @@
 """The resources shared by several runs: budgets, and machines of the user.
 
-    pay_from    opens or finds the budget of a launch and reserves the maximum cost of the run
-    hand_back   returns a reservation if no machine was rented
-    on_devices  selects GPUs of a machine for a launch; other runs may use the rest
-    in_line     puts a launch into the wait queue for a machine: first come, first served
-    offered     returns offers for a launch; waits for offers if requested
+    reserve_budget       opens or finds the budget of a launch and reserves the maximum cost of the run
+    release_reservation  returns a reservation if no machine was rented
+    on_devices           selects GPUs of a machine for a launch; other runs may use the rest
+    wait_in_queue        puts a launch into the wait queue for a machine: first come, first served
+    find_launch_offers   returns offers for a launch; waits for offers if requested
 
 The records are in `infra.ledger.budgets` and `infra.ledger.wait_queue`.
 """

@@ -1,6 +1,7 @@
 """The measured times of finished steps, as input for later estimates.
 
-    plan -> (launch) remember -> (it works: `beyond_limit.left_of`) -> (it is over) gather -> Timings -> the next plan
+    plan -> launch: save_forecast -> active run: `beyond_limit.estimate_time_left` -> ended run: save_measured_times
+        -> Timings -> the next plan
 
 The input is plans, journal rows and the progress reports of pods; the result is files of `infra.ledger.timings`, from
 which `flows.planning.estimates` knows this machine or a kind of GPU. The key of a time is the work of the step (program
@@ -77,13 +78,14 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
             if progress:
                 is_alone = len([one for one in journal.ops(run=op.run) if not one.detached]) == 1
                 timings.save(measured_times(op, progress, verdict, before, is_alone, settings))
+        # No readable records, or a full disk.
         except (
             SlipwayError,
             OSError,
             ValueError,
             KeyError,
             TypeError,
-        ):  # no readable records, or a full disk
+        ):
             continue
 
 

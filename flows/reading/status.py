@@ -20,14 +20,14 @@ from infra.ledger import wait_queue
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.records import PodView
-from infra.runs import observe, run_rows
+from infra.runs import pod_views, run_rows
 from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
 from infra.settings import LOCAL, Settings, is_rented
 
 NONE: Mapping[str, RunGroup] = MappingProxyType({})
 # The state of a group is the first of these states among the runs.
-AT_WORK = ("running", "lost", "planned", WAITING, observe.ENDING)
+AT_WORK = ("running", "lost", "planned", WAITING, pod_views.ENDING)
 
 
 def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
@@ -42,7 +42,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     in_line, groups = waiting(journal), recorded_groups(settings)
     known = {one.run for one in in_line} | groups.keys()
     name = find_run(journal, run).run if run and run not in known else run
-    views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    views = pod_views.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
     views = [with_left(view, journal, settings) for view in views]
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
     between = {op.run for op in between_pods(journal) if is_recent(journal, op.run)}
@@ -148,8 +148,8 @@ def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str
 
 def due(views: list[PodView], journal: Journal) -> list[str]:
     """Return the tokens of live rows that `settle` may find ended: work is over, or the pod may bill without work."""
-    ended = {view.run for view in views if view.state not in ("running", "lost", "idle", observe.ENDING)}
-    ended |= {view.run for view in views if view.state == observe.ENDING and not is_rented(view.provider)}
+    ended = {view.run for view in views if view.state not in ("running", "lost", "idle", pod_views.ENDING)}
+    ended |= {view.run for view in views if view.state == pod_views.ENDING and not is_rented(view.provider)}
     rented = [view for view in views if is_rented(view.provider)]
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # may still bill
     return [op.token for op in journal.ops(live=True) if op.vendor == LOCAL or op.run in ended]

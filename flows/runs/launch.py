@@ -1,6 +1,6 @@
 """Launch use case: from a request to a plan, machines and prices, and finally an active run.
 
-    understand -> prepare -> check -> begin.start        each step takes the record returned by the step before
+    resolve -> prepare -> check -> begin.start        each step takes the record returned by the step before
 
 The caller shows the result and asks the user between the steps. `tell` receives progress messages.
 """
@@ -293,9 +293,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
                 if (where := needs_of(phase).sandbox(phase)) and (why := packs.load(where)()):
                     raise UsageError(f"{phase.phase}: {why}. No work has begun")
         if resolved.spec.dry_run:
-            choose.of_machines(
-                vendor, resolved.request
-            )  # Refuse a plan without a suitable machine before showing the plan.
+            # Refuse a plan without a suitable machine before showing the plan.
+            choose.of_machines(vendor, resolved.request)
     return found
 
 

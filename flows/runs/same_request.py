@@ -41,6 +41,7 @@ OF_REQUEST = {
     "machine_filter": "machine_filter",
 }
 OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}
+# The flags with their defaults.
 AS_TYPED = {
     "on_failure": "end",
     "self_end": False,
@@ -49,7 +50,7 @@ AS_TYPED = {
     "ckpt_prefix": "",
     "notify": "",
     "send_anyway": (),
-}  # The flags with their defaults.
+}
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,8 @@ class NoticeWatch:
         vendor = registry.provider(settings, op.vendor)
         seen = observation.observe_pod(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
-            if not self.journal.leases.holder(
-                keeper_lease(op.run)
-            ):  # Otherwise the process that follows the run settles the row.
+            # Otherwise the process that follows the run settles the row.
+            if not self.journal.leases.holder(keeper_lease(op.run)):
                 settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()

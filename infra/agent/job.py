@@ -15,7 +15,7 @@ from infra.agent import untrusted_json
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 PART = ".1"  # suffix of the stem of a rotated log: <step>.1.log
 SELF_END_KEY = "SLIPWAY_SELF_END_KEY"  # in a `Call`: the vendor's key, which is not in the environment of any process
 VARIABLE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # a placeholder in a `Call`; other braces belong to JSON or GraphQL

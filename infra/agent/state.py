@@ -184,7 +184,7 @@ def ask_to_stop(
 ) -> Dict[str, Any]:
     """Write a stop request unless a request exists, and return the valid request.
 
-    `state` is the state of the coming verdict: stopped, limit, failed or LEFT. `upload_allowance_s` limits the
+    `state` is the state of the coming verdict: stopped, limit, failed or LEFT. `carry_s` limits the
     sidecar's time to finish after the steps; the default is `grace_s()`.
     """
     if not stop_file(pod).exists():
@@ -203,7 +203,7 @@ def grace_s() -> float:
     return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
 
 
-def upload_allowance_s(job: Job, asked: Dict[str, Any]) -> float:
+def upload_s_after_stop(job: Job, asked: Dict[str, Any]) -> float:
     """Return the seconds that the last uploads may take after a stop request; 0 for a job or node without a sidecar."""
     if job.beside is None or job.group.rank:
         return 0.0

@@ -7,7 +7,7 @@ reservation if the reservation is larger: a preempted pod must leave money for t
 exceeds the amount, whichever process dies: a reservation outlives the reserving process while a pod or a keeper of the
 run lives, and expires when no process can continue the run.
 
-    open_budget -> reserve | admit, in the transaction that writes a row's intent | give_back
+    open_budget -> reserve | admit, in the transaction that writes a row's intent | release_reservation
 """
 
 import time
@@ -206,7 +206,7 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
     found = {}
     for run in (*own, *(run for run in reserved if run not in own)):
         costs = {op.token: max(spend.spent(op, now, scale), told.get(op.token, (0, 0))[1]) for op in own.get(run, [])}
-        # Every pod was admitted with a limit; `worst` returns None only for a limit removed since.
+        # Every pod was admitted with a limit; `max_cost` returns None only for a limit removed since.
         most = sum(max(costs[op.token], spend.max_cost(op, now, scale) or 0) for op in own.get(run, []))
         found[run] = BudgetRun(run, sum(costs.values()), most, reserved.get(run, 0))
     return BudgetState(budget, found)

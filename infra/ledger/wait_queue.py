@@ -6,7 +6,7 @@ launch gets a machine before an earlier launch only if both fit on the machine. 
 blocks no other turn: each process searches alone, and the first process to find a matching offer rents, even if others
 have waited longer.
 
-    live rows, turns of living processes -> in_the_way -> reason for waiting, in words
+    live rows, turns of living processes -> find_blocker -> reason for waiting, in words
 """
 
 import time

@@ -1,6 +1,7 @@
 """Addresses by which the nodes of a run reach each other, verified by connection attempts.
 
-    transports -> meet -> for every node an address reached by all other nodes, and two free ports on node 0
+    transports -> exchange_addresses -> for every node an address reached by all other nodes, and two free ports on node
+    0
 
 Every node lists local addresses; then all nodes listen and call each other for a few seconds. An answer counts only
 with the shared key of this attempt, because several machines may have the same private address.

@@ -1,8 +1,8 @@
 """Notices about the life of a run, and their outbox: a file per notice and hook beside the journal.
 
-    tell     a journal row and an event become notices in the outbox, followed by a first attempt to send
-    put      never overwrites an existing file: a repeated event is sent once
-    deliver  a single process sends each notice; a failed attempt is retried with backoff, for a day
+    notify_end  a journal row and an event become notices in the outbox, followed by a first attempt to send
+    put         never overwrites an existing file: a repeated event is sent once
+    deliver     a single process sends each notice; a failed attempt is retried with backoff, for a day
 
 A run never fails because of a notice. The files hold no secrets: a record holds the hook's name, and the target is
 resolved on sending. A crash between sending a notice and recording the success sends the notice twice.

@@ -158,7 +158,7 @@ class Market(Provider, Protocol):
         return self.can
 
     def can_at(self, api: str) -> Abilities:
-        """Return the features at one API, named as by `abilities.api_of`."""
+        """Return the features at one API, named as by `promises.api_of`."""
         return self.can
 
     @property

@@ -1,9 +1,9 @@
 """Hand-over of a job to a rented pod: send the code, the job and the secrets; afterwards the guard enforces the limits.
 
-`send_code` sends the local code, `use_code_there` reuses the code on the machine, and `send_agent` sends only the agent
-for a guard. `hand_over` takes the row of a pod with the job, and the secrets named in the job. The pod gets `job.json`,
-`secrets.json` and an armed guard, and the row becomes READY. A vendor key for self-termination goes only into the
-memory of the guard, never into a file.
+`send_code` sends the local code, `adopt_sent_code` reuses the code on the machine, and `send_agent` sends only the
+agent for a guard. `hand_over` takes the row of a pod with the job, and the secrets named in the job. The pod gets
+`job.json`, `secrets.json` and an armed guard, and the row becomes READY. A vendor key for self-termination goes only
+into the memory of the guard, never into a file.
 """
 
 import contextlib

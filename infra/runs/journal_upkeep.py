@@ -174,7 +174,7 @@ def download_results(op: Op, vendor: Provider, settings: Settings, meter: Meter 
 
     Raises SlipwayError, StoreError.
     """
-    from infra.runs.sync import mirror  # see keep_last_words
+    from infra.runs.sync import mirror  # see save_final_verdict
 
     transport, home = vendor.reach(observation.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)

@@ -23,7 +23,6 @@ from infra.errors import SlipwayError, UsageError
 CHUNK = 1 << 16
 LOOPBACK = "127.0.0.1"
 TICK_S = 0.2
-_CHUNK = 1 << 16
 
 
 class SizeExceeded(Exception):
@@ -214,7 +213,7 @@ class _Call(threading.Thread):
 def _pump(source: Any, sink: Any) -> None:
     """Copy until `source` ends, then shut down writing on `sink`; shut down both after an error."""
     try:
-        while piece := source.recv(_CHUNK):
+        while piece := source.recv(CHUNK):
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)
     except (OSError, EOFError):  # one side hung up, so close the other side too

@@ -16,6 +16,7 @@ KINDS = {str: "TEXT", int: "N", float: "X"}
 MOST_COLUMNS = 110
 INDENT = 30  # columns before the help text of a flag
 MOST_LINES = 80  # line limit for the help of a command without --help-all
+# Flag groups for a first-time user.
 FIRST = (
     OTHER,
     "Work",
@@ -23,7 +24,7 @@ FIRST = (
     "What ends it",
     "Run",
     "Output and questions",
-)  # flag groups for a first-time user
+)
 # Groups of flags for some providers only: for the user's own machines, and for vendors.
 OWN, RENTED = "Own machines", "Rented machines"
 ROOM_FOR_THE_REST = 14  # lines reserved for the description, the example and the list of hidden groups

@@ -69,7 +69,7 @@ def as_asked_here(folder: Path, as_text: bool) -> list[str]:
     if not as_text:
         return ["--apply_chat_template"]
     ours = ENDS_ANSWER in model_files.template_of(folder)
-    bos = model_files.tokenizer_config_of(folder, model_files.TOKENIZER_CONFIG).get("bos_token") if ours else None
+    bos = model_files.load_if_present(folder, model_files.TOKENIZER_CONFIG).get("bos_token") if ours else None
     return ["--system_instruction", bos] if isinstance(bos, str) else []
 
 

@@ -30,13 +30,14 @@ from store import packs
 
 FOLDER = ROOT / "docs" / "reference"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+# Flags with the same meaning in every command, documented once.
 COMMON = (
     "json",
     "yes",
     "env",
     "rehearse",
     "state-file",
-)  # flags with the same meaning in every command, documented once
+)
 PLACES = (  # place, setting or "", content, and removal rule of each file or folder that Slipway writes
     (
         "artifacts",

@@ -100,14 +100,14 @@ class GatewayMetrics(Collector):
         yield _counts("nonsense", "Bytes that were no HTTP request", (), [((), self._nonsense)])
         yield _counts("access_log_lost", "Lines of the log", (), [((), self._unwritten)])
         fleet, now = self._turns.fleet, self._turns.clock()
-        seats = [*fleet.slots.values(), *fleet.leaving.values()]
+        slots = [*fleet.slots.values(), *fleet.leaving.values()]
         yield _one("replicas", "Replicas that accept requests", len(fleet.slots))
-        out = sum(seat.ejected_until is not None for seat in fleet.slots.values())
+        out = sum(slot.ejected_until is not None for slot in fleet.slots.values())
         yield _one("replicas_ejected", "Replicas taken out after failures", out)
         yield _one("queued", "Requests that wait for a replica", self._turns.waiting)
         yield _one("arrivals_per_second", "Over the last minute", self.arrivals.per_second(now))
-        yield _each("in_flight", "Requests at a replica", seats, lambda seat: seat.in_flight)
-        yield _each("replica_qps", "Requests begun over the last minute", seats, lambda s: s.started.per_second(now))
+        yield _each("in_flight", "Requests at a replica", slots, lambda slot: slot.in_flight)
+        yield _each("replica_qps", "Requests begun over the last minute", slots, lambda s: s.started.per_second(now))
 
 
 def _counts(name: str, about: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
@@ -128,8 +128,8 @@ def _one(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{PREFIX}_{name}", about, value=value)
 
 
-def _each(name, about, seats: Iterable[ReplicaSlot], value) -> Metric:
+def _each(name, about, slots: Iterable[ReplicaSlot], value) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=["replica"])
-    for seat in seats:
-        family.add_metric([seat.replica.replica_id], value(seat))
+    for slot in slots:
+        family.add_metric([slot.replica.replica_id], value(slot))
     return family

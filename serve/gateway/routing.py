@@ -104,8 +104,8 @@ class Assignment:
 
     __slots__ = ("slot", "is_trial", "is_open")
 
-    def __init__(self, seat: ReplicaSlot, is_trial: bool) -> None:
-        self.slot = seat
+    def __init__(self, slot: ReplicaSlot, is_trial: bool) -> None:
+        self.slot = slot
         self.is_trial = is_trial
         self.is_open = True
 
@@ -134,87 +134,87 @@ class Fleet:
             raise ValueError(f"two replicas have the same id: {', '.join(sorted(ids))}")
         known = {**self.leaving, **self.slots}
         self.slots = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
-        self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
+        self.leaving = {one: slot for one, slot in known.items() if slot.in_flight}
 
     def in_flight(self, replica: Target) -> int:
         """Return the requests in flight at a replica, even after removal. 0 = the replica may be ended."""
-        seat = self.slots.get(replica) or self.leaving.get(replica)
-        return seat.in_flight if seat else 0
+        slot = self.slots.get(replica) or self.leaving.get(replica)
+        return slot.in_flight if slot else 0
 
     def take(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
         """Return an assignment to the best replica outside `tried`; None when no replica has room."""
         limits, least, fit = self.limits, math.inf, list[ReplicaSlot]()
         most = limits.max_in_flight_per_replica
-        for seat in self.slots.values():
-            if seat.in_flight < most and seat not in tried:
-                load = seat.load(now, limits)
+        for slot in self.slots.values():
+            if slot.in_flight < most and slot not in tried:
+                load = slot.load(now, limits)
                 if load < least:
-                    least, fit = load, [seat]
+                    least, fit = load, [slot]
                 elif load == least:
-                    fit.append(seat)
+                    fit.append(slot)
         if not fit:
             return None
-        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the least recently chosen
+        slot = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the least recently chosen
         if affinity:
             alike = [one for one in self.slots.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
-            seat = self._with_affinity(alike, affinity) or seat
+            slot = self._with_affinity(alike, affinity) or slot
         # Do not count retries: the request after a failed request would always try the same replica first.
         if not tried:
             self._turn += 1
-            seat.turn = self._turn
-        if not seat.in_flight:
-            seat.heard_at = now
-        seat.in_flight += 1
-        seat.started.add(now)
-        return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
+            slot.turn = self._turn
+        if not slot.in_flight:
+            slot.heard_at = now
+        slot.in_flight += 1
+        slot.started.add(now)
+        return Assignment(slot, is_trial=slot.ejected_until is not None and now >= slot.ejected_until)
 
     def release(self, assignment: Assignment, outcome: RequestOutcome, now: float) -> None:
         """Release an assignment at the end of the request. A second release has no effect."""
         if not assignment.is_open:
             return
         assignment.is_open = False
-        seat = assignment.slot
-        seat.in_flight -= 1
-        if not seat.in_flight and self.leaving:
-            self.leaving.pop(seat.replica, None)
+        slot = assignment.slot
+        slot.in_flight -= 1
+        if not slot.in_flight and self.leaving:
+            self.leaving.pop(slot.replica, None)
         if outcome is SERVED:
-            seat.failures = seat.lost = seat.errors = 0
+            slot.failures = slot.lost = slot.errors = 0
             if assignment.is_trial:
-                seat.ejected_until, seat.admitted_at = None, now
-            elif seat.ejected_until is None:
-                seat.ejections = 0
+                slot.ejected_until, slot.admitted_at = None, now
+            elif slot.ejected_until is None:
+                slot.ejections = 0
         elif outcome is LOST:
-            seat.lost += 1
-            self._blame(seat, now)
+            slot.lost += 1
+            self._blame(slot, now)
         elif outcome is FAILED:
-            seat.lost = 0
-            seat.errors += 1
+            slot.lost = 0
+            slot.errors += 1
 
-    def blame(self, seats: Iterable[ReplicaSlot], now: float) -> None:
+    def blame(self, slots: Iterable[ReplicaSlot], now: float) -> None:
         """Count a request against the replicas that failed it, after a different replica has served the request.
 
         A request failing everywhere counts against no replica: otherwise a client could take out the whole fleet.
         """
-        for seat in seats:
-            self._blame(seat, now)
+        for slot in slots:
+            self._blame(slot, now)
 
-    def _blame(self, seat: ReplicaSlot, now: float) -> None:
-        seat.failures += 1
-        is_due = seat.failures >= self.limits.eject_after if seat.ejected_until is None else now >= seat.ejected_until
+    def _blame(self, slot: ReplicaSlot, now: float) -> None:
+        slot.failures += 1
+        is_due = slot.failures >= self.limits.eject_after if slot.ejected_until is None else now >= slot.ejected_until
         if is_due:
-            seat.ejections += 1
-            out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
-            seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
+            slot.ejections += 1
+            out_s = self.limits.eject_s * 2 ** min(slot.ejections - 1, 16)
+            slot.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
-    def _with_affinity(self, seats: list[ReplicaSlot], affinity: bytes) -> ReplicaSlot | None:
+    def _with_affinity(self, slots: list[ReplicaSlot], affinity: bytes) -> ReplicaSlot | None:
         """Return the preferred replica of a prefix among replicas below the load bound; None if no replica is below.
 
         Rendezvous hashing: no growing table, and an added or removed replica moves only its own prefixes.
         """
-        bound = self.limits.affinity_bound * (sum(seat.in_flight for seat in seats) + 1) / len(seats)
-        below = [seat for seat in seats if seat.in_flight < bound]
-        return max(below, key=lambda seat: _score(affinity, seat.replica.replica_id), default=None)
+        bound = self.limits.affinity_bound * (sum(slot.in_flight for slot in slots) + 1) / len(slots)
+        below = [slot for slot in slots if slot.in_flight < bound]
+        return max(below, key=lambda slot: _score(affinity, slot.replica.replica_id), default=None)
 
 
 def _score(affinity: bytes, replica_id: str) -> bytes:

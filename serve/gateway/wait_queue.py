@@ -64,9 +64,9 @@ class WaitQueue:
         if self._line:
             self._serve_line()
 
-    def blame(self, seats: Iterable[ReplicaSlot]) -> None:
+    def blame(self, slots: Iterable[ReplicaSlot]) -> None:
         """Count a served request against the replicas that failed it before."""
-        self.fleet.blame(seats, self.clock())
+        self.fleet.blame(slots, self.clock())
 
     def _serve_line(self) -> None:
         for turn in list(self._line):

@@ -103,9 +103,8 @@ def state_of(facts: Facts) -> State:
         return State.SHUTTING_DOWN
     if facts.down is not None:
         return _ended(facts)
-    if (
-        facts.launch is ProcessStatus.FAILED or facts.app_failed
-    ):  # processes may be left running, so an end should be under way
+    # Processes may be left running, so an end should be under way.
+    if facts.launch is ProcessStatus.FAILED or facts.app_failed:
         return State.FAILED_CLEANUP
     if facts.is_ready:
         return State.READY

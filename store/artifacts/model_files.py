@@ -184,7 +184,7 @@ def templates_of(folder: Path) -> dict[str, str]:
 
     Template files take precedence over tokenizer_config.json. Raise UnusableDocument for an invalid file.
     """
-    return template_files(folder) or templates_in(tokenizer_config_of(folder, TOKENIZER_CONFIG))
+    return template_files(folder) or templates_in(load_if_present(folder, TOKENIZER_CONFIG))
 
 
 def template_of(folder: Path) -> str:
@@ -237,9 +237,9 @@ def named_tokens(folder: Path) -> dict[str, str]:
     A tokenizer_config.json with `added_tokens_decoder` is complete. For older files, special_tokens_map.json overrides
     the values. Raise UnusableDocument.
     """
-    said = tokenizer_config_of(folder, TOKENIZER_CONFIG)
+    said = load_if_present(folder, TOKENIZER_CONFIG)
     if "added_tokens_decoder" not in said:
-        said = {**said, **tokenizer_config_of(folder, SPECIAL_MAP)}
+        said = {**said, **load_if_present(folder, SPECIAL_MAP)}
     extra = said.get("extra_special_tokens")
     said = {**said, **(extra if isinstance(extra, dict) else {})}
     return {name: text for name, one in said.items() if name.endswith("_token") and (text := _template_text(one))}
@@ -251,7 +251,7 @@ def _template_text(said: Any) -> str:
     return said if isinstance(said, str) else ""
 
 
-def tokenizer_config_of(folder: Path, name: str) -> dict[str, Any]:
+def load_if_present(folder: Path, name: str) -> dict[str, Any]:
     """Return the content of a small JSON file; {} if the file does not exist. Raise UnusableDocument."""
     path = folder / name
     try:

@@ -53,7 +53,7 @@ class Repository(Backend):
         except ImportError as error:
             raise NoStore(f"store {self.uri}: {error}") from None
 
-        set_client_factory(lambda: _client(self.patience.answer_s))
+        _use_client(self.patience.answer_s, set_client_factory)
         told.set_verbosity_error()  # our own retries report failures
         logging.getLogger("httpx2").setLevel("WARNING")  # httpx2 would log full URLs, including signed URLs
         token = next((value for name in credentials.HUB if (value := credentials.value_of(name))), None)
@@ -267,6 +267,19 @@ class Repository(Backend):
 
 
 _ours = threading.local()  # `asking`: the current thread works for a store
+_CHOICE = threading.Lock()
+_chosen = list[float]()  # timeout of the client of huggingface_hub in this process
+
+
+def _use_client(answer_s: float, set_factory: Callable[[Callable[[], Any]], None]) -> None:
+    """Make huggingface_hub use our client, once per timeout.
+
+    A new factory closes the client that all threads of the process share, under their requests.
+    """
+    with _CHOICE:
+        if _chosen != [answer_s]:
+            set_factory(lambda: _client(answer_s))
+            _chosen[:] = [answer_s]
 
 
 def _client(answer_s: float) -> Any:

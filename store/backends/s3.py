@@ -27,13 +27,14 @@ AGAIN = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "R
 CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 MISSING = {"NoSuchKey", "404", "NotFound"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
+# Calls with an ETag in the response.
 WRITES = {
     "put_object",
     "upload_part",
     "complete_multipart_upload",
     "copy_object",
     "upload_part_copy",
-}  # calls with an ETag in the response
+}
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
 

@@ -126,9 +126,8 @@ def is_longer(path: Path, before: int) -> bool:
 @pytest.fixture
 def log(tmp_path):
     (tmp_path / "base.log").write_text("one\ntwo\nthree\n")
-    (tmp_path / "base.times").write_text(
-        "100.0 0\n110.0 4\n150.0 10\n200.0 14\n201.0 "
-    )  # The last line is still being written.
+    # The last line is still being written.
+    (tmp_path / "base.times").write_text("100.0 0\n110.0 4\n150.0 10\n200.0 14\n201.0 ")
     return tmp_path / "base.log"
 
 

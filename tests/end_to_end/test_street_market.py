@@ -348,7 +348,7 @@ def test_offer_is_chosen_by_number_and_down_returns_after_the_vendor_ended_the_p
         user.inv("logs", f"menu-{name}", "--rehearse")
         assert rows[f"menu-{name}"]["state"] == "running", rows[f"menu-{name}"]
         log = user.store / "runs" / f"menu-{name}" / "logs" / "environment.log"
-        until(log.exists, "a uploader at work")
+        until(log.exists, "an uploader at work")
     user.inv("down", "--all", "--rehearse")
     assert user.truth()["billing"] == user.truth()["running"] == 0
     rows = user.status()

@@ -50,7 +50,7 @@ class Pods:
         world.program("count", COUNT)
         world.job(*steps, **more)
         plain = Job.from_json(world.pod.job.read_text())
-        assert with_uploader(plain, str(self.store), RUN) == plain  # The pod has no environment of a uploader.
+        assert with_uploader(plain, str(self.store), RUN) == plain  # The pod has no environment of an uploader.
         trains = replace(plain, steps=tuple(replace(step, environment="train") for step in plain.steps))
         job = with_uploader(trains, str(self.store), RUN)
         assert with_uploader(job, "elsewhere", RUN) == job

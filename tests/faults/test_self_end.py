@@ -13,7 +13,7 @@ from infra.agent.job import SELF_END_KEY
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
-from infra.runs import observe
+from infra.runs import pod_views
 from infra.settings import Settings
 from tests.faults.test_self_terminate import LIMIT_S, LONG_S, Rented, environ_of, files_with, launch
 from tests.faults.trial import checkout
@@ -89,7 +89,7 @@ def status_of_ends(running: Running, folder: Path, one: Rented) -> str:
     """Return the text of `status` about the ends of the pod."""
     settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor, SPEED))
     with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
-        views = observe.snapshot(journal, {one.vendor: open_market(one.vendor, settings)}, folder, deadline_s=30.0)
+        views = pod_views.snapshot(journal, {one.vendor: open_market(one.vendor, settings)}, folder, deadline_s=30.0)
     return "; ".join(next(view.ends for view in views if view.run == one.run))
 
 

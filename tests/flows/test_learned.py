@@ -30,9 +30,8 @@ SECONDS = {"text": 2.0, "tokenizer": 1.0, "tokens": 3.0, "base": 40.0}
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        utilization, "STAT", tmp_path / "none"
-    )  # other load on this machine must not affect these plans
+    # Other load on this machine must not affect these plans.
+    monkeypatch.setattr(utilization, "STAT", tmp_path / "none")
     estimates._others.cache_clear()
     mine = {
         "SLIPWAY_ENVIRONMENTS": "environments",

@@ -13,7 +13,7 @@ from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs import pod_reports
 from infra.runs.observation import Observation
-from infra.runs.observe import read_clocks, view
+from infra.runs.pod_views import read_clocks, view
 from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds

@@ -61,9 +61,8 @@ watch.start()
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = join_process_group().__enter__()
 is_cut = ranks.size > 1 and sys.argv[2] == "fsdp"
-model = uninitialized_decoder(
-    config.model, machine.dtype(config), "meta" if is_cut else machine.device
-)  # as a run does
+# As a run does.
+model = uninitialized_decoder(config.model, machine.dtype(config), "meta" if is_cut else machine.device)
 part = WHOLE
 if is_cut:
     part = shard_model(model, "fsdp", ranks)

@@ -28,11 +28,12 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.records.model_config import ModelConfig
 
 START_S = 570  # Three processes import all modules, while other tests compute.
+# Of every block: tied embeddings would repeat the same word.
 GAIN = {
     "llama": 0.7,
     "qwen2": 1.5,
     "qwen3": 1.5,
-}  # Of every block: tied embeddings would repeat the same word.
+}
 # Logits that are closer, in their standard deviations, may swap under a kernel's rounding: twice the difference between
 # our decoder in bfloat16 and in float32.
 NEAR = {("llama", "auto"): 0.08, **{(one, "auto"): 0.2 for one in ("qwen2", "qwen3")},

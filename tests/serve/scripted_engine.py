@@ -140,7 +140,7 @@ async def gateway(
             yield Front(front, f"http://127.0.0.1:{port}", session)
         await until(lambda: front._proxy is not None and front._proxy.in_flight == 0, "the gateway is empty")
         fleet = front.turns.fleet
-        assert [seat.in_flight for seat in fleet.slots.values()] == [0] * len(fleet.slots)
+        assert [slot.in_flight for slot in fleet.slots.values()] == [0] * len(fleet.slots)
         assert not fleet.leaving and not front.turns.waiting
     finally:
         await front.stop(0)

@@ -37,7 +37,7 @@ FOLDER = "work/checkpoints/base-f00d"
 
 
 class Pod:
-    """The folder of a pod, and the processes of a uploader."""
+    """The folder of a pod, and the processes of an uploader."""
 
     def __init__(self, root: Path, store: Path | str) -> None:
         self.root, self.store = root, str(store)
@@ -106,9 +106,8 @@ class Pod:
     def stored_checkpoints(self) -> list[str]:
         """Return the checkpoints in the store, before and after our look; each must verify."""
         problems = {name: self.folder.problem(name) for names in self.listed().values() for name in names}
-        still = [
-            name for names in self.listed().values() for name in names if name in problems
-        ]  # not removed meanwhile
+        # Not removed meanwhile.
+        still = [name for names in self.listed().values() for name in names if name in problems]
         assert [(name, problems[name]) for name in still if problems[name]] == []
         return still
 
@@ -140,7 +139,7 @@ def pods(tmp_path: Path) -> Iterator[Any]:
 
 
 def uploader(pod: Pod) -> Uploader:
-    """Return a uploader within this process."""
+    """Return an uploader within this process."""
     return Uploader(pod.root, Config(store=pod.store, run=RUN, makings={}), print)
 
 

@@ -24,11 +24,11 @@ WORTH = ("better", "worse", "weights", "times")
 class PolicyLoss:
     """The policy-gradient objective.
 
-    A batch holds the arrays of `as_rows` and, from `worth`, sums over the answers sharing a target, each (rows, T):
-    `better` and `worse`, positive and negative advantages times weights; `weights`, the weights; `times`, the number of
-    answers. Further arrays hold ln p (rows, T) of the targets: `old` under the policy of the rollout, computed by the
-    trainer or, if unavailable, by the engine (absent when the rollout policy is the current policy); `sampled` as
-    computed by the engine; `reference` under the initial model of the phase.
+    A batch holds the arrays of `pack_answers` and, from `worth`, sums over the answers sharing a target, each (rows,
+    T): `better` and `worse`, positive and negative advantages times weights; `weights`, the weights; `times`, the
+    number of answers. Further arrays hold ln p (rows, T) of the targets: `old` under the policy of the rollout,
+    computed by the trainer or, if unavailable, by the engine (absent when the rollout policy is the current policy);
+    `sampled` as computed by the engine; `reference` under the initial model of the phase.
     """
 
     def __init__(self, config: RlConfig) -> None:
@@ -146,7 +146,7 @@ def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.n
 def worth(targets: np.ndarray, spots: Spots, advantages: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays `better`, `worse`, `weights` and `times` for `PolicyLoss`, each fp32 (rows, T).
 
-    advantages, weights: (answers,). targets, spots: from `as_rows`.
+    advantages, weights: (answers,). targets, spots: from `pack_answers`.
     """
     weighted = advantages * weights
     each = {

@@ -2,7 +2,7 @@
 
 The functions take a phase, or the program of a step without training, and the requested GPUs. They return operations
 (FLOP), seconds independent of the machine's speed, and bytes; `infra.market.step_times.estimate` converts these to
-times. `smaller` searches the smallest change with which a phase fits into a given GPU memory.
+times. `smallest_fitting_options` searches the smallest change with which a phase fits into a given GPU memory.
 """
 
 import math

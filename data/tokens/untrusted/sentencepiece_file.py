@@ -8,7 +8,7 @@ from typing import Any
 from data.errors import InputError
 from store import untrusted_input
 from store.artifacts import sentencepiece, vocabulary
-from store.artifacts.model_files import SPECIAL_MAP, TOKENIZER_CONFIG, named_tokens, tokenizer_config_of
+from store.artifacts.model_files import SPECIAL_MAP, TOKENIZER_CONFIG, load_if_present, named_tokens
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 # A piece of three bytes becomes an object, a key, and a pair of merges for each of its parts.
@@ -52,7 +52,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
         ids[content] = expected
         added[content] = sentencepiece.added_token(expected, content, **flags)
     said = {**said, "added_tokens": sorted(added.values(), key=lambda one: one["id"])}
-    config, named = tokenizer_config_of(folder, TOKENIZER_CONFIG), named_tokens(folder)
+    config, named = load_if_present(folder, TOKENIZER_CONFIG), named_tokens(folder)
     leads = [named["bos_token"]] if "bos_token" in named and config.get("add_bos_token", True) else []
     ends = [named["eos_token"]] if "eos_token" in named and config.get("add_eos_token") else []
     if not leads and not ends:
@@ -71,7 +71,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
     """Yield the added tokens of `folder`: id or None, text, flags. Raises InputError, UnusableDocument."""
-    config, special = tokenizer_config_of(folder, TOKENIZER_CONFIG), tokenizer_config_of(folder, SPECIAL_MAP)
+    config, special = load_if_present(folder, TOKENIZER_CONFIG), load_if_present(folder, SPECIAL_MAP)
     named = named_tokens(folder)
     extra = [*_texts(config), *_texts(special)]
     names = {*named.values(), *extra}
@@ -79,7 +79,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
     if isinstance(listed, dict):
         found = [(number, one.get("content"), one) for number, one in listed.items() if isinstance(one, dict)]
     else:
-        found = [(number, content, {}) for content, number in tokenizer_config_of(folder, vocabulary.ADDED).items()]
+        found = [(number, content, {}) for content, number in load_if_present(folder, vocabulary.ADDED).items()]
     try:
         rows = sorted((int(number), content, one) for number, content, one in found)
     except (TypeError, ValueError):

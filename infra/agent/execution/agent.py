@@ -56,7 +56,7 @@ from infra.agent.state import (
     stop_file,
     try_read_json,
     try_write_json,
-    upload_allowance_s,
+    upload_s_after_stop,
     verdict,
     write_json,
 )
@@ -129,7 +129,7 @@ class Agent:
             self.step = step.name
             if self.stop_request():
                 return self.stopped(None)
-            with tolerate_shortage(say, "keeping company"):
+            with tolerate_shortage(say, "checking the sidecars"):
                 self.supervise_sidecars()
             ending = self.run_step(step)
             if ending:
@@ -256,7 +256,7 @@ class Agent:
             self.nodes.close(ending["state"], ending["reason"], ending["lost"])
         if ending["state"] == LEFT:
             return self.exit_for_engine(ending)
-        with tolerate_shortage(say, "dismissing the trackers"):
+        with tolerate_shortage(say, "stopping the trackers"):
             self.stop_trackers()
         if self.beside:
             self.finish_uploads(self.beside, ending)
@@ -292,7 +292,7 @@ class Agent:
         asked = self.stop_request()
         guard = try_read_json(report(self.pod, "guard"))
         ends_at = time.monotonic() + (
-            0.9 * upload_allowance_s(self.job, asked) if asked else limits.upload_allowance_s(self.job, guard)
+            0.9 * upload_s_after_stop(self.job, asked) if asked else limits.upload_allowance_s(self.job, guard)
         )
         try_write_json(self.pod.ending, {**ending, "ends_at_monotonic_s": ends_at})
 
@@ -301,7 +301,7 @@ class Agent:
             if not asked:
                 asked = self.stop_request()
                 if asked:  # a stop request shortens the deadline
-                    ends_at = min(ends_at, time.monotonic() + 0.9 * upload_allowance_s(self.job, asked))
+                    ends_at = min(ends_at, time.monotonic() + 0.9 * upload_s_after_stop(self.job, asked))
             return ends_at
 
         if self.job.beside and self.job.beside.environment not in self.pythons:

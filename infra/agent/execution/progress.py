@@ -184,7 +184,7 @@ class Progress:
 
     def write(self) -> None:
         self.written_at = time.monotonic()
-        with tolerate_shortage(say, f"telling of {self.whole['step'] or 'the start'}"):
+        with tolerate_shortage(say, f"writing the progress of {self.whole['step'] or 'the start'}"):
             now = time.time()
             for step in self.steps.values():
                 if step["started_at"]:

@@ -31,7 +31,7 @@ from infra.agent.state import (
     self_terminating_guard,
     spawn,
     stop_file,
-    upload_allowance_s,
+    upload_s_after_stop,
     verdict,
     write_json,
     write_missing_verdict,
@@ -62,7 +62,7 @@ def start(root: Path) -> int:
             pod.progress.unlink(missing_ok=True)
         archive_verdict(pod)
         write_durably(pod.handed_over, "")
-    elif ending and not _await(lambda: not _anyone(pod), grace_s() + upload_allowance_s(job, {}) + END_S):
+    elif ending and not _await(lambda: not _anyone(pod), grace_s() + upload_s_after_stop(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
@@ -88,7 +88,7 @@ def stop(root: Path) -> int:
         patience_s = END_S
         if job.stays or not pod.verdict.exists():
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
-            patience_s += asked["grace_s"] + upload_allowance_s(job, asked)
+            patience_s += asked["grace_s"] + upload_s_after_stop(job, asked)
     _await(lambda: not _anyone(pod) or self_terminating_guard(pod) is not None, patience_s)
     guard = self_terminating_guard(pod)  # ending this guard would leave the pod running and billing
     survivors = retry_shortages(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])

@@ -45,7 +45,7 @@ from infra.agent.state import (
     spawn,
     stop_file,
     try_write_json,
-    upload_allowance_s,
+    upload_s_after_stop,
     verdict,
     write_missing_verdict,
 )
@@ -240,7 +240,7 @@ class Guard:
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
         """Return the seconds to wait for an agent after a stop request."""
-        return float(request["grace_s"]) + upload_allowance_s(self.job, request) + LAST_RITES_S
+        return float(request["grace_s"]) + upload_s_after_stop(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
         young = self.agent is not None and self.agent.poll() is None

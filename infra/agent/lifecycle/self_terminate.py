@@ -33,9 +33,8 @@ def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
     """Return whether the pod must end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
-    return (
-        bool(job.self_terminate_calls) and is_over
-    )  # after the loss of a node, the run may need the other nodes again
+    # After the loss of a node, the run may need the other nodes again.
+    return bool(job.self_terminate_calls) and is_over
 
 
 def is_sendable(key: str) -> bool:

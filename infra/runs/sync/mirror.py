@@ -130,10 +130,11 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
     """
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
+        # The uploader has masked the logs, too.
         there, mask = (
             RunFolder(op.store or "", op.run),
             log_mask.mask_here(op),
-        )  # The uploader has masked the logs, too.
+        )
         files = sorted(there.names().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:

@@ -123,9 +123,8 @@ def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mappin
     cuts, room = [], FetchRoom.of(home)
     for name, there in sizes.items():
         if FIGURES.fullmatch(name):
-            most = room.share(
-                fetched_files.held_bytes(home.pod.root / name), there + READ_BYTES
-            )  # The file may be growing.
+            # The file may be growing.
+            most = room.share(fetched_files.held_bytes(home.pod.root / name), there + READ_BYTES)
             with contextlib.suppress(FileNotFoundError):
                 fetched_files.replace(home.pod.root, name, fetched_files.pieces_of(transport, str(pod / name), most))
                 cuts += [fetched_files.describe_cut(name, most, there)] if most < there else []
@@ -209,9 +208,8 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
     except DamagedCheckpoint as error:
         raise SlipwayError(f"{source}: {error}") from None
     check_fits(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
-    draft = fetched_files.place(
-        home.pod.root, f"{above}/.{target.name}.draft"
-    )  # Includes the files of an earlier attempt.
+    # Includes the files of an earlier attempt.
+    draft = fetched_files.place(home.pod.root, f"{above}/.{target.name}.draft")
     meter = Meter()
     mirror.keep_only(draft, {file.path for file in checkpoint.files})
     for file in checkpoint.files:
@@ -256,7 +254,7 @@ class Downloads:
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     if str(error) != told:
                         told = str(error)
-                        self.say(f"{op.run}: bringing home: {error}")
+                        self.say(f"{op.run}: downloading: {error}")
 
     def last(self, op: Op, transport: Transport, pod_store: str) -> None:
         """Download all saved files of a pod before the pod ends; report damaged files and leave these files on the pod.
@@ -271,7 +269,7 @@ class Downloads:
                 except (ConnectionLost, TimedOut, Unreachable):
                     raise
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
-                    self.say(f"{op.run}: bringing home: {error}")
+                    self.say(f"{op.run}: downloading: {error}")
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
         """Return the downloads in order; on a full disk, only the reports and a function that raises SlipwayError."""

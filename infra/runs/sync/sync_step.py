@@ -11,9 +11,9 @@ EVERY_S = {"hf": 600.0}  # Each look is a commit, and a Hugging Face repository 
 
 
 def with_uploader(job: Job, store: str, run: str) -> Job:
-    """Return the job with a first step that restores earlier output from `store`, and a uploader beside all steps.
+    """Return the job with a first step that restores earlier output from `store`, and an uploader beside all steps.
 
-    `store` is the address as seen from the pod. A job with a uploader stays unchanged, as does a job without training
+    `store` is the address as seen from the pod. A job with an uploader stays unchanged, as does a job without training
     steps and without the user's own script. A job with only own scripts needs no PyTorch, so the uploader uses a small
     environment.
     """

@@ -19,6 +19,8 @@ from infra.settings import HOOK, is_secret, of_packs, read_dotenv, table
 from store.credentials import google_key
 from store.masking import encodings
 
+GOOGLE = "GOOGLE_CREDENTIALS"
+ENV_FILES = (".env", "credentials/.env")
 OVERLAP_BYTES = 4096  # longer than any match needed to recognize a secret
 MOST_VALUE_BYTES = 1024  # searched prefix of a key's value: as certain as the whole value
 LEAST_VALUE_LETTERS = 12  # shorter values may be ordinary words of the text
@@ -153,10 +155,6 @@ def _is_whole(matches: Iterator[re.Match[bytes]], window: bytes, is_last: bool) 
     """Return whether a match exists; a match that the next piece could change does not count yet."""
     settled = len(window) - OVERLAP_BYTES
     return any(is_last or one.end() < len(window) or one.start() < settled for one in matches)
-
-
-GOOGLE = "GOOGLE_CREDENTIALS"
-ENV_FILES = (".env", "credentials/.env")
 
 
 def keys_of_installation(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[OwnKey, ...]:

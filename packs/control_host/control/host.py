@@ -118,9 +118,8 @@ class ControlHost:
     def send_code(self, there: HostDescription) -> PushResult:
         """Push this checkout; for a new checkout, first send the files that build an environment."""
         code = there.places.code(checkout_id(ROOT))
-        with local_files.holding_lock(
-            self.folder / "push.lock"
-        ):  # concurrent pushes would record each other's partial state
+        # Concurrent pushes would record each other's partial state.
+        with local_files.holding_lock(self.folder / "push.lock"):
             if there.is_new:
                 bootstrap.bring(self.machine, PodFolder(code.parent))
             return push(self.machine, ROOT, code, checkout_id(ROOT))

@@ -27,7 +27,7 @@ from infra.agent.state import (
     report,
     stop_file,
     try_write_json,
-    upload_allowance_s,
+    upload_s_after_stop,
     verdict,
     write_missing_verdict,
 )
@@ -70,7 +70,7 @@ def start(root: Path) -> int:
     found = queue.newest(job.token)
     if queue.lives(found) and (pod.verdict.exists() or stop_file(pod).exists()):
         if not _await(
-            lambda: not queue.lives(queue.newest(job.token)), grace_s() + upload_allowance_s(job, {}) + KILL_S
+            lambda: not queue.lives(queue.newest(job.token)), grace_s() + upload_s_after_stop(job, {}) + KILL_S
         ):
             raise AgentError(
                 f"{root}: Slurm job {found['job']} is still ending; wait for the end of the job, or: scancel "
@@ -148,7 +148,7 @@ def stop(root: Path) -> int:
     if not pod.verdict.exists() and queue.lives(found):
         asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
         if found["state"] not in queue.WAITING:
-            patience_s = float(asked["grace_s"]) + upload_allowance_s(job, asked) + END_S
+            patience_s = float(asked["grace_s"]) + upload_s_after_stop(job, asked) + END_S
             _await(lambda: not queue.lives(queue.newest(name)), patience_s)
     left = queue.cancel(name)["jobs"]
     if left and _await(lambda: not queue.cancel(name)["jobs"], KILL_S):

@@ -13,9 +13,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from serve.gateway.http.wire import MOST_HEAD_BYTES, MalformedMessage, Message, Wire
 
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
+# Forwarded to the client.
 PASSED = {
     one.lower(): one + b": %b\r\n" for one in (b"Content-Type", b"Content-Encoding", b"Retry-After", b"Cache-Control")
-}  # forwarded to the client
+}
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 

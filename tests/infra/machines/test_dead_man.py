@@ -88,9 +88,8 @@ def test_a_changed_limit_moves_the_deadline_and_an_invalid_file_keeps_the_first(
     process = begin(dead_man.timer_script(now + 1000, 9999.5, calls(url)), tmp_path, ["curl"])
     try:
         until(lambda: start_timer.read_timer().get("ends_at") == now + 1000, "a timer that is seen")
-        start_timer.update_deadline(
-            9999.5, 500.0, 10.0
-        )  # for a limit of an earlier time, from a guard that counts wrongly
+        # For a limit of an earlier time, from a guard that counts wrongly.
+        start_timer.update_deadline(9999.5, 500.0, 10.0)
         assert start_timer.read_timer()["ends_at"] == now + 1000
         start_timer.update_deadline(700.0, 500.0, 10.0)
         assert now + 56 <= start_timer.read_timer()["ends_at"] <= now + 66 and not asked

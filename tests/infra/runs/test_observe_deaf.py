@@ -11,7 +11,7 @@ from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import observation, observe
+from infra.runs import observation, pod_views
 from infra.runs.pods import end
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
@@ -53,7 +53,7 @@ def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(t
                 )
                 reports.download(op, transport, RunHome.of(op.run, homes))
             one.freeze()
-            deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
+            deaf, well = pod_views.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")
             assert deaf.ends[0].startswith("guard last heard ")  # not dead: the pod was not asked
             assert deaf.step == "wait" and deaf.age_s > 2 and deaf.progress["machine"]["disk_free_bytes"] > 0

@@ -42,10 +42,11 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         ([SAYS_LOST, GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
         ([SILENT, SAYS_LOST], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
         ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # the machine answers again
+        # Without node 0 no node works.
         (
             [GONE, SILENT],
             RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,)),
-        ),  # without node 0 no node works
+        ),
         ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
     ],
 )

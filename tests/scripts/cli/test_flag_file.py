@@ -55,10 +55,11 @@ def test_flags_of_a_file_apply_unless_typed(world):
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
         ("phase: base\nphase: mid", "is given twice"),
+        # No machine is rented here.
         (
             "gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]",
             "--volume is for rented machines",
-        ),  # No machine is rented here.
+        ),
     ],
 )
 def test_invalid_file_is_refused_with_the_place(world, text, said):

@@ -33,6 +33,7 @@ pytestmark = [
 ]
 one_thread, inputs = trained.one_thread, trained.inputs
 
+# Varies with every answer, or place.
 CHANGES = {
     "id",
     "created",
@@ -41,7 +42,7 @@ CHANGES = {
     "item_id",
     "permission",
     "root",
-}  # Varies with every answer, or place.
+}
 TALK = [{"role": "user", "content": "Who are you?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": TALK, "temperature": 0}
 INPUT: dict[str, Any] = {"model": "demo", "input": "Who are you?", "temperature": 0}

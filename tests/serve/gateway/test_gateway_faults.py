@@ -186,14 +186,14 @@ def test_frozen_engine_does_not_slow_down_the_others(pair, fresh):
             while await front.metric("in_flight", replica="r0") == 0:
                 stuck.append(asyncio.ensure_future(front.session.post(front.url + CHAT, json=chat(stream=True))))
                 await asyncio.sleep(0.01)
-            seat = next(iter(front.gateway.turns.fleet.slots.values()))
+            slot = next(iter(front.gateway.turns.fleet.slots.values()))
             turns = front.gateway.turns
-            await until(lambda: seat.load(turns.clock(), turns.limits) > STALLED, "it is stalled")
-            held = seat.in_flight
+            await until(lambda: slot.load(turns.clock(), turns.limits) > STALLED, "it is stalled")
+            held = slot.in_flight
             for _ in range(50):
                 async with front.ask() as reply:
                     assert reply.status == 200 and reply.headers["X-Slipway-Replica"] in ("r1", "r2")
-            assert seat.in_flight == held
+            assert slot.in_flight == held
             ill.signal(signal.SIGCONT)
             for one in stuck:
                 assert (await one).status == 200

@@ -49,7 +49,7 @@ class Churn(RuleBasedStateMachine):
         tried = {self.open[-1].slot} if other and self.open else set()
         assignment = self.fleet.take(self.now, tried, affinity)
         counts = self.counts()
-        room = [one for one in self.listed if counts[one] < CAP and one not in {seat.replica for seat in tried}]
+        room = [one for one in self.listed if counts[one] < CAP and one not in {slot.replica for slot in tried}]
         if assignment is None:
             assert not room
         else:
@@ -150,9 +150,9 @@ def test_end_of_a_request_updates_the_health_of_its_replica(outcomes, counts, is
     fleet = fleet_of(1)
     for outcome in outcomes:
         fleet.release(fleet.take(0.0), outcome, 0.0)
-    (seat,) = fleet.slots.values()
-    assert (seat.failures, seat.lost, seat.errors) == counts
-    assert (seat.ejected_until is not None) is is_out
+    (slot,) = fleet.slots.values()
+    assert (slot.failures, slot.lost, slot.errors) == counts
+    assert (slot.ejected_until is not None) is is_out
 
 
 def test_trial_that_fails_everywhere_is_repeated():
@@ -169,14 +169,14 @@ def test_trial_that_fails_everywhere_is_repeated():
 
 def test_all_replicas_are_asked_when_all_are_out():
     fleet = fleet_of(2)
-    for seat in fleet.slots.values():
+    for slot in fleet.slots.values():
         for _ in range(2):
             fleet.release(
-                fleet.take(0.0, tried=[one for one in fleet.slots.values() if one is not seat]),
+                fleet.take(0.0, tried=[one for one in fleet.slots.values() if one is not slot]),
                 RequestOutcome.LOST,
                 0.0,
             )
-    assert all(seat.ejected_until for seat in fleet.slots.values())
+    assert all(slot.ejected_until for slot in fleet.slots.values())
     assert fleet.take(1.0) is not None
 
 
@@ -216,7 +216,7 @@ def test_prompts_with_a_common_prefix_share_a_replica_until_the_load_is_unfair()
     fleet = fleet_of(4, GatewayLimits(max_in_flight_per_replica=1000, slow_start_s=0.001))
     for _ in range(400):
         fleet.take(1.0, (), b"a")
-    assert max(seat.in_flight for seat in fleet.slots.values()) <= 1.25 * 100 + 1
+    assert max(slot.in_flight for slot in fleet.slots.values()) <= 1.25 * 100 + 1
 
 
 def test_retries_are_earned():

@@ -114,9 +114,8 @@ def test_unknown_load_keeps_the_target_and_replaces_dead_replicas():
     decision = autoscaler.decide(RULE, AutoscalerMemory(6, up=2), seen)
     assert decision.memory == AutoscalerMemory(6, up=2) and decision.start_spot == 5
     rule = dataclasses.replace(RULE, target_waiting=8.0, down_ticks=1, up_ticks=1)
-    assert (
-        autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=0)).memory.target == 6
-    )  # The target may grow, not shrink.
+    # The target may grow, not shrink.
+    assert autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=0)).memory.target == 6
     assert autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=80)).memory.target == 10
 
 
@@ -197,9 +196,8 @@ def test_gpus_count_by_their_speed():
     ]
     assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=24, members=mixed)) == 4 + math.ceil(10 / 5)
     assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=9, members=mixed)) == 3  # The minimum: 3.
-    assert (
-        autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(0), Measurements(qps=0.1)) == 1
-    )  # Here the service wakes.
+    # Here the service wakes.
+    assert autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(0), Measurements(qps=0.1)) == 1
     assert (
         autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(4), Measurements(qps=6, members=mixed))
         == 2

@@ -64,9 +64,8 @@ def test_common_prefix_of_all_rows_does_not_count():
     assert core.scored_rows("multiple_choice", [[1, 2, 3, 4], [1, 2, 5]]) == [([1, 2, 3, 4], 2), ([1, 2, 5], 1)]
     assert core.scored_rows("schema", [[1, 2, 8, 9], [1, 3, 4, 8, 9]]) == [([1, 2, 8, 9], 2), ([1, 3, 4, 8, 9], 2)]
     assert core.scored_rows("language_modeling", [[1, 2], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
-    assert core.scored_rows("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [
-        ([1, 2, 3, 4], 2)
-    ]  # Ids that were merged.
+    # Ids that were merged.
+    assert core.scored_rows("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
 
 
 @pytest.fixture

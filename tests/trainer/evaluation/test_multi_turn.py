@@ -33,9 +33,8 @@ def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice(
             put = [one["content"] for one in talk if one["role"] == "user"]
             assert len(set(put)) == len(put) == turn + 1
             assert [one["content"] for one in talk if one["role"] == "assistant"] == [one.upper() for one in put[:-1]]
-    assert (
-        len(multi_turn.run_conversations(asked[:3], answer, 8)) == 3
-    )  # No further question exists without a repetition.
+    # No further question exists without a repetition.
+    assert len(multi_turn.run_conversations(asked[:3], answer, 8)) == 3
 
 
 def material(folder, name):

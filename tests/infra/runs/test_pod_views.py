@@ -18,7 +18,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import STATES, Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
-from infra.runs import journal_upkeep, lookup, observation, observe, pods
+from infra.runs import journal_upkeep, lookup, observation, pod_views, pods
 from infra.runs.observation import Observation
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
@@ -58,20 +58,20 @@ def start(op, journal, script):
 def await_view(journal, local, wanted):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+        (view,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
         if wanted(view):
             return view
     raise AssertionError(f"never came: {view}")
 
 
 def test_an_empty_journal_gives_an_empty_view(journal, local):
-    assert observe.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
+    assert pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
 
 
 @pytest.mark.process
 def test_a_pod_is_shown_as_planned_running_and_stopped(journal, local):
     op = rent(local, journal)
-    (planned,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (planned,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (planned.state, planned.age_s, planned.ends) == ("planned", None, ())
     try:
         start(op, journal, "import time\nwhile True: time.sleep(0.1)\n")
@@ -83,7 +83,7 @@ def test_a_pod_is_shown_as_planned_running_and_stopped(journal, local):
     finally:
         pods.end(local, journal.op(op.token), journal)
     assert not observation.is_alive(op, ThisMachine())
-    (stopped,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (stopped,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
 
@@ -94,7 +94,7 @@ def test_a_pod_that_ended_by_itself_shows_its_verdict_before_and_after_settling(
     view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
     assert (view.state, view.progress["state"]) == (state, state)
     assert pods.settle(local, op, journal).state == "TERMINATED"
-    (settled,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (settled,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
 
 
@@ -120,7 +120,7 @@ def test_the_last_ended_runs_stay_listed_with_live_runs(journal, local):
     for number in range(1, 14):
         pods.end(local, rent(local, journal, f"over-{number}"), journal)
     pods.end(local, rent(local, journal, "over-5"), journal)
-    runs = [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")]
+    runs = [view.run for view in pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")]
     assert runs == ["live-0", *(f"over-{number}" for number in (4, 6, 7, 8, 9, 10, 11, 12, 13)), "over-5"]
     pods.end(local, live, journal)
 
@@ -132,13 +132,13 @@ def test_replicas_of_a_service_do_not_count_as_last_runs(journal, local):
     for run in ("demo-0", "mine-3"):
         replica = rent(local, journal, run, owner_kind="service", owner="demo")  # services and runs may share a name
         assert replica.service == "demo"
-        assert [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent)][
+        assert [view.run for view in pod_views.snapshot(journal, {"local": local}, local.pods.parent)][
             -1
         ] == run  # costs money
         pods.end(local, replica, journal)
 
     def listed(**more):
-        return [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent, **more)]
+        return [view.run for view in pod_views.snapshot(journal, {"local": local}, local.pods.parent, **more)]
 
     assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
     assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
@@ -187,7 +187,7 @@ def test_a_silent_provider_delays_no_other_provider(journal, local):
     pods.rent(silent, request, local.offers(request)[0], Job("", "", ()), journal)
     rent(local, journal, "quick-2")
     try:
-        slow, quick = observe.snapshot(
+        slow, quick = pod_views.snapshot(
             journal, {"local": local, "silent": silent}, local.pods.parent / "homes", deadline_s=2
         )
         assert (slow.run, slow.note, slow.state) == ("slow-1", "no answer in 2 s", "planned")
@@ -200,9 +200,9 @@ def test_a_silent_provider_delays_no_other_provider(journal, local):
 def test_a_failure_of_one_pod_is_a_note_in_its_row(journal, local):
     op = rent(local, journal)
     (Path(op.address) / "POD.json").write_text("{")
-    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (view,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert "POD.json is damaged" in view.note
-    (view,) = observe.snapshot(journal, {}, local.pods.parent / "homes")
+    (view,) = pod_views.snapshot(journal, {}, local.pods.parent / "homes")
     assert view.note == "provider local is not set up here"
 
 
@@ -212,16 +212,16 @@ def test_the_verdict_of_an_earlier_pod_does_not_apply_to_the_current_pod(journal
     said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}
     PodFolder(Path(first.address)).verdict.write_text(json.dumps(said))
     pods.end(local, first, journal)
-    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (view,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (view.state, view.step, view.note) == ("failed", "work", "why")
     rent(local, journal)
-    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    (view,) = pod_views.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (view.state, view.step, view.note) == ("planned", "", "")
 
 
 def test_the_truth_table():
     def row(state):
-        return [observe.state_of(state, "", is_alive) for is_alive in (True, False, None)]
+        return [pod_views.state_of(state, "", is_alive) for is_alive in (True, False, None)]
 
     assert {state: row(state) for state in STATES} == {
         "PLANNED": ["running", "planned", "planned"],
@@ -235,7 +235,7 @@ def test_the_truth_table():
         "FAILED": ["failed"] * 3,
     }
     for verdict in ("succeeded", "failed", "stopped", "limit"):
-        assert {observe.state_of(state, verdict, alive) for state in STATES for alive in (True, False, None)} == {
+        assert {pod_views.state_of(state, verdict, alive) for state in STATES for alive in (True, False, None)} == {
             verdict
         }
 
@@ -256,7 +256,7 @@ def test_the_cost_of_a_run_is_the_ledger_sum_of_all_its_pods():
     for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # bills begun minutes
         pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
         reading = Observation(True, True, pod=pod, guard=guard, progress=progress)
-        view = observe.view(op, reading, now, rows, told)
+        view = pod_views.view(op, reading, now, rows, told)
         bills = told if says is None else {**told, "now": (9_001, says)}
         lines = {line.token: line.micro_usd for line in spend.ledger(rows, bills, now)}
         assert view.spent_micro_usd == sum(lines.values()) == spend.total(rows, bills, now)
@@ -294,7 +294,7 @@ def test_a_rented_pod_gone_at_its_limit_has_reached_the_limit(changes, state):
         "ttl_s": 3600.0,
         "reason": "runpod ended it",
     }
-    seen = observe.view(Op(**{**row, **changes}), Observation(), Clocks("", 0.0, 200_000.0), (), {})
+    seen = pod_views.view(Op(**{**row, **changes}), Observation(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("without a verdict" in seen.note) == (state == "limit")
 
@@ -307,21 +307,21 @@ def test_the_time_of_a_run_sums_its_pods_by_the_billing_clock():
     rows, now = [first, aside, last], Clocks("", 0.0, 1_200.0)
     work = {"name": "base", "state": "done", "elapsed_s": 10.0}
     verdict = {"state": "succeeded", "at": 1_140.0}
-    ended = observe.view(
+    ended = pod_views.view(
         last, Observation(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {}
     )
     assert (ended.elapsed_s, ended.ended_at, ended.clock_scale) == (60 * (60 + 10 + 40), 1_140.0, 60.0)
-    at_work = observe.view(last, Observation(clock_scale=60.0, is_alive=True), now, rows, {})
+    at_work = pod_views.view(last, Observation(clock_scale=60.0, is_alive=True), now, rows, {})
     assert (at_work.elapsed_s, at_work.ended_at) == (60 * (60 + 10 + 100), None)
-    over = observe.view(first, Observation(), now, [first], {})
+    over = pod_views.view(first, Observation(), now, [first], {})
     assert (over.elapsed_s, over.ended_at) == (60.0, 1_060.0)
 
 
 def test_an_old_problem_is_not_shown_for_a_working_pod():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, reason="its vendor did not show it")
     now = Clocks("", 0.0, 9.0)
-    assert observe.view(op, Observation(True, is_alive=True), now, [op], {}).note == ""
-    assert observe.view(op, Observation(), now, [op], {}).note == "its vendor did not show it"
+    assert pod_views.view(op, Observation(True, is_alive=True), now, [op], {}).note == ""
+    assert pod_views.view(op, Observation(), now, [op], {}).note == "its vendor did not show it"
 
 
 def test_an_idle_gpu_is_shown_with_its_limit_and_pending_uploads():
@@ -336,7 +336,7 @@ def test_an_idle_gpu_is_shown_with_its_limit_and_pending_uploads():
     }
     uploads = {"pending": ["work/checkpoints/base-f00d/step-000000500"], "problem": "ConnectionError: reset"}
     reading = Observation(True, is_alive=True, guard=guard, progress={"uploads": uploads})
-    seen = observe.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
+    seen = pod_views.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
     assert seen.ends == ("guard alive, ends it in 5 h 27 min; GPUs idle for 3 min 05 s of 30 min 00 s",)
     assert (seen.pending, seen.upload_problem) == (
         ("work/checkpoints/base-f00d/step-000000500",),
@@ -359,7 +359,7 @@ def test_a_guard_is_alive_only_with_a_report_younger_than_a_minute(age_s, scale,
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1_000, rate=2_000_000, cap=2_000_000)
     guard = {"alive": True, "age_s": age_s, "limit_s": 3_600.0, "elapsed_s": 3_500.0}
     now = Clocks("", 0.0, 1_000 + spent_s / scale)
-    seen = observe.view(op, Observation(True, is_alive=True, guard=guard, clock_scale=scale), now, [op], {})
+    seen = pod_views.view(op, Observation(True, is_alive=True, guard=guard, clock_scale=scale), now, [op], {})
     assert seen.ends == (end,)
     assert seen.heard_s == age_s * scale
     assert seen.over_limit_micro_usd == max(0, spent_s * 2_000_000 // 3_600 - 2_000_000)
@@ -378,6 +378,6 @@ def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_the_process(age_s, ti
     job = Job(run="a-1", token="t", steps=(), self_terminate_calls=(Call("DELETE", "https://example.invalid", {}),))
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, job=job.to_json())
     guard = {"alive": True, "age_s": age_s, "limit_s": None, "elapsed_s": 30.0, "start_timer": timer}
-    seen = observe.view(op, Observation(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})
+    seen = pod_views.view(op, Observation(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})
     assert seen.ends[1:] == (words,)
-    assert observe.view(op, Observation(), Clocks("", 0.0, 9.0), [op], {}).ends == ("dead-man timer: not seen",)
+    assert pod_views.view(op, Observation(), Clocks("", 0.0, 9.0), [op], {}).ends == ("dead-man timer: not seen",)
