@@ -1,6 +1,6 @@
 """Controller process of a service: reconciles replicas with the desired state and supervises the gateway process.
 
-    wanted (journal) -> fleet.course (pure) -> replicas started and ended, orders to the gateway -> seen (journal)
+    wanted (journal) -> fleet.next_actions (pure) -> replicas started and ended, orders to the gateway -> seen (journal)
 
 The controller may die at any moment: pods and the gateway keep running, and the journal records each member before the
 pod is requested, so the next controller (`controller_process.ensure`) adopts every replica. The controller restarts a

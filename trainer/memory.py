@@ -15,7 +15,7 @@ SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens per slice of logits: trainer
 SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # memory sizes of rentable GPUs
 SPARE = 0.85  # usable share after an out-of-memory error: the estimate was too low
 USABLE = 0.92  # usable share of a GPU's memory; fragmentation takes the rest
-SQUARES = 1 << 24  # maximum number of attention scores for `InParts` on a CPU: trainer.model.attention
+SQUARES = 1 << 24  # maximum number of attention scores for `PartwiseAttention` on a CPU: trainer.model.attention
 # PyTorch, kernel code, workspaces and per-thread caches.
 FRAMEWORK_BYTES = {
     "cpu": 320 << 20,

@@ -40,7 +40,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shard_optimizer_state
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, model_roles, starts_from
-from trainer.reporting import loss_tokens
+from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import compile_cache, kernels_of_node, training_setup
@@ -190,7 +190,7 @@ class PhaseRun:
             final = one.run()
         if final is None:
             return None
-        loss_tokens.check(self.metrics / "metrics.jsonl", self.config.phase)
+        tokens_in_loss.check(self.metrics / "metrics.jsonl", self.config.phase)
         if not self.cut.is_whole:  # the other shards were in processes that have exited
             model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
@@ -245,7 +245,7 @@ class PhaseRun:
         """
         about = {
             **about,
-            **(loss_tokens.about(self.metrics / "metrics.jsonl") if self.config.trains else {}),
+            **(tokens_in_loss.about(self.metrics / "metrics.jsonl") if self.config.trains else {}),
             "phase": self.config.phase,
             "steps": self.config.steps,
             "params": self.config.model.num_params,

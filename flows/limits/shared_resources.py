@@ -1,10 +1,10 @@
 """The resources shared by several runs: budgets, and machines of the user.
 
-    reserve_budget       opens or finds the budget of a launch and reserves the maximum cost of the run
-    release_reservation  returns a reservation if no machine was rented
-    on_devices           selects GPUs of a machine for a launch; other runs may use the rest
-    wait_in_queue        puts a launch into the wait queue for a machine: first come, first served
-    find_launch_offers   returns offers for a launch; waits for offers if requested
+    reserve_budget              opens or finds the budget of a launch and reserves the maximum cost of the run
+    release_launch_reservation  returns a reservation if no machine was rented
+    on_devices                  selects GPUs of a machine for a launch; other runs may use the rest
+    wait_in_queue               puts a launch into the wait queue for a machine: first come, first served
+    find_launch_offers          returns offers for a launch; waits for offers if requested
 
 The records are in `infra.ledger.budgets` and `infra.ledger.wait_queue`.
 """
@@ -118,7 +118,7 @@ def new_name(journal: Journal, stem: str = "") -> str:
     return run_name([*(op.run for op in journal.ops()), *(one.run for one in wait_queue.waiting(journal))], stem)
 
 
-def release_reservation(name: str, run: str, journal: Journal) -> None:
+def release_launch_reservation(name: str, run: str, journal: Journal) -> None:
     """Return the reservation of a run to the budget `name`; no effect if `name` is ""."""
     if name:
         budgets.release_reservation(journal, name, run)

@@ -58,7 +58,7 @@ def rent(
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
     finally:  # From now on the journal row reserves the money.
-        shared_resources.release_reservation(paid_from, request.run, journal)
+        shared_resources.release_launch_reservation(paid_from, request.run, journal)
         if turn is not None:
             wait_queue.dequeue(journal, turn)
 

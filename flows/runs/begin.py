@@ -101,7 +101,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     except AlreadyLive as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
-            shared_resources.release_reservation(paid_from, name, journal)
+            shared_resources.release_launch_reservation(paid_from, name, journal)
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
         asked.check(taken_by.op)
@@ -109,7 +109,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     except SlipwayError:
         if not any(op.run == name for op in journal.ops(live=True)):
             run_leases.release(plan.store, name, journal.installation, tell)
-            shared_resources.release_reservation(paid_from, name, journal)
+            shared_resources.release_launch_reservation(paid_from, name, journal)
         raise
     finally:
         if found.turn is not None:

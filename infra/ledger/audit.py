@@ -2,7 +2,7 @@
 
 The input and the output are records; the audit sends no requests and makes no changes.
 
-    reconcile.look -> findings -> Finding.is_wrong
+    reconcile.take_snapshot -> findings -> Finding.is_wrong
 """
 
 from collections.abc import Iterator, Sequence

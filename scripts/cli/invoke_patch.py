@@ -1,8 +1,9 @@
 """Patches for invoke 2.2: exit codes, near-match hints, bare RUN words, no tracebacks.
 
-`tasks.py` calls mend() while the running program loads it, so plain `inv` is patched, too. `scripts.cli.command` makes
-our tasks; this module replaces the parsing of task words, their help and the execution in invoke's Program. Errors
-before the import of `tasks.py` (a wrong core flag, such as `inv --list-depth x`) still come from invoke.
+`tasks.py` calls `patch_invoke` while the running program loads it, so plain `inv` is patched, too.
+`scripts.cli.command` makes our tasks; this module replaces the parsing of task words, their help and the execution in
+invoke's Program. Errors before the import of `tasks.py` (a wrong core flag, such as `inv --list-depth x`) still come
+from invoke.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 The input is an entry of SLIPWAY_EXTENSIONS, such as `lab/boxes.py` or `lab.boxes`. The result is an `Extension` with
 the source text, which is read and checked without execution, hashed, and shipped with a run. `store.extensions.run`
-executes this text. The code gets the keys of the user, so that only trusted users may be able to write the file.
+executes this text. The code gets the keys of the user, so only trusted users may have write access to the file.
 
 The file name is the name of the extension, and its functions define the kinds: `def provider(settings)` in lab/boxes.py
 is the provider `boxes`.

@@ -24,7 +24,7 @@ from tests.faults.rented import VENDORS, Stage, Wrong, stage
 from tests.faults.trial import rounds
 from tests.infra.agent.world import World
 from tests.world import ROOT, until
-from tests.world import World as Installation
+from tests.world import World as UserWorld
 
 pytestmark = pytest.mark.process
 
@@ -204,9 +204,9 @@ def test_clock_rig_rejects_code_that_trusts_the_wall_clock(market, tmp_path, cou
 @pytest.mark.parametrize("hours", [-26, 26])
 def test_setting_the_clock_under_a_live_journal_ends_and_loses_no_pod(tmp_path, hours):
     (tmp_path / "sitecustomize.py").write_text(SLEEPS)
-    user = Installation(tmp_path / "user")  # pods have guards with separate clocks
+    user = UserWorld(tmp_path / "user")  # pods have guards with separate clocks
     clock = Clock(tmp_path, hours * HOUR_S).environ
-    late = Installation(user.folder, {**clock, "PYTHONPATH": str(tmp_path)})
+    late = UserWorld(user.folder, {**clock, "PYTHONPATH": str(tmp_path)})
     user.folder.mkdir()
     path = user.folder / "set.yaml"
     path.write_text("pods: [{name: kept, provider: local, ttl_hours: 99}, {name: other, provider: local}]")

@@ -10,7 +10,7 @@ import pytest
 
 from flows.supervisor import supervisor as supervisor_module
 from flows.supervisor import supervisor_client
-from infra import checkout as own_code
+from infra import checkout as running_code
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Holder
 from infra.settings import Settings
@@ -53,7 +53,7 @@ def sweep_at_work(journal):
 def checkout(tmp_path, monkeypatch):
     """Make a second checkout, which a supervisor checks often; supervisors are started from this checkout."""
     folder = tmp_path / "checkout"
-    for name in own_code.PRODUCT:
+    for name in running_code.PRODUCT:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "pyproject.toml", folder)
     watch = folder / "infra" / "checkout.py"
@@ -105,10 +105,10 @@ def test_control_start_replaces_only_a_supervisor_of_different_code(
     supervisor_client.start(settings)
     until(lambda: of_supervisor(journal), "the supervisor", GUARD_S)
     older = of_supervisor(journal)
-    assert older.code not in ("", own_code.stamp())
+    assert older.code not in ("", running_code.stamp())
     supervisor_client.ROOT = ROOT
     pid = supervisor_client.renew(settings)
-    assert (of_supervisor(journal).process.pid, of_supervisor(journal).code) == (pid, own_code.stamp())
+    assert (of_supervisor(journal).process.pid, of_supervisor(journal).code) == (pid, running_code.stamp())
     assert pid != older.process.pid and supervisor_client.renew(settings) is None
 
 
@@ -129,13 +129,13 @@ def test_a_successor_is_started_once_per_code_version(journal, settings, monkeyp
 
 
 def test_new_code_counts_after_two_looks_in_a_row(monkeypatch):
-    clock, found = [0.0], [own_code.stamp()]
-    monkeypatch.setattr(own_code, "hash_checkout", lambda: found[0])
-    monkeypatch.setattr(own_code.time, "monotonic", lambda: clock[0])
-    watch = own_code.CodeWatch()
+    clock, found = [0.0], [running_code.stamp()]
+    monkeypatch.setattr(running_code, "hash_checkout", lambda: found[0])
+    monkeypatch.setattr(running_code.time, "monotonic", lambda: clock[0])
+    watch = running_code.CodeWatch()
     said = []
-    for code in ("a", "b", "b", "b", own_code.stamp(), own_code.stamp()):
-        clock[0] += own_code.LOOK_EVERY_S
+    for code in ("a", "b", "b", "b", running_code.stamp(), running_code.stamp()):
+        clock[0] += running_code.LOOK_EVERY_S
         found[0] = code
         said.append(watch.other())
     assert said == ["", "", "b", "b", "", ""]

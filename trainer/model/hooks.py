@@ -1,6 +1,6 @@
 """Torch hooks of packs for model features, such as 1.58-bit matrices.
 
-`ModelConfig.features` -> `ModelFeature.hooks` -> `of(config)`; the decoder and the file reader call every hook.
+`ModelConfig.features` -> `ModelFeature.hooks` -> `feature_hooks`; the decoder and the file reader call each hook.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

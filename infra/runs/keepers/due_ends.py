@@ -54,7 +54,7 @@ def is_past_limit(op: Op, settings: Settings) -> bool:
 def final_observation(op: Op, settings: Settings) -> Observation:
     """Look at a pod due to end, for at most `LAST_LOOK_S` seconds: a hanging pod must not delay the end.
 
-    Return an empty `Sight` for a detached pod, and for any state but READY and LOST.
+    Return an empty `Observation` for a detached pod, and for any state but READY and LOST.
     """
     if op.detached or op.state not in (READY, LOST):
         return Observation()

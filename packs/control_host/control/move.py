@@ -1,8 +1,8 @@
 """Moving an installation to a control host and back.
 
-    up      move this checkout, the keys and the journal to HOST; leave a journal here naming HOST
-    down    bring everything back
-    lost    after the loss of HOST, rebuild the journal from the last copy and from the listings of vendors
+    up                 moves this checkout, the keys and the journal to HOST; leaves a journal here naming HOST
+    down               brings everything back
+    recover_lost_host  after the loss of HOST, rebuilds the journal from the last copy and the listings of vendors
 
 Each function returns the new location of the installation; `up` takes the host name as in `--control`. At every moment
 at most one journal is writable: the moving journal is marked first and sent afterwards, so each step is repeatable.
