@@ -15,6 +15,7 @@ import uvicorn
 
 from infra import job_environment
 from infra.checkout import ROOT
+from infra.errors import UsageError
 from infra.settings import Settings
 from infra.transport.streams import LOOPBACK
 from packs.page.views import app, export
@@ -37,7 +38,10 @@ def main() -> None:
     settings = Settings.load(ROOT, {}, ())
     credentials.set_credentials(job_environment.secrets(settings))
     if flags.export:
-        page = export.write(Path(flags.export) / "index.html", export.whole(PageContext(settings)))
+        try:
+            page = export.write(Path(flags.export) / "index.html", export.whole(PageContext(settings)))
+        except UsageError as error:
+            sys.exit(f"ui: {error}")
         print(page, flush=True)
         if flags.open:
             webbrowser.open(page.as_uri())

@@ -5,6 +5,7 @@ local files, so the modules are embedded and import each other through an import
 """
 
 import base64
+import errno
 import json
 import re
 import shlex
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import moment
 from packs.page.views.figures import BY
 from packs.page.views.page_context import PageContext
-from packs.page.views.run_sources import figures_of, source_of
+from packs.page.views.run_sources import figures_of, folder_name, folders, source_of
 from packs.page.views.sections import VIEWS
 from packs.page.views.sections.artifacts import REPORT, read_report, report_in
 from packs.page.views.sections.ask import ViewQuery
@@ -31,13 +32,22 @@ STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"
 MOST_RUNS = 50
 MOST_REPORTS = 20
+NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)  # errors of a path that cannot be a page
 IMPORT = re.compile(r'((?:from|import) )"(\.\.?/[^"]+)"')
 
 
 def write(path: Path, shown: dict[str, Any]) -> Path:
-    """Write the page with the content of views, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(shown), encoding="utf-8")
+    """Write the page with the content of views, and return the path. Raise UsageError if the path cannot be a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(document(shown), encoding="utf-8")
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        raise UsageError(
+            f"the page cannot be written to {path}: {error.strerror}; give a different folder: "
+            "inv report --out FOLDER, inv ui --export FOLDER"
+        ) from None
     return path
 
 
@@ -78,9 +88,12 @@ def write_group(settings: Settings, name: str, folder: Path, tell: Say) -> Path:
 
 
 def shards_of(words: Sequence[str]) -> Path | None:
-    """Return the folder of a report on shards, if the only typed word names a folder with a report."""
-    folder = Path(words[0]).expanduser().absolute() if len(words) == 1 else None
-    return folder if folder and report_in(folder) else None
+    """Return the folder of a report on shards, if the only typed word names a folder with a report.
+
+    Return None for a folder with metrics, whose report.json is the file of a training.
+    """
+    folder = Path(folder_name(words[0])).absolute() if len(words) == 1 else None
+    return folder if folder and report_in(folder) and not folders(folder) else None
 
 
 def of_shards(folder: Path) -> dict[str, Any]:
@@ -138,18 +151,25 @@ def _about(start: str = "runs") -> dict[str, Any]:
 def _curves(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
     """Return the curves of runs by run, phase and axis, and once per run the default phase and the curves over time.
 
-    For an axis other than the steps, only positions and marks are repeated.
+    For an axis other than the steps, only positions and marks are repeated. An error takes the place of what could not
+    be read, and is a message.
     """
     found: dict[str, Any] = {}
     for run in runs:
         asked = {"runs": run, "among": str(len(runs))}
         first = _look(context, "curves", asked)
-        about = first.get("about", {"phases": ()})
+        about = first.get("about", {"phases": (), **first})
+        if "error" in first:
+            context.tell(f"{run}: {first['error']}")
         found[f"over {run}"] = first.get(f"over {run}", {})
         found[f"curves {run}"] = about
         for phase in about["phases"]:
             for by in BY:
                 parts = _look(context, "curves", {**asked, "phase": phase, "by": by})
+                if "error" in parts:
+                    context.tell(f"{run}, {phase}: {parts['error']}")
+                    found[f"curves {run} {phase} {by}"] = parts
+                    continue
                 parts.pop(f"over {run}", None)
                 shown = parts.get(f"run {run}", {"figures": {}, "marks": []})
                 if by != BY[0]:  # the buckets are those of the first axis

@@ -85,7 +85,10 @@ class FigureTable:
     """Known line shapes of this file by field names."""
 
     def add(self, text: bytes) -> None:
-        """Append complete lines. Skip lines that are not step records, as `inv report` does."""
+        """Append complete lines.
+
+        Skip a line that is no JSON object, has no step, tokens or loss, or has a number out of range.
+        """
         begin = 0
         while begin < len(text):
             end = text.rfind(b"\n", begin, begin + PIECE) + 1 or text.find(b"\n", begin) + 1 or len(text)

@@ -62,13 +62,19 @@ def name_of(context: PageContext, word: str, journal: Journal) -> str:
     if word == FOREGROUND or not word and not runs and folders(HERE):
         return _given(context, FOREGROUND, HERE)
     if word and folders(Path(word).expanduser()):
-        return _given(context, word, Path(word).expanduser())
+        return _given(context, folder_name(word), Path(word).expanduser())
     if "/" in word or word and not any(one.startswith(word) for one in runs):
         artifact, folder = find_model(context.settings, word, "", context.tell)
         return _given(context, word, folder, (artifact.name, artifact.fingerprint) if artifact else None)
     run = find_run(journal, word).run
     context.look_for(run)
     return run
+
+
+def folder_name(word: str) -> str:
+    """Return the path of a typed folder, with a last part that names the folder: `.` and `..` are resolved."""
+    folder = Path(word).expanduser()
+    return str(folder if folder.name and ".." not in folder.parts else folder.resolve())
 
 
 def _given(context: PageContext, word: str, folder: Path, made: tuple[str, str] | None = None) -> str:
@@ -82,8 +88,14 @@ def _given(context: PageContext, word: str, folder: Path, made: tuple[str, str] 
 
 
 def _of_folders(name: str, found: Mapping[str, Path], made: tuple[str, str] | None = None) -> FigureSource:
-    configs = {phase: manifest_of(path).get("config", {}) for phase, path in found.items()}
+    configs = {phase: _config_of(path) for phase, path in found.items()}
     return FigureSource(name, name, True, configs, found, dict.fromkeys(found, made) if made else {})
+
+
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    with contextlib.suppress(untrusted_input.UnusableDocument):
+        return untrusted_input.typed(manifest_of(folder), "config", dict, {})
+    return {}
 
 
 def source_of(context: PageContext, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
@@ -111,11 +123,12 @@ def _found(context: PageContext, op: Op) -> FigureSource:
 def folders(folder: Path) -> dict[str, Path]:
     """Return the folders with metrics by phase below an artifact, a run folder or a parent folder."""
     if (folder / "metrics.jsonl").is_file():
-        return {str(manifest_of(folder).get("phase") or folder.name): folder}
+        return {str(manifest_of(folder).get("phase") or folder.resolve().name): folder}
     found = {
         path.parent.name: path.parent
         for up in ("", "runs", "work/runs")
         for path in (folder / up).glob("*/metrics.jsonl")
+        if path.is_file()
     }
     return {name: found[name] for name in (*PHASES, *sorted(found)) if name in found}
 
@@ -180,10 +193,10 @@ def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
 
 def _of_file(path: Path, offset: int) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with untrusted_input.opened(path) as stream:
             stream.seek(max(0, offset))
             return stream.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, untrusted_input.UnusableDocument):
         return b""
 
 

@@ -23,6 +23,7 @@ from store.artifacts.artifacts import Store
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
+REPORT = {"documents": 3, **dict.fromkeys(artifacts.LISTS, []), **dict.fromkeys(artifacts.OBJECTS, {})}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def context(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     folder = tmp_path / "made"
     folder.mkdir()
-    (folder / "report.json").write_text('{"documents": 3}')
+    (folder / "report.json").write_text(json.dumps(REPORT))
     Store(tmp_path / "artifacts").publish(folder, "text/few", "f" * 16, {"documents": 3, "nested": {"no": 1}})
     return PageContext(Settings.load(tmp_path, {}, ()))
 
@@ -186,10 +187,11 @@ def test_what_is_wrong_is_said_and_a_report_on_shards_is_shown(context, tmp_path
     asks = [("GET", path, {}) for path in ("/api/curves?runs=nobody-1", "/api/data_report?name=text/few")]
     unknown, ours = talk(context, *asks)
     assert unknown.status_code == 400 and "no runs exist yet" in unknown.json()["error"]
-    assert ours.json()["report"] == {"documents": 3} and ours.json()["command"].startswith("inv shard --report ")
-    (tmp_path / "report.json").write_text("[")
-    with pytest.raises(UsageError, match="write the report again"):
-        artifacts.read_report(tmp_path / "report.json")
+    assert ours.json()["report"] == REPORT and ours.json()["command"].startswith("inv shard --report ")
+    for unusable in ("[", '{"accuracy": 0.5}', json.dumps({**REPORT, "parts": {}}), json.dumps({**REPORT, "read": 1})):
+        (tmp_path / "report.json").write_text(unusable)
+        with pytest.raises(UsageError, match="write the report again"):
+            artifacts.read_report(tmp_path / "report.json")
 
 
 def test_stream_sends_each_part_only_after_a_change():

@@ -2,17 +2,22 @@
 
 import json
 import math
+import os
 
 import pytest
 
+from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from packs.page.views import export
+from packs.page.commands import report
+from packs.page.views import export, run_sources
 from packs.page.views.figures import FigureTable
 from packs.page.views.page_context import PageContext
 from packs.page.views.phase_facts import facts_of
-from packs.page.views.run_sources import MOST_MOMENTS, MOST_POINTS, _curve, name_of, spread
+from packs.page.views.run_sources import MOST_MOMENTS, MOST_POINTS, _curve, folders, name_of, spread
+from packs.page.views.sections import artifacts
+from packs.page.views.sections.ask import View
 
 HOSTILE = "</script><script>alert(1)</script><b>"
 COUNTS = {"conversations": 4, "without_targets": 1, "answers": 12, "cut_answers": 3}
@@ -100,10 +105,95 @@ def test_words_that_name_nothing_are_told(context, tmp_path):
 
 
 def test_a_report_on_shards_is_a_page_of_its_own(tmp_path):
-    (tmp_path / "report.json").write_text(json.dumps({"source": HOSTILE}))
+    fields = {**dict.fromkeys(artifacts.LISTS, []), **dict.fromkeys(artifacts.OBJECTS, {})}
+    (tmp_path / "report.json").write_text(json.dumps({**fields, "source": HOSTILE}))
     assert export.shards_of([str(tmp_path)]) == tmp_path and export.shards_of([str(tmp_path)] * 2) is None
     page = export.write(tmp_path / "page.html", export.of_shards(tmp_path)).read_text()
     assert HOSTILE not in page and f'"data_report {tmp_path.name}":' in page
+    (tmp_path / "metrics.jsonl").touch()
+    assert export.shards_of([str(tmp_path)]) is None, "a folder with metrics is a training"
+
+
+def test_folder_of_a_page_has_a_short_name_inside_of_the_reports(tmp_path, monkeypatch):
+    assert report.page_name(["calm-1", "base_checkpoints/smoke"]) == "calm-1-and-base_checkpoints-smoke"
+    assert report.page_name(["a" * 250, "b", "c"]) == "a" * 150 + "-and-2-more"
+    assert report.page_name(["é" * 200]) == "é" * 75
+    assert report.page_name(["/"]) == "root"
+    (tmp_path / "some" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "some" / "deep")
+    words = (".", "..", "../..", "./split", "split/")
+    assert [run_sources.folder_name(one) for one in words] == [
+        *(str(one) for one in (tmp_path / "some" / "deep", tmp_path / "some", tmp_path)),
+        "split",
+        "split",
+    ]
+
+
+def test_folder_of_the_shell_is_shown_by_its_name(context, tmp_path, monkeypatch):
+    trained(tmp_path / "few")
+    (tmp_path / "few" / "step-00000100" / "MANIFEST.json").unlink()
+    monkeypatch.chdir(tmp_path / "few")
+    (run,) = named(context, ".")
+    assert run == str(tmp_path / "few") and list(context.sources[run].phases) == ["few"]
+
+
+def test_command_writes_one_page_for_two_words_of_one_run(context, tmp_path, monkeypatch):
+    with context.journal() as journal:
+        journal.plan(token="token", run="calm-1", vendor="local", job=Job("calm-1", "token", ()).to_json())
+    written = []
+    monkeypatch.setattr(report.context, "settings", lambda: context.settings)
+    monkeypatch.setattr(report.export, "of_runs", lambda seen, names: written.append(names) or {})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    report.report.work(report.ReportFlags(run=("calm", "calm-1"), out="~/page"))
+    assert written == [["calm-1"]] and (tmp_path / "page" / "report.html").is_file()
+
+
+def test_page_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "page" / "report.html").mkdir(parents=True)
+    for folder in ("file", "file/below", "page", "a" * 300):
+        with pytest.raises(UsageError, match="give a different folder: inv report --out FOLDER"):
+            export.write(tmp_path / folder / "report.html", {})
+
+
+def test_pipes_and_folders_in_place_of_metrics_are_not_read(context, tmp_path):
+    trained(tmp_path / "runs" / "base")
+    for name in ("pipe", "folder"):
+        (tmp_path / "runs" / name).mkdir()
+    os.mkfifo(tmp_path / "runs" / "pipe" / "metrics.jsonl")
+    (tmp_path / "runs" / "folder" / "metrics.jsonl").mkdir()
+    assert list(folders(tmp_path)) == ["base"]
+    for file in (tmp_path / "runs" / "pipe" / "metrics.jsonl", tmp_path / "runs", tmp_path / "none"):
+        assert run_sources._of_file(file, 0) == b""
+
+
+@pytest.mark.parametrize("manifest", ['{"config": 1}', '{"config": null}', "{", "[]"])
+def test_unusable_recipe_leaves_the_curves(context, tmp_path, manifest):
+    folder = trained(tmp_path / "a")
+    (tmp_path / "a" / "step-00000100" / "MANIFEST.json").write_text(manifest)
+    (run,) = named(context, folder)
+    assert context.sources[run].phases == {"a": {}}
+    assert export.about_runs(context, [run])["phases"] == [{"name": "a", "state": None, "steps": 100}]
+
+
+def test_error_of_curves_is_on_the_page_and_told(context, tmp_path, monkeypatch):
+    (run,) = named(context, trained(tmp_path / "a"))
+    said, curves = [], export.VIEWS["curves"].look
+    context.say = said.append
+
+    def broken(context, asked):
+        if asked.word("by") in broken_by:
+            raise UsageError("the store is away")
+        return curves(context, asked)
+
+    monkeypatch.setitem(export.VIEWS, "curves", View(broken))
+    broken_by = ("time",)
+    shown = export.of_runs(context, [run])
+    assert shown[f"curves {run} sft time"] == {"error": "the store is away"}
+    assert shown[f"curves {run} sft tokens"]["x"]["loss"] and said == [f"{run}, sft: the store is away"]
+    broken_by = ("", "time")
+    assert export.of_runs(context, [run])[f"curves {run}"] == {"phases": (), "error": "the store is away"}
+    assert said[1:] == [f"{run}: the store is away"]
 
 
 def test_facts_of_rl_name_the_reward_and_damaged_counts_are_left_out():

@@ -13,6 +13,9 @@ from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
 
 REPORT = "report.json"
+# Fields of a report that static/views/data.js cannot do without.
+LISTS = ("parts", "quantiles", "lengths", "lines", "repeated", "languages", "sites", "samples")
+OBJECTS = ("read", "duplicates", "scores")
 SLOW_S = 5.0
 UNDER_WAY = ("running", "detached")
 
@@ -73,11 +76,16 @@ def report_in(folder: Path) -> Path | None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return the content of a report on shards. Raise UsageError for an unreadable file."""
+    """Return the content of a report on shards. Raise UsageError for an unreadable file, or a file of other content."""
     try:
-        return untrusted_input.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
+        found = untrusted_input.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
+        for kind, names in ((list, LISTS), (dict, OBJECTS)):
+            for name in names:
+                untrusted_input.typed(found, name, kind)
     except (OSError, untrusted_input.UnusableDocument) as error:
-        raise UsageError(f"{path}: {error}; write the report again: inv shard --report {path.parent}") from None
+        again = f"inv shard --report {shlex.quote(str(path.parent))}"
+        raise UsageError(f"{path}: {error}; write the report again: {again}") from None
+    return found
 
 
 DATA, SWEEPS, DATA_REPORT = View(data), View(sweeping), View(data_report, every_s=SLOW_S)

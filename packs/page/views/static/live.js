@@ -16,18 +16,24 @@ function placed(run, phase, by) {
   return { ...found, about: { ...found.about, by }, [`run ${run}`]: { ...part, figures, marks: along.marks } };
 }
 
+// Quotes a word for a shell, like shlex.quote.
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
 function laid(runs, query) {
   const chosen = runs.filter((one) => KEPT[`curves ${one}`]), abouts = chosen.map((one) => KEPT[`curves ${one}`]);
   if (!chosen.length) return { error: `nothing of ${runs.join(", ")} was exported` };
   const phases = [...new Set(abouts.flatMap((one) => one.phases))], phase = query.phase || abouts.find((one) => one.phase)?.phase || "", by = query.by || "step";
-  const with_ = chosen.filter((one) => KEPT[`curves ${one} ${phase} step`]?.about), found = with_.map((one) => placed(one, phase, by));
+  const failed = (one) => KEPT[`curves ${one}`].error ?? KEPT[`curves ${one} ${phase} step`]?.error ?? KEPT[`curves ${one} ${phase} ${by}`]?.error;
+  const with_ = chosen.filter((one) => KEPT[`curves ${one} ${phase} step`]?.about && !failed(one)), found = with_.map((one) => placed(one, phase, by));
   const parts = Object.assign({ samples: [] }, ...chosen.map((one) => ({ [`over ${one}`]: KEPT[`over ${one}`] })), ...found);
   const configs = found.map((one) => Object.fromEntries(one.about.config)), names = [...new Set(configs.flatMap(Object.keys))];
   const differences = names.map((name) => ({ name, values: Object.fromEntries(with_.map((run, at) => [run, configs[at][name] ?? null])) })).filter((one) => new Set(Object.values(one.values)).size > 1);
-  const runs_of = Object.fromEntries(phases.map((name) => [name, chosen.filter((one, at) => abouts[at].phases.includes(name))]));
+  const runs_of = Object.fromEntries(phases.map((name) => [name, chosen.filter((one, at) => abouts[at].error || abouts[at].phases.includes(name))]));
   parts.about = { ...found[0]?.about, phase, phases, by, chosen, runs_of, differences: with_.length > 1 ? differences : [], config: chosen.length > 1 ? [] : (found[0]?.about.config ?? []) };
   if (chosen.length > 1) parts.samples = [];
-  parts.command = `inv report ${chosen.join(" ")}`;
+  const errors = chosen.filter(failed).map((one) => `${one}: ${failed(one)}`);
+  if (errors.length) parts.error = errors.join("; ");
+  parts.command = `inv report ${chosen.map(quoted).join(" ")}`;
   return parts;
 }
 

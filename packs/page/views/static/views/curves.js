@@ -40,7 +40,7 @@ const OVER = { // of a whole run, over minutes
 };
 const HIDDEN = ["step_s", "data_wait_s", "learnt_tokens"];
 const MFU = "MFU = tokens per second × operations per token / peak; operations per token = 6 × (parameters of the matrices) + 12 × layers × heads × head size × row length, attention not halved, recomputation not counted. Peak: ";
-const named = (key) => FORMS[key] ?? { title: key.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()) };
+const named = (key) => Object.hasOwn(FORMS, key) ? FORMS[key] : { title: key.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()) };
 const SMOOTH = [["0", "as it is"], ["0.8", "smooth"], ["0.95", "smoother"]];
 
 export function open(place, query) {
@@ -94,7 +94,7 @@ export function open(place, query) {
       chart.set(about.chosen.filter(points).map((run) => ({ name: run, index: index.get(run), dashed: stopped.includes(run), ...points(run) })), marks);
       chart.value_.textContent = last === undefined ? "" : `${runs.find((one) => one.run === about.chosen[0])?.is_live ? "now" : "last"} ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
     }
-    if (!names.length) put(below, "none", () => empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
+    if (!names.length) put(below, ["none", about.phase, found.error], () => !found.error && empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
     else put(below, [about, found.samples, parts.map((one) => [one.marks, one.facts, one.last]), parts[0]?.mfu_of], () => beneath(about, found.samples, parts));
     const shown = about.chosen.map((one) => [runs.find((other) => other.run === one), found[`over ${one}`]]).filter(([one]) => one?.state);
     put(about.chosen.length === 1 ? facts : among, shown.map(([one, over]) => [one, over?.cost_usd]), () => (about.chosen.length === 1 ? shown.map(tiles) : shown.length > 0 && beside(shown)));
