@@ -41,10 +41,7 @@ PIECE_BYTES = 1 << 20
 KEPT = 2  # checkpoints kept in each folder
 SHARE = 10  # uploads of logs and metrics take at most 1/SHARE of the time
 # Safe to upload at any time: an earlier pod has no such file, or the newest replaces it.
-WORDS = (
-    ENDING,
-    "logs/error-*.log",
-)
+WORDS = (ENDING, "logs/error-*.log")
 ONCE = ("state/marks/*.json",)
 GROWING = (
     *("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "work/tracking/tensorboard/*/events.out.tfevents.*"),

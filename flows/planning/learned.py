@@ -79,13 +79,7 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
                 is_alone = len([one for one in journal.ops(run=op.run) if not one.detached]) == 1
                 timings.save(measured_times(op, progress, verdict, before, is_alone, settings))
         # No readable records, or a full disk.
-        except (
-            SlipwayError,
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):
+        except (SlipwayError, OSError, ValueError, KeyError, TypeError):
             continue
 
 

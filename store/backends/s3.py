@@ -28,13 +28,7 @@ CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 MISSING = {"NoSuchKey", "404", "NotFound"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
 # Calls with an ETag in the response.
-WRITES = {
-    "put_object",
-    "upload_part",
-    "complete_multipart_upload",
-    "copy_object",
-    "upload_part_copy",
-}
+WRITES = {"put_object", "upload_part", "complete_multipart_upload", "copy_object", "upload_part_copy"}
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
 

@@ -131,10 +131,7 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
         # The uploader has masked the logs, too.
-        there, mask = (
-            RunFolder(op.store or "", op.run),
-            log_mask.mask_here(op),
-        )
+        there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)
         files = sorted(there.names().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:

@@ -43,10 +43,7 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         ([SILENT, SAYS_LOST], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
         ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # the machine answers again
         # Without node 0 no node works.
-        (
-            [GONE, SILENT],
-            RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,)),
-        ),
+        ([GONE, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,))),
         ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
     ],
 )

@@ -56,10 +56,7 @@ def test_flags_of_a_file_apply_unless_typed(world):
         ("file: again.yaml", "no such flag"),
         ("phase: base\nphase: mid", "is given twice"),
         # No machine is rented here.
-        (
-            "gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]",
-            "--volume is for rented machines",
-        ),
+        ("gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]", "--volume is for rented machines"),
     ],
 )
 def test_invalid_file_is_refused_with_the_place(world, text, said):

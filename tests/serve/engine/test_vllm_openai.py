@@ -34,15 +34,7 @@ pytestmark = [
 one_thread, inputs = trained.one_thread, trained.inputs
 
 # Varies with every answer, or place.
-CHANGES = {
-    "id",
-    "created",
-    "created_at",
-    "completed_at",
-    "item_id",
-    "permission",
-    "root",
-}
+CHANGES = {"id", "created", "created_at", "completed_at", "item_id", "permission", "root"}
 TALK = [{"role": "user", "content": "Who are you?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": TALK, "temperature": 0}
 INPUT: dict[str, Any] = {"model": "demo", "input": "Who are you?", "temperature": 0}
