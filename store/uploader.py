@@ -242,7 +242,7 @@ def carry(root: Path, config: Config) -> int:
         while (wait_s := trial.go(last=True)) and (left_s := ends_at - LEAVE_S - time.monotonic()) > 0:
             time.sleep(min(wait_s, left_s, LAST_WAIT_S))
     if wait_s or uploader.waiting:
-        _say(f"not in the store: {', '.join(uploader.waiting) or 'what there was to look for'}")
+        _say(f"not in the store: {', '.join(uploader.waiting) or 'unknown files, because the last look failed'}")
         return 1
     _say("all files are in the store")
     return 0
