@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import fork_server
 from tests.processes import environ, pids
 
 ROOT = Path(__file__).parents[1]
@@ -53,9 +54,14 @@ class World:
 
     def inv(self, *words: str, code: int = 0) -> str:
         """Return the stdout of `inv words`, which must exit with `code`."""
-        process = self.begin(*words)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == code, f"inv {' '.join(words)}: exit code {process.returncode}\n{out}\n{err}"
+        if type(self).begin is World.begin:
+            done = fork_server.run(words, self.environ)
+            exit_code, out, err = done.returncode, done.stdout, done.stderr
+        else:
+            process = self.begin(*words)
+            out, err = process.communicate(timeout=300)
+            exit_code = process.returncode
+        assert exit_code == code, f"inv {' '.join(words)}: exit code {exit_code}\n{out}\n{err}"
         assert "Traceback" not in err
         return out
 
