@@ -1,7 +1,7 @@
 """Commands of `inv` that end by themselves, started by a fork server: a start costs a fifth of a new interpreter.
 
 Each worker has a server, which ends with the worker. Tests that need the process of a command (signals, terminals, the
-environment in /proc) start an interpreter.
+environment in /proc) start an interpreter, and so does a thread that has entered another network namespace.
 """
 
 import functools
@@ -21,6 +21,12 @@ from tests.programs.fork_server import NUMBER
 
 ROOT = Path(__file__).parents[1]
 START_S = 60.0
+NETWORK = os.readlink("/proc/thread-self/ns/net")  # the server stays in the namespace of the worker
+
+
+def is_usable() -> bool:
+    """Return whether a command of the server has the network of this thread."""
+    return os.readlink("/proc/thread-self/ns/net") == NETWORK
 
 
 @functools.cache

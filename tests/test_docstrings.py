@@ -9,6 +9,7 @@ from tests.floors import (
     sources,
 )
 
+pytestmark = pytest.mark.slow
 # First words of docstrings without a subject: "Of each answer.", "How it ended."
 RIDDLES = set(
     "As At By For From How If In Its Of On Once So That Those To Until What Whatever When Where Whether Which Who "

@@ -121,6 +121,7 @@ BY_TABLE = (
 )
 
 
+@pytest.mark.slow
 def test_every_file_imports_only_modules_permitted_for_its_layer():
     bad = []
     for path in sources():

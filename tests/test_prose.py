@@ -4,6 +4,8 @@ import pytest
 
 from tests.prose import FOLDERS, TARGETS, count, files, messages, rates, tables, texts
 
+# A check of the whole tree, not of a change: --fast leaves it out.
+pytestmark = pytest.mark.slow
 MARGIN = 0.3  # Per thousand words: a new file may use a word once more.
 
 

@@ -108,6 +108,7 @@ class Stat:
         return "".join(f"cpu{number} {busy} 0 0 0 0 0 0 0\n" for number in range(4096))
 
 
+@pytest.mark.slow
 def test_an_estimate_for_this_machine_counts_other_processes(settings, monkeypatch):
     calm = this_machine()
     assert calm.is_here and calm.others == 0.0

@@ -236,6 +236,7 @@ def test_a_supervisor_without_its_journal_exits_and_makes_no_new_journal(journal
     (tmp_path / "elsewhere").rename(tmp_path / "state")  # the fixture closes the journal
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_cannot_write_starts_no_duty_and_waits_for_room(
     journal, settings, supervisor_of, monkeypatch
 ):

@@ -55,6 +55,7 @@ def complaints(row: Requirement) -> list[str]:
     return bad + [f"there is no decision {one}" for one in numbers if not list(decisions.glob(f"{one}-*.md"))]
 
 
+@pytest.mark.slow
 def test_each_behaviour_has_existing_tests_or_a_reason():
     assert {row.id: bad for row in ROWS if (bad := complaints(row))} == {}
 

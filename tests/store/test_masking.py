@@ -3,6 +3,7 @@
 import base64
 from urllib.parse import quote
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def copied_at(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
     return copy
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(LOGS, st.lists(st.integers(0, 200), max_size=5), st.integers(1, 40))
 @example(b"say hunter2-x9Qk now", [8], 3)

@@ -127,6 +127,7 @@ def test_damage_is_named_and_an_intact_copy_under_a_second_name_is_read(store, m
     assert store.check("text").problem == "" and store.find("text", "f1").problem == ""
 
 
+@pytest.mark.slow
 def test_a_verified_file_is_not_read_again_before_its_stat_changes(store, made, root):
     store.publish(made, "text", "f1", {})
     remembered = root / ".verified.json"

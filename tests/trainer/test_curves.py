@@ -26,6 +26,7 @@ def as_recorded(now, before):
     return now == before
 
 
+@pytest.mark.slow
 def test_change_of_the_learning_rate_by_a_percent_is_noticed(world, monkeypatch):
     plain = curves.curves()["base"]
     faster = curves.replace(plain.config.optimizer, muon_lr=plain.config.optimizer.muon_lr * 1.01)

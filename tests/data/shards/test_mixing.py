@@ -56,6 +56,7 @@ class SimulatedKill(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
     asked = spec(sources, filter="score == 1", dedup="exact", exhausted="all", lines_per_shard=700)
     whole = shard(asked, tmp_path / "whole", False)

@@ -76,6 +76,7 @@ def test_binary_line_is_left_out_and_a_legacy_encoding_is_not(shard, tmp_path):
     assert "a.txt:501: not text" in manifest["skipped"][0]
 
 
+@pytest.mark.slow
 def test_damaged_files_lose_only_their_damaged_part(shard, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n' * 200_000)[:-20])

@@ -535,6 +535,7 @@ def test_every_end_of_a_launch_leads_to_the_expected_actions(how):
     assert seen.keys() == ENDS[how]
 
 
+@pytest.mark.slow
 def test_no_pod_is_orphaned_or_recorded_as_gone_while_running():
     explore(40)
 

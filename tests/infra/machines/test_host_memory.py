@@ -53,6 +53,7 @@ def test_a_damaged_memory_is_named_and_never_counts_as_empty(memory, text):
         memory.all()
 
 
+@pytest.mark.slow
 def test_parallel_work_keeps_its_order_and_does_not_wait_for_late_tasks():
     over = threading.Event()
 

@@ -136,6 +136,7 @@ def test_an_unavailable_vendor_is_a_line_below_the_table(world, vendors):
     assert drills.startswith("never drilled: runpod, lium, shadeform; ")
 
 
+@pytest.mark.slow
 def test_a_slow_vendor_delays_no_other_vendor():
     offer, ended = Offer(provider="quick", offer_id="x", micro_usd_per_hour=1), threading.Event()
     asked = [OfferSource("late", lambda _: ended.wait(60) and []), OfferSource("quick", lambda _: [offer])]
@@ -236,6 +237,7 @@ def test_a_short_key_is_masked_in_refusals_but_not_in_listings(tmp_path, token):
             assert f"{short}!" not in str(refused.value) and "***" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_very_many_offers_are_compared_once_per_kind_and_sorted_by_price():
     many = [
         Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)

@@ -187,6 +187,7 @@ def test_an_answer_is_remembered_until_the_file_or_the_keys_change(root, monkeyp
     assert refused(root) == {"big": "holds the value of LIUM_API_KEY"}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(SECRETS)), st.integers(0, 3 * OVERLAP_BYTES), st.lists(st.integers(1, 5000), min_size=1))
 def test_a_secret_is_found_for_any_split_of_the_file(what, before, cuts):

@@ -171,6 +171,7 @@ def archives(draw):
     return bytes(raw[: draw(st.sampled_from([len(raw)] * 4 + [len(raw) // 2]))])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(archives())
 def test_any_archive_changes_only_its_own_folder(tmp_path_factory, raw):

@@ -238,6 +238,7 @@ def test_minute_counter_covers_a_minute():
     assert window.per_second(10_000.9) == pytest.approx(1 / 60)
 
 
+@pytest.mark.slow
 def test_minute_counter_ends_at_the_current_second():
     chance = random.Random(3)
     window, arrivals, now = Window(), [], 1000.0

@@ -171,6 +171,7 @@ def test_gradient_of_a_16_bit_head_is_rounded_once_after_all_slices(kind):
     assert torch.equal(grads[0], grads[1].bfloat16().float()) and grads[0].abs().sum() > 1
 
 
+@pytest.mark.slow
 def test_no_tensor_is_as_large_as_the_logits():
     config = replace(LLAMA, vocab_size=4000, max_position_embeddings=2048)
     model, ids = random_model(config), torch.randint(0, 4000, (2, 2048), generator=torch.Generator().manual_seed(1))

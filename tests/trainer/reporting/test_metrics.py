@@ -43,6 +43,7 @@ def test_metrics_of_a_step_follow_their_formulas(tmp_path):
     assert 1 << 26 < lines[-1]["memory_bytes"] < 1 << 40
 
 
+@pytest.mark.slow
 def test_rate_covers_the_last_steps_and_a_curve_the_whole_run(tmp_path, monkeypatch):
     told = tmp_path / "records.jsonl"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
@@ -143,6 +144,7 @@ def test_samples_are_taken_at_equal_distances_and_at_the_end():
         assert len({later - before for before, later in zip(due, due[1:], strict=False)}) <= 2
 
 
+@pytest.mark.slow
 def test_sampling_changes_no_bit_and_samples_survive_a_kill(tmp_path, inputs):
     words = tokenizers.load(inputs[0] / "tokenizer")
 

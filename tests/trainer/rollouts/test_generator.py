@@ -65,6 +65,7 @@ def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_p
         torch.testing.assert_close(mine.detach(), few.logprobs[row, : len(answer)], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.day_cases(1)
 @pytest.mark.usefixtures("decoding_method")
 def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer(model):
@@ -87,6 +88,7 @@ def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer
     assert all(one.mean().abs() < 0.1 * one.abs().mean() for one in found.values())
 
 
+@pytest.mark.slow
 def test_sampling_frequency_equals_the_probability():
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)) * 2
     # As even as possible: the shares are exact up to their resolution.
