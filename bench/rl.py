@@ -85,10 +85,10 @@ def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn
         for _ in range(steps):
             batch = source.batch(next(done), decoder)
             optimizer.zero_grad()
-            accumulate(decoder, batch, config.micro_rows, objective.count(batch), objective)
+            accumulate(decoder, batch, config.micro_rows, objective.loss_divisor(batch), objective)
             optimizer.clip()
             optimizer.step(1.0)
-            tokens += source.figures()["length"] * rows
+            tokens += source.metrics()["length"] * rows
         return round(tokens)
 
     return turn

@@ -69,7 +69,7 @@ def main() -> None:
 
 def compare(pod: Ssh, tree: Path, folder: Path, master: Path) -> None:
     pod.put(json.dumps({"token": TOKEN}).encode(), folder / "POD.json")
-    line = pod.line(is_terminal=False)
+    line = pod.openssh_command(is_terminal=False)
     ssh, host = line[: line.index("-l")], f"{pod.address.user}@{pod.address.host}"
     rsync = ["rsync", "-az", "-e", " ".join(ssh), f"{tree}/", f"{host}:{folder}/rsync/"]
 

@@ -55,7 +55,11 @@ def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
     try:
         return strict_records.read(kind, raw)
     except strict_records.RecordMismatch as error:
-        hint = f"; did you mean {error.near!r}?" if error.near else f"; known: {', '.join(sorted(error.known))}"
+        hint = (
+            f"; did you mean {error.closest_key!r}?"
+            if error.closest_key
+            else f"; known: {', '.join(sorted(error.known))}"
+        )
         raise ConfigError(f"{'.'.join([where, *error.place])}: {error}{hint if error.key else ''}") from None
 
 

@@ -23,7 +23,7 @@ class PrefetchIterator(Generic[T]):
         for _ in range(depth):
             self._begin()
 
-    def take(self) -> tuple[T, float]:
+    def next_batch(self) -> tuple[T, float]:
         """Return the next result and the wait in seconds. Raises the error of `make` for the step."""
         asked = time.perf_counter()
         made = self.waiting.popleft().result()

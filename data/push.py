@@ -74,7 +74,7 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
             gone = [one for one in sent if one in there and one not in files]
             text = card.joined(card.text_of(told, name.split("/")[1]), before)
             place.put({**files, card.CARD: text.encode()}, gone)
-            commit = place.pin()
+            commit = place.current_revision()
         except StoreError as error:
             raise DataError(f"--push {spec.to}: {error}") from None
     return {"pushed": f"hf://{name}", "commit": commit, "files": len(files) + 1}

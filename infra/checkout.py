@@ -37,7 +37,7 @@ class CodeWatch:
     def __init__(self) -> None:
         self._seen, self._looked_at, self._other = stamp(), time.monotonic(), ""
 
-    def other(self) -> str:
+    def changed_stamp(self) -> str:
         """Return the stamp of the changed code; "" without a change, or while the code still changes."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_EVERY_S:

@@ -23,9 +23,9 @@ class Flag:
 
     name: str
     """Name of the field."""
-    spelled: str
+    spelling: str
     """Name of the flag on the command line, without dashes."""
-    also: tuple[str, ...]
+    aliases: tuple[str, ...]
     """Alternative spellings; a single letter takes a single dash."""
     kind: type
     """Type of a value: `str`, `int`, `float` or `bool`."""
@@ -41,7 +41,7 @@ class Flag:
     """True if the flag may be given without a value."""
     is_secret: bool
     """True if the text after `=` in the values is a secret, never shown."""
-    least: int | None
+    minimum: int | None
     """Smallest value that a user may type; the default may be smaller, to stand for no choice."""
     read: Callable[[Sequence[str]], Any] | None
     """Converts the typed words to the field's value; None if the words are the value."""
@@ -61,7 +61,7 @@ class Typed:
     added: tuple[Any, ...] = dataclasses.field(default=(), repr=False)
     """Records of flags, one for each pack that adds flags to the command."""
 
-    def of(self, record: type[R]) -> R:
+    def added_record(self, record: type[R]) -> R:
         """Return the added record of this type, or the record with its defaults if the command has none."""
         return next((one for one in self.added if isinstance(one, record)), record())
 
@@ -125,8 +125,8 @@ def flags_of(record: type) -> tuple[Flag, ...]:
         found.append(
             Flag(
                 name=one.name,
-                spelled=spelled,
-                also=meta["also"],
+                spelling=spelled,
+                aliases=meta["also"],
                 kind=kind,
                 is_many=is_many,
                 default=default,
@@ -136,7 +136,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
                 is_word=meta["word"],
                 is_bare=meta["bare"],
                 is_secret=meta["unit"] == SECRET,
-                least=meta["least"],
+                minimum=meta["least"],
                 read=meta["read"],
             )
         )
@@ -153,7 +153,7 @@ def nondefault_flags(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
         value = getattr(spec, one.name)
         if one.name not in but and value != one.default and not (one.read and not value):
             plain = dict(value) if isinstance(value, Mapping) else list(value) if one.is_many else value
-            found[one.spelled] = plain
+            found[one.spelling] = plain
     return found | {
         name: value for one in getattr(spec, "added", ()) for name, value in nondefault_flags(one, but).items()
     }
@@ -162,13 +162,13 @@ def nondefault_flags(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
 def given_flag_names(spec: Typed) -> set[str]:
     """Return the field names of the flags that were typed or differ from the default, with the flags of packs."""
     words, records = nondefault_flags(spec), (spec, *spec.added)
-    return {*spec.typed, *(one.name for each in records for one in flags_of(type(each)) if one.spelled in words)}
+    return {*spec.typed, *(one.name for each in records for one in flags_of(type(each)) if one.spelling in words)}
 
 
 def masked_flags(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
     """Return the flags like `nondefault_flags`, for display: values of secrets are masked."""
     records = (spec, *getattr(spec, "added", ()))
-    secrets = {one.spelled for record in records for one in flags_of(type(record)) if one.is_secret}
+    secrets = {one.spelling for record in records for one in flags_of(type(record)) if one.is_secret}
     return {
         name: [re.sub("=.*", "=***", one, flags=re.DOTALL) for one in value] if name in secrets else value
         for name, value in nondefault_flags(spec, but).items()

@@ -60,7 +60,7 @@ class Account:
     key: str = ""  # fingerprint of the key, which marks rows while the owner is unknown
 
     @property
-    def whose(self) -> str:
+    def display_owner(self) -> str:
         """Return the owner, or the key's fingerprint if the owner is unknown."""
         return self.owner or self.key
 
@@ -329,7 +329,7 @@ class PlannedMount:
     is_named: bool = False  # True if the user named the source explicitly
 
     @property
-    def asks(self) -> bool:
+    def needs_confirmation(self) -> bool:
         """Return whether a user must confirm before the source is sent."""
         return bool(self.hidden) and not self.is_named
 
@@ -362,7 +362,7 @@ class Plan:
         return self.estimate.steps if self.estimate else ()
 
     @property
-    def shown(self) -> Estimate | None:
+    def displayed_estimate(self) -> Estimate | None:
         """Return the estimate for the requested machine; in a rehearsal, for the imitated machine."""
         return self.imitated or self.estimate
 

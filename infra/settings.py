@@ -202,7 +202,7 @@ class Settings:
             lines |= {name: text for name, text in layer.items() if name.startswith(HOOK) and text}
         return Settings(**values, sources=sources, given=given, hook_lines=lines, layers=found)
 
-    def of(self, record: type[PackRecord]) -> PackRecord:
+    def for_pack(self, record: type[PackRecord]) -> PackRecord:
         """Return the settings of a pack as the given record. Raises UsageError."""
         values, sources = self.layers.read(record)
         return record(**values, sources=sources)
@@ -210,14 +210,14 @@ class Settings:
     def records(self) -> "Iterator[Settings | PackSettings]":
         """Yield this record and the records of the installed packs."""
         yield self
-        yield from (self.of(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
+        yield from (self.for_pack(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
 
     @property
     def homes(self) -> Path:
         """Return the folder with the home of each run (`infra.runs.run_home`), by the run's name."""
         return self.pods.parent / "runs"
 
-    def shown(self) -> list[ShownSetting]:
+    def list_settings(self) -> list[ShownSetting]:
         """Return every setting with secrets hidden, in table order, followed by the settings of packs."""
         lines = []
         for record in self.records():
@@ -244,7 +244,7 @@ def pack_settings(kind: str, name: str, settings: Settings) -> PackSettings | No
     `kind`: a field of `store.packs.Pack`, such as `providers`; `name`: name of the entry.
     """
     record = next((one.settings for one in packs.installed().values() if name in getattr(one, kind)), "")
-    return settings.of(packs.load(record)) if record else None
+    return settings.for_pack(packs.load(record)) if record else None
 
 
 def inventory(provider: str, settings: Settings) -> Path | None:

@@ -44,7 +44,7 @@ for _kind in ("int", "float"):
 class YamlDocument:
     """A document of a file: value and line numbers."""
 
-    said: Any
+    value: Any
     lines: dict[Place, int] = field(default_factory=dict)
     """Line of each place, counted from 1: the key's line if the value is below the key."""
     texts: dict[Place, str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class TargetMachine:
     name: str
     folder: str
     """Working folder of commands: the pod's folder; "" = the home folder of an own machine."""
-    reach: Callable[[], Transport] = field(compare=False, repr=False)
+    open_transport: Callable[[], Transport] = field(compare=False, repr=False)
 
 
 def find(words: Sequence[str], everything: bool, journal: Journal, settings: Settings) -> list[TargetMachine]:
@@ -56,7 +56,7 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
 
 def connection(machine: TargetMachine) -> Any:
     """Return an unopened `fabric.Connection` to a machine. Raises SlipwayError for a machine without an address."""
-    transport = machine.reach()
+    transport = machine.open_transport()
     if isinstance(transport, Ssh):
         return transport.connection(machine.name, machine.folder)
     from infra.transport.fabric_connection import LocalConnection
@@ -100,7 +100,7 @@ def _named(
             return [_pod(op, settings) for op in ops]
     if hosts := [host for host in own.hosts if word in (host.pool, host.place, host.name)]:
         connect = connections(settings)
-        inventory.tell_unusable(own.unusable_in(word))
+        inventory.tell_unusable(own.select_unusable(word))
         return [TargetMachine(host.place, "", lambda host=host: connect(host)) for host in hosts]  # type: ignore[misc]
     if ops := [op for op in live if word and op.run.startswith(word)]:
         return [_pod(op, settings) for op in ops]

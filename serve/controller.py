@@ -65,11 +65,11 @@ class Controller:
         self, name: str, settings: Settings, journal: Journal, lease: Lease, say: Callable[[str], None]
     ) -> None:
         self.name, self.settings, self.journal, self.lease, self.say = name, settings, journal, lease, say
-        self.places = ServicePaths.of(settings, name)
+        self.places = ServicePaths.for_service(settings, name)
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
-        self.landing = ReplicaLauncher(name, settings, say, keys.seed(self.places.engine_seed))
+        self.launcher = ReplicaLauncher(name, settings, say, keys.seed(self.places.engine_seed))
         self.seen = replace(parse_observed(self._row().seen), began_at=time.time(), problem="")
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of
@@ -86,7 +86,7 @@ class Controller:
         self.held_at = -leases.RENEW_S
         self.want = ""  # last resource shortage on this machine that interrupted a turn
         self.gateway = GatewayClient(self.places, self._first_order(), say)
-        self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
+        self.replicas = Replicas(name, self.wanted, journal, self.launcher, self.gateway, self._update_gateway, say)
 
     def _first_order(self) -> Order:
         """Return the first order for a new gateway."""
@@ -105,20 +105,20 @@ class Controller:
         """Run until the service has ended or a signal stops this process. Raises SlipwayError, Fenced."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._leave)
+            loop.add_signal_handler(number, self._request_stop)
         async with self.replicas as replicas:
             try:
                 replicas.adopt(self.seen.members)
                 if self.wanted.is_ending:  # end replicas even if a different process holds the port
-                    self.gateway.hear()
+                    self.gateway.connect()
                 else:
-                    self._tell_gateway()
-                    await self._listen()
-                while not self._is_to_leave():
+                    self._update_gateway()
+                    await self._ensure_gateway()
+                while not self._should_stop():
                     replicas.changed.clear()
                     try:
-                        self._turn()
-                        await self._hold()
+                        self._reconcile()
+                        await self._renew_store_leases()
                         self.want = ""
                     except Exception as error:
                         if not is_resource_shortage(error):
@@ -135,50 +135,50 @@ class Controller:
                         async with timeout(POLL_S):
                             await replicas.changed.wait()
             finally:
-                await self.gateway.leave()
+                await self.gateway.disconnect()
         if self.wanted.is_ending and not self.is_leaving:
-            await self.gateway.end(LEAVE_S)
+            await self.gateway.shut_down(LEAVE_S)
             await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
             service_rows.delete_service(self.journal, self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
 
-    def _turn(self) -> None:
+    def _reconcile(self) -> None:
         """Run a reconciliation pass. Interruption at any point is safe, and so is repetition."""
-        self._look_at_wanted()
-        self._look_at_load()
+        self._apply_wanted()
+        self._sample_load()
         if self.wanted.is_ending:
             for one in self.replicas.kept.values():
-                self.replicas.end(one, "the service is being ended", drains=True)
+                self.replicas.request_end(one, "the service is being ended", drains=True)
         else:
             self._decide()
-        self._tell_gateway()
+        self._update_gateway()
         self._save()
 
-    async def _listen(self) -> None:
+    async def _ensure_gateway(self) -> None:
         """Ensure that a gateway listens on the wanted host and port; replace a gateway that listens elsewhere."""
         asked = self.gateway.order
-        found = await self.gateway.begin()
+        found = await self.gateway.start()
         if found.host != asked.host or asked.port not in (0, found.port):
             self.say(f"{self.name}: the gateway listens on port {found.port} of {found.host}; a new gateway takes over")
-            await self.gateway.end(LEAVE_S)
+            await self.gateway.shut_down(LEAVE_S)
             self.gateway.order = asked
-            found = await self.gateway.begin()
+            found = await self.gateway.start()
         endpoint = endpoint_of("https" if self.service.tls else "http", self.wanted.host, found.port)
         self.seen = replace(self.seen, endpoint=endpoint, port=found.port)
         what = "found at work" if self.gateway.is_found else "begun"
         self.say(f"{self.name}: listening on {found.port}; the gateway, process {found.pid}, was {what}")
 
-    def _leave(self) -> None:
+    def _request_stop(self) -> None:
         self.is_leaving = True
         self.replicas.changed.set()
 
-    def _is_to_leave(self) -> bool:
+    def _should_stop(self) -> bool:
         """Return whether this process must stop: after a signal, or to hand over to a controller with different code.
 
         The hand-over happens once the checkout holds different code and a supervisor with the new code lives, since the
         supervisor starts the next controller. A stopping controller leaves the gateway and the replicas running.
         """
-        other = self.code.other()
+        other = self.code.changed_stamp()
         holders = self.journal.leases.holders() if other else []
         if any(one.lease == SUPERVISOR and one.code == other for one in holders):
             self.say(f"{self.name}: the code of the checkout has changed; a controller with the new code takes over")
@@ -198,7 +198,7 @@ class Controller:
         self.epoch = row.epoch
         return parse_desired(row.wanted)
 
-    async def _hold(self) -> None:
+    async def _renew_store_leases(self) -> None:
         """Renew the store leases on the served models once a day, so the store keeps the models."""
         if time.monotonic() - self.held_at >= leases.RENEW_S and not self.wanted.is_ending:
             self.held_at = time.monotonic()
@@ -212,7 +212,7 @@ class Controller:
         except (StoreError, asyncio.TimeoutError) as error:
             self.say(f"{self.name}: the lease in the store: {error or f'no answer in {STORE_S:g} s'}")
 
-    def _look_at_wanted(self) -> None:
+    def _apply_wanted(self) -> None:
         if self._row().epoch != self.epoch:
             self.held_at = -leases.RENEW_S
             self.wanted = self.replicas.wanted = self._read_wanted()
@@ -232,7 +232,7 @@ class Controller:
                 seen = autoscaler.Measurements(qps=load.qps, waiting=load.waiting, members=alike)
                 self.memory = autoscaler.updated(rule, self.memory, seen)
             self.rule_of = self.epoch
-        is_woken = self.memory.target == 0 and (self._in_line() > 0 or bool(load.qps))
+        is_woken = self.memory.target == 0 and (self._queue_length() > 0 or bool(load.qps))
         is_tick = now >= self.tick_at or is_woken
         course = fleet.next_actions(self.wanted.mode, rule, self.memory, newest, members, load, is_tick)
         if is_tick:
@@ -247,12 +247,12 @@ class Controller:
             if course.held:
                 self.say(f"{self.name}: no more replicas are started: {course.held}")
         for number, why in course.stop:
-            self.replicas.end(self.replicas.kept[number], why, drains=True)
+            self.replicas.request_end(self.replicas.kept[number], why, drains=True)
         wait_s = REPLICA.retries.wait_s(fleet.failed_at(newest, members), time.time())
         if now >= self.replicas.not_before and not wait_s:
             for is_spot, count in ((True, course.start_spot), (False, course.start_on_demand)):
                 for _ in range(count):
-                    self._begin(is_spot)
+                    self._launch_replica(is_spot)
         self.serving = fleet.serving(self.wanted.mode, rule, self.replicas.members())
 
     def _load(self, rule: autoscaler.Rule) -> fleet.Load:
@@ -267,7 +267,7 @@ class Controller:
 
     def _budget(self) -> ServiceBudget | None:
         """Return the budget of the service, or None without a spend limit."""
-        limit = self.service.ours.spend_limit
+        limit = self.service.slipway.spend_limit
         if limit is None:
             return None
         rows = [op for op in self.journal.ops(live=False) if op.service == self.name and op.rate]
@@ -279,7 +279,7 @@ class Controller:
             armed=sum(one.member.cap_micro_usd or 0 for one in self.replicas.kept.values()),
         )
 
-    def _paid_from(self, budget: ServiceBudget | None) -> str:
+    def _open_budget(self, budget: ServiceBudget | None) -> str:
         """Return the journal budget that reserves the limit of each replica before renting; "" without a limit.
 
         If the service limit drops below the reserved amount, the journal budget keeps the old value; the policy then
@@ -293,35 +293,35 @@ class Controller:
             budgets.open_budget(self.journal, name, budget.limit, before, scale)
         return name
 
-    def _look_at_load(self) -> None:
+    def _sample_load(self) -> None:
         """Sample the number of waiting requests, and mark replicas that keep failing requests as not ready."""
         now = time.monotonic()
         ready = [one for one in self.replicas.kept.values() if one.member.state is State.READY]
         there: list[float | None] = [one.prober.counters.waiting if one.prober.counters else None for one in ready]
-        total = None if None in there else self._in_line() + sum(c for c in there if c is not None)
+        total = None if None in there else self._queue_length() + sum(c for c in there if c is not None)
         self.waited.append((now, total))
         while self.waited[0][0] < now - MEAN_S:
             self.waited.popleft()
         for one in ready:
             failures = self.gateway.failures(one.member.run)
-            one.prober.suspect(failures.errors)
+            one.prober.record_errors(failures.errors)
             facts = replica_states.failed_requests(one.member.facts, failures, now)
             if facts is not one.member.facts:
                 said = f"{failures.lost} connections lost, {failures.errors} requests failed; last probe"
                 self.say(f"{one.member.run}: not ready: {said}: {one.prober.why or 'passed'}")
-                self.replicas.note(one, facts)
+                self.replicas.set_facts(one, facts)
 
-    def _in_line(self) -> int:
+    def _queue_length(self) -> int:
         """Return the length of the gateway's wait queue; 0 without a report from the gateway."""
         return self.gateway.report.waiting if self.gateway.report else 0
 
-    def _begin(self, is_spot: bool) -> None:
+    def _launch_replica(self, is_spot: bool) -> None:
         version, number = self.wanted.newest, self.next_number
         self.next_number += 1
         taken = [one.member.port for one in self.replicas.kept.values()]
         request, budget = placement.request_of(self.service, ""), self._budget()
         alive = sum(one.member.state.is_alive for one in self.replicas.kept.values())
-        self.landing.budget = self._paid_from(budget)
+        self.launcher.budget = self._open_budget(budget)
         member = Member(
             number=number,
             version=version.number,
@@ -332,15 +332,15 @@ class Controller:
             cap_micro_usd=budget.cap(alive) if budget else None,
             began_at=time.time(),
         )
-        self.replicas.begin(member, self._save)
+        self.replicas.start(member, self._save)
 
     # Orders to the gateway and records of the service.
 
-    def _tell_gateway(self) -> None:
+    def _update_gateway(self) -> None:
         """Send the ready replicas, limits and certificate to the gateway; no other path sets the gateway's replicas."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
-        self.gateway.tell(ready, limits_of(self.service), self.service.tls)
+        self.gateway.send_order(ready, limits_of(self.service), self.service.tls)
 
     def _save(self) -> None:
         """Save the observed state to the journal. Raises Fenced when a newer controller has taken over.
@@ -378,11 +378,11 @@ def limits_of(service: Service) -> GatewayLimits:
     """Return the gateway limits from the service file; limits outside the file keep the defaults."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
     return GatewayLimits(
-        **vars(service.ours.limits),
+        **vars(service.slipway.limits),
         first_byte_s=stream_s,
         idle_s=stream_s,
-        hold_s=service.ours.hold_seconds,
-        affinity_chars=service.ours.affinity_chars,
+        hold_s=service.slipway.hold_seconds,
+        affinity_chars=service.slipway.affinity_chars,
     )
 
 
@@ -391,7 +391,7 @@ async def keep(name: str) -> None:
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         # Hold the lease until this process is gone: a process that waits for the lease waits for this process to end.
-        lease = journal.leases.take(service_lease(name), checkout.stamp())
+        lease = journal.leases.acquire(service_lease(name), checkout.stamp())
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, log_lines)

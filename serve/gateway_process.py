@@ -79,9 +79,9 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ended.set)
         server = await asyncio.start_unix_server(
-            self._hear, sock=gateway_orders.listen(self.places), limit=LONGEST_LINE
+            self._serve_controller, sock=gateway_orders.listen(self.places), limit=LONGEST_LINE
         )
-        upkeep = asyncio.create_task(self._keep_up())
+        upkeep = asyncio.create_task(self._maintain())
         try:
             await self.ended.wait()
         finally:
@@ -93,7 +93,7 @@ class Process:
                 await self._close(link)
             self.places.gateway_socket.unlink(missing_ok=True)
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_controller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Obey the orders of a controller until the connection ends."""
         try:
             while line := await reader.readline():
@@ -103,7 +103,7 @@ class Process:
                         break  # a newer controller has taken over
                     self.epoch = order.epoch
                     if self.gateway is not None or not order.is_last:
-                        await self._obey(order)
+                        await self._apply_order(order)
                     writer.write(msgspec.json.encode(self._report()) + b"\n")
                     await writer.drain()
                 if self.problem or order.is_last:
@@ -119,7 +119,7 @@ class Process:
 
     # Orders from the controller.
 
-    async def _obey(self, order: Order) -> None:
+    async def _apply_order(self, order: Order) -> None:
         """Apply an order; store the reason in `problem` when the order cannot be applied."""
         wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
@@ -130,23 +130,23 @@ class Process:
                 self.links[name] = self._open(endpoint)
         try:
             if self.gateway is None:
-                self.gateway = self._made(order)
+                self.gateway = self._make_gateway(order)
                 if order.tls is not None:
                     self.certificate = await _certificate(order.tls)
-                    self.gateway.speak_tls(self.certificate.context)
-                await self._reached()
-                self._tell()
+                    self.gateway.set_tls(self.certificate.context)
+                await self._wait_reachable()
+                self._update_replicas()
                 await self._listen(self.gateway, order)
             if order.limits != self.limits:
                 self.limits = order.limits
-                self.gateway.limit(order.limits)
-            self._tell()
+                self.gateway.set_limits(order.limits)
+            self._update_replicas()
             self._renew()
         except (SlipwayError, OSError) as error:
             self.problem = str(error)
             log_lines(self.problem)
 
-    def _made(self, order: Order) -> Gateway:
+    def _make_gateway(self, order: Order) -> Gateway:
         known = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
         access = AccessLog(self.places.access)
         return Gateway(order.limits, known, access)
@@ -169,7 +169,7 @@ class Process:
         self.began = time.monotonic()
         log_lines(f"listening on {self.port}")
 
-    def _tell(self) -> None:
+    def _update_replicas(self) -> None:
         """Set the gateway's replicas to the wanted and reachable replicas at once."""
         assert self.gateway is not None and self.order is not None
         links = [self.links[one.replica_id] for one in self.order.endpoints if one.replica_id in self.links]
@@ -195,7 +195,7 @@ class Process:
         self.refused = ""
         if is_new:
             self.certificate = known
-            self.gateway.speak_tls(known.context)
+            self.gateway.set_tls(known.context)
             log_lines(f"the certificate was renewed: {tls.certfile}")
 
     def _report(self) -> GatewayReport:
@@ -256,9 +256,9 @@ class Process:
                     log_lines(f"{endpoint.replica_id}: the replica cannot be reached: {error}")
                 await asyncio.sleep(AGAIN_S)
         if self.gateway is not None:
-            self._tell()
+            self._update_replicas()
 
-    async def _reached(self) -> None:
+    async def _wait_reachable(self) -> None:
         """Wait until every replica is reachable, for at most REACHED_S seconds."""
         tasks = [link.task for link in self.links.values() if link.task is not None]
         if tasks:
@@ -270,7 +270,7 @@ class Process:
             await asyncio.gather(link.task, return_exceptions=True)
         await asyncio.to_thread(link.closing.close)
 
-    async def _keep_up(self) -> None:
+    async def _maintain(self) -> None:
         """Close idle links to removed replicas, and reload keys and certificate about once a second."""
         read_at = time.monotonic()
         while True:
@@ -297,7 +297,7 @@ class Process:
             log_lines(str(error))
         else:
             if found or not gateway.keys:  # a gateway with an outside address never runs without a key
-                gateway.keys.take(found)
+                gateway.keys.replace(found)
 
 
 async def _certificate(tls: Tls) -> Certificate:

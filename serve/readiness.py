@@ -78,7 +78,7 @@ def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
 
 
 def last_words(one: Member, settings: Settings) -> str:
-    log = RunHome.of(one.run, settings.homes).pod.log("engine")
+    log = RunHome.for_run(one.run, settings.homes).pod.log("engine")
     return controller_process.tail(log, 4)
 
 

@@ -201,7 +201,7 @@ def weights_of(source: str) -> str:
 
 def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
     """Return the version with a spend limit: a service that may rent gets MOST_USD by default."""
-    if not may_rent(version, settings) or version.service.ours.spend_limit is not None:
+    if not may_rent(version, settings) or version.service.slipway.spend_limit is not None:
         return version
     tell(f"--spend-limit is not given: all replicas together may cost {MOST_USD} USD")
     ours = {**version.document.get("slipway", {}), "spend_limit": MOST_USD}
@@ -217,7 +217,7 @@ def with_memory_need(version: Version, settings: Settings, tell: Say) -> Version
         return version
     service, source = version.service, version.model
     request = placement.request_of(service, "")
-    tuning = service.ours.engine
+    tuning = service.slipway.engine
     tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
     try:
         need = memory_fit.needed(source, version.engine, tuning)
@@ -240,14 +240,14 @@ def check_reach(version: Version, settings: Settings) -> None:
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
         provider = registry.provider(settings, one)  # opening also reports missing settings
-        if provider.recovers:
+        if provider.restarts_runs:
             more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
             raise UsageError(
                 f"--provider {one}: the provider runs jobs, chooses the machines, and cannot run a service; use "
                 f"local, ssh or a vendor{more}"
             )
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
-        tuning = version.service.ours.engine
+        tuning = version.service.slipway.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.available_bytes(version.engine, tuning))
     if may_rent(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
@@ -308,7 +308,7 @@ def _of_replicas(version: Version) -> tuple[Any, ...]:
     said = {key: value for key, value in version.document.items() if key not in ("service", "slipway")}
     ours = version.document.get("slipway", {})
     same = (said, ours.get("served_name", ""), ours.get("engine", {}))
-    return (*same, version.service.ours.limits.of_engine, version.engine, version.model, version.weights)
+    return (*same, version.service.slipway.limits.of_engine, version.engine, version.model, version.weights)
 
 
 def ready_of(seen: ServiceRecord, version: int) -> int:

@@ -175,7 +175,7 @@ class Service:
     envs: Mapping[str, str]
 
     @property
-    def ours(self) -> SlipwaySection:
+    def slipway(self) -> SlipwaySection:
         return self.file.slipway
 
     @property
@@ -226,7 +226,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
     SkyServe's load balancer runs on a different machine than the replicas, so the exported engine listens on every
     address. Raises UsageError for features missing in SkyServe.
     """
-    policy, ours = service.policy, service.ours
+    policy, ours = service.policy, service.slipway
     if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
         raise UsageError("SkyServe scales by requests only; set target_qps_per_replica")
     document = _plain(service.file)
@@ -250,11 +250,11 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
 
 def model_of(service: Service) -> str:
     """Return the model named by a file: `slipway.model`, else $MODEL as in SkyServe files; "" without a model."""
-    said = service.ours.model or service.envs.get("MODEL", "")
+    said = service.slipway.model or service.envs.get("MODEL", "")
     if said == MODEL_MOUNT:
         mount = service.file.file_mounts.get(MODEL_MOUNT, "")
         return mount if isinstance(mount, str) else ""
-    is_of_hub = not service.ours.model and re.fullmatch(r"[\w.-]+/[\w.-]+", said)
+    is_of_hub = not service.slipway.model and re.fullmatch(r"[\w.-]+/[\w.-]+", said)
     return f"hf://{said}" if is_of_hub else said
 
 

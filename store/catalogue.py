@@ -53,7 +53,7 @@ class FoundCheckpoint:
 def stored_checkpoints(uri: str) -> list[FoundCheckpoint]:
     """Return the checkpoints in a store, sorted by name and step. Raise StoreError."""
     place = open_place(uri)
-    at = place.pin()
+    at = place.current_revision()
     there = place.listing(at=at)
     return sorted(_found(place, uri, at, there), key=lambda one: (one.name, one.step))
 
@@ -70,7 +70,7 @@ def _found(place: Backend, uri: str, at: str, there: dict[str, ListedFile]) -> I
         else:
             continue
         size = sum(entry.size for one, entry in there.items() if one.startswith(f"{folder}/"))
-        yield _read(name, kind, uri, folder, size, partial(place.small, path, at))
+        yield _read(name, kind, uri, folder, size, partial(place.read_small, path, at))
 
 
 def local_checkpoints(folders: dict[str, Path]) -> list[FoundCheckpoint]:
@@ -115,7 +115,7 @@ def problem(one: FoundCheckpoint) -> str:
 def _reader(one: FoundCheckpoint) -> vocabulary.Read:
     """Return a reader of the model files in a published checkpoint."""
     place = open_place(one.uri)
-    return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
+    return lambda name: b"".join(place.read_chunks(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
 def download(one: FoundCheckpoint, folder: Path) -> None:

@@ -27,13 +27,13 @@ class Mask:
             return
         held = b""  # masked, except for a value that may start at the end
         for piece in pieces:
-            held = self._strike(held + piece)
+            held = self._mask(held + piece)
             ready = max(0, len(held) - self.longest + 1)
             yield held[:ready]
             held = held[ready:]
         yield held
 
-    def part(self, pieces: Iterable[bytes], lead: int) -> Iterator[bytes]:
+    def mask_part(self, pieces: Iterable[bytes], lead: int) -> Iterator[bytes]:
         """Yield a masked part of a file; consecutive parts add up to the masked file.
 
         lead: number of context bytes in front of the part, at least `longest` unless the part starts the file; the
@@ -53,9 +53,9 @@ class Mask:
             if ready > dropped:
                 yield held[dropped:ready]
             left, held = left - min(dropped, ready), held[ready:]
-        yield held[left : len(held) - self.unfinished(held)]
+        yield held[left : len(held) - self.partial_secret_len(held)]
 
-    def unfinished(self, text: bytes) -> int:
+    def partial_secret_len(self, text: bytes) -> int:
         """Return the length of the longest suffix of `text` that may be the beginning of a secret."""
         for length in range(min(len(text), self.longest - 1), 0, -1):
             end = text[-length:]
@@ -63,7 +63,7 @@ class Mask:
                 return length
         return 0
 
-    def _strike(self, text: bytes) -> bytes:
+    def _mask(self, text: bytes) -> bytes:
         assert self.pattern is not None
         return self.pattern.sub(lambda found: b"*" * len(found[0]), text)
 

@@ -43,7 +43,7 @@ class PackProvider:
 
     where: str
     """Subclass of `infra.providers.Provider` with a static method `of(settings)`."""
-    keeps_runs: bool = False
+    is_run_engine: bool = False
     """True if the provider is an engine (`infra.runs.engine`), which takes over whole runs. Known without the pack."""
     pool: str = ""
     """Meaning of `--pool` for this provider, for the help text."""
@@ -161,7 +161,7 @@ class NamedTracker:
     port = 0
     """Default local port of the page on the machine of the user."""
 
-    def is_meant(self, settings: Any) -> bool:
+    def is_enabled(self, settings: Any) -> bool:
         """Return whether the settings of the tracker enable the tracker without `--track`."""
         return False
 
@@ -173,11 +173,11 @@ class NamedTracker:
         """Return the secrets of the sidecar by variable name; the caller drops empty values."""
         return {}
 
-    def note(self, settings: Any) -> str:
+    def describe_location(self, settings: Any) -> str:
         """Return a description of the location of a run in the tracker, or "" if the location is obvious."""
         return ""
 
-    def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Any) -> str:
+    def describe_runs(self, environs: Sequence[Mapping[str, str]], settings: Any) -> str:
         """Return a line about runs with these environment variables for the plan of a sweep, or ""."""
         return ""
 
@@ -195,15 +195,15 @@ class AlwaysOn:
     letter, answer = "", ""
     """Letter and text of an extra choice in the prompt for the offer to rent."""
 
-    def name_here(self, settings: Any) -> str:
+    def this_machine_name(self, settings: Any) -> str:
         """Return the name of the current machine for plans if it is of this kind, else ""."""
         return ""
 
-    def state_here(self, settings: Any) -> str:
+    def this_machine_status(self, settings: Any) -> str:
         """Return the line of `inv status` on a machine of this kind, else ""."""
         return ""
 
-    def how(self, again: Callable[..., str]) -> str:
+    def setup_hint(self, again: Callable[..., str]) -> str:
         """Return the command to run after this choice. again: returns the current command line with extra arguments."""
         return ""
 
@@ -262,7 +262,7 @@ def provider_traits() -> dict[str, Mapping[str, Any]]:
 
 def engines() -> list[str]:
     """Return the names of the providers of all packs, installed or not, that are engines."""
-    return [name for name, traits in provider_traits().items() if traits["keeps_runs"]]
+    return [name for name, traits in provider_traits().items() if traits["is_run_engine"]]
 
 
 def named_trackers() -> dict[str, NamedTracker]:

@@ -1,6 +1,6 @@
 """The timeouts and retries of requests to remote stores: each attempt has a timeout, and all attempts share a deadline.
 
-`Patience.ask` takes an action and returns its result, or raises one StoreError without secrets in the message. Read
+`Patience.retry` takes an action and returns its result, or raises one StoreError without secrets in the message. Read
 timeouts of a client are not enough, since a slowly dripping response never triggers them. So each attempt runs in a
 thread, which is abandoned after the timeout and ends by the client's own timeouts.
 """
@@ -49,7 +49,7 @@ class Patience:
     tries: int = 6
     first_wait_s: float = 0.5
 
-    def ask(self, what: str, action: Callable[[], T], num_bytes: int = 0) -> T:
+    def retry(self, what: str, action: Callable[[], T], num_bytes: int = 0) -> T:
         """Return the result of `action`; retry until the deadline while `action` raises Again.
 
         num_bytes: size of the transfer, which extends the timeouts. Raise StoreAway after the last attempt; other

@@ -28,7 +28,7 @@ class RecordMismatch(ValueError):
         self.place, self.key, self.known = tuple(place), key, tuple(known)
 
     @property
-    def near(self) -> str:
+    def closest_key(self) -> str:
         """Return the valid key with the closest spelling, or ""."""
         return next(iter(difflib.get_close_matches(self.key, self.known, 1)), "")
 

@@ -274,7 +274,7 @@ class NamedSizes:
     num_refused: int = 0
     refused: tuple[str, ...] = ()
     """First SHOWN rejected entries, unchanged."""
-    is_cut: bool = False
+    is_truncated: bool = False
     """True if the listing was truncated or exceeded the maximum number of entries."""
 
 

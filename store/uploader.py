@@ -86,33 +86,33 @@ class Uploader:
         self.is_noted = False  # False until this process has written WAITING: a note of an earlier process may exist
         self.grown_at = 0.0
 
-    def carry(self, last: bool = False) -> None:
+    def upload_changes(self, last: bool = False) -> None:
         """Scan the pod once and upload all changes. Errors of the store propagate; the remaining files stay pending."""
         if not (self.root / self.begun).exists():
             words = self._changed(WORDS)
-            self._wait_for(words)
-            self._carry_files(words)
+            self._set_waiting(words)
+            self._upload_files(words)
             return
-        whole = self._whole()
+        whole = self._intact_checkpoints()
         checkpoints = [names[0] for names in whole.values() if names and names[0] not in self.known]
         grown = last or bool(checkpoints) or time.monotonic() >= self.grown_at
         files = self._changed(WORDS + ONCE)  # list after the checkpoints: metrics must cover the uploaded checkpoints
         growing = [name for name in self._changed(GROWING) if name not in files] if grown else []
         mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.pending()]
-        self._wait_for([*checkpoints, *files, *(growing if last else ()), *self.damaged, *mounted])
-        self._carry_files(files)
-        mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.carry(last)]
+        self._set_waiting([*checkpoints, *files, *(growing if last else ()), *self.damaged, *mounted])
+        self._upload_files(files)
+        mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.upload_changes(last)]
         began = time.monotonic()
-        self._carry_files(growing)
+        self._upload_files(growing)
         if growing:
             now = time.monotonic()
             self.grown_at = now + max(self.config.every_s, SHARE * (now - began))
         for above, names in whole.items():
-            self._carry_newest(names)
+            self._upload_newest(names)
             self._remove_older(above)
-        self._wait_for([*self.damaged, *mounted])
+        self._set_waiting([*self.damaged, *mounted])
 
-    def _whole(self) -> dict[str, list[str]]:
+    def _intact_checkpoints(self) -> dict[str, list[str]]:
         """Return the intact local checkpoints by folder, newest first."""
         paths = self.root.glob(f"work/checkpoints/*/step-*/{MANIFEST}")
         found = by_folder(path.relative_to(self.root).as_posix() for path in paths)
@@ -133,7 +133,7 @@ class Uploader:
                     names.append(name)
         return names
 
-    def _carry_files(self, names: list[str]) -> None:
+    def _upload_files(self, names: list[str]) -> None:
         stamps, files = {}, {}
         for name in names:
             path, before = self.root / name, earlier_log_part(self.root, name)
@@ -148,15 +148,15 @@ class Uploader:
         self.folder.put(files)
         self.carried |= stamps
         self._acknowledge({**self.known, **dict.fromkeys(files, time.time())})
-        self._wait_for([one for one in self.waiting if one not in files])
+        self._set_waiting([one for one in self.waiting if one not in files])
 
-    def _carry_newest(self, names: list[str]) -> None:
+    def _upload_newest(self, names: list[str]) -> None:
         """Upload the newest intact checkpoint of a folder unless the store has the checkpoint already."""
         for name in names:
-            if name in self.known or self._carry_checkpoint(name):
+            if name in self.known or self._upload_checkpoint(name):
                 return
 
-    def _carry_checkpoint(self, name: str) -> bool:
+    def _upload_checkpoint(self, name: str) -> bool:
         """Upload a checkpoint; return False if the local checkpoint is damaged."""
         try:
             self.folder.put_checkpoint(self.root / name, name)
@@ -175,7 +175,7 @@ class Uploader:
         self.folder.put({ACKNOWLEDGED: [json.dumps(checkpoints, indent=1).encode()]})
         self._acknowledge(known)
         self.say(f"{name} is in the store")
-        self._wait_for([one for one in self.waiting if one != name])
+        self._set_waiting([one for one in self.waiting if one != name])
         self.tidy.discard(above)
         return True
 
@@ -187,7 +187,7 @@ class Uploader:
         kept = _newest_first(self.known, above)[:KEPT]
         if above in self.tidy or len(kept) < KEPT:
             return
-        there = {file.rpartition("/")[0] for file in self.folder.names()}
+        there = {file.rpartition("/")[0] for file in self.folder.file_sizes()}
         for name in _newest_first(there, above):
             if step_of(name) < step_of(kept[0]) and name not in kept:
                 self.folder.remove_checkpoint(name)
@@ -195,14 +195,14 @@ class Uploader:
 
     def _acknowledge(self, known: dict[str, float]) -> None:
         self.known = known
-        self._note(ACKNOWLEDGED, known)
+        self._write_status(ACKNOWLEDGED, known)
 
-    def _wait_for(self, names: list[str]) -> None:
+    def _set_waiting(self, names: list[str]) -> None:
         if names != self.waiting or not self.is_noted or not (self.root / WAITING).exists():
             self.waiting = names
             self._note_waiting()
 
-    def tell_problem(self, problem: str) -> None:
+    def record_problem(self, problem: str) -> None:
         """Record in WAITING why the store is not writable; "" clears the record."""
         if problem != self.problem:
             self.problem = problem
@@ -211,9 +211,9 @@ class Uploader:
     def _note_waiting(self) -> None:
         self.is_noted = True
         more = {"problem": self.problem} if self.problem else {}
-        self._note(WAITING, {"names": self.waiting, **more})
+        self._write_status(WAITING, {"names": self.waiting, **more})
 
-    def _note(self, name: str, value: Any) -> None:
+    def _write_status(self, name: str, value: Any) -> None:
         """Write a status file for readers on the pod.
 
         On a full disk the file is skipped, and uploads continue.
@@ -237,9 +237,9 @@ def carry(root: Path, config: Config) -> int:
         uploader = Uploader(root, config, _say)
         trial = _UploadLoop(uploader)
         while not told and not ending.exists():
-            _rest(time.monotonic() + (trial.go() or LOOK_S), lambda: bool(told) or ending.exists())
+            _rest(time.monotonic() + (trial.run_scan() or LOOK_S), lambda: bool(told) or ending.exists())
         ends_at = _ends_at(ending)
-        while (wait_s := trial.go(last=True)) and (left_s := ends_at - LEAVE_S - time.monotonic()) > 0:
+        while (wait_s := trial.run_scan(last=True)) and (left_s := ends_at - LEAVE_S - time.monotonic()) > 0:
             time.sleep(min(wait_s, left_s, LAST_WAIT_S))
     if wait_s or uploader.waiting:
         _say(f"not in the store: {', '.join(uploader.waiting) or 'unknown files, because the last look failed'}")
@@ -252,24 +252,24 @@ class _UploadLoop:
     """The upload loop: back off while the store fails, and log each new failure once."""
 
     def __init__(self, uploader: Uploader) -> None:
-        self.uploader, self.failures, self.said = uploader, 0, ""
+        self.uploader, self.failures, self.last_failure = uploader, 0, ""
 
-    def go(self, last: bool = False) -> float:
+    def run_scan(self, last: bool = False) -> float:
         """Run a scan; return 0 on success, else the seconds to wait before the next scan."""
         try:
-            self.uploader.carry(last)
+            self.uploader.upload_changes(last)
         except Exception as error:  # any error of a client library: the run must go on
             self.failures += 1
             words = f"{type(error).__name__}: {error}"
-            if words != self.said:
-                self.said = words
-                self.uploader.tell_problem(words)
+            if words != self.last_failure:
+                self.last_failure = words
+                self.uploader.record_problem(words)
                 _say(f"not carried, retrying until the upload succeeds: {words}")
             return BACKOFF.wait_s(self.failures)
-        if self.said:
+        if self.last_failure:
             _say("the store answers again")
-        self.failures, self.said = 0, ""
-        self.uploader.tell_problem("")
+        self.failures, self.last_failure = 0, ""
+        self.uploader.record_problem("")
         return 0.0
 
 

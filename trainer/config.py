@@ -237,7 +237,7 @@ class PhaseConfig:
         """Return the configuration for a tokenizer of `known` ids; the model may have more embedding rows."""
         return self
 
-    def sized(self, sizes: Mapping[str, int]) -> "PhaseConfig":
+    def with_sizes(self, sizes: Mapping[str, int]) -> "PhaseConfig":
         """Return a copy with the given sizes from flags and settings; 0 keeps a size. See `Phase.sizes`.
 
         Raises ConfigError.
@@ -256,7 +256,7 @@ class PhaseConfig:
         """Return the FLOPs of the whole phase, assuming full sequences in chat phases."""
         return self.steps * math.ceil(self.rows / self.turns) * self.row_len * self.flops_per_token(self.sequence_len)
 
-    def pays_to_compile(self, device: str, threads: int = 1) -> bool:
+    def should_compile(self, device: str, threads: int = 1) -> bool:
         """Return whether the configuration asks for compiled blocks: `always`, or `auto` with a long enough phase.
 
         device: `cpu` or `cuda`; threads: number of CPU threads.

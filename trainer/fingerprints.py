@@ -74,11 +74,11 @@ class CheckoutCode:
 
     def of(self, folders: Sequence[str]) -> Code:
         """Return the code record for an artifact made by the code in `folders` (folders or files)."""
-        changed = _digest_of(_within(self._since(self.commit), folders)) if self.commit else ""
+        changed = _digest_of(_within(self._digests_since(self.commit), folders)) if self.commit else ""
         commit = {"commit": self.commit} if self.commit else {}
         return {**commit, **({"changed": changed} if changed else {})}
 
-    def differing(self, before: Any, folders: Sequence[str]) -> tuple[str, ...] | None:
+    def changed_files(self, before: Any, folders: Sequence[str]) -> tuple[str, ...] | None:
         """Return the files in `folders` differing from the code record `before`, at most MOST_NAMED plus a count.
 
         Return None when this checkout does not contain the recorded commit, and () when no file differs or no commit is
@@ -87,7 +87,7 @@ class CheckoutCode:
         commit = commit_of(before)
         if not (commit and self.commit):
             return ()
-        changed = self._since(commit)
+        changed = self._digests_since(commit)
         if changed is None:
             return None
         now = _within(changed, folders)
@@ -96,7 +96,7 @@ class CheckoutCode:
         more = (f"and {len(now) - MOST_NAMED} more",) if len(now) > MOST_NAMED else ()
         return (*sorted(now)[:MOST_NAMED], *more) or (UNCOMMITTED,)
 
-    def _since(self, commit: str) -> Mapping[str, str] | None:
+    def _digests_since(self, commit: str) -> Mapping[str, str] | None:
         """Return the digest by path of files differing from `commit`, or None for an unknown commit; cached."""
         if commit not in self._changed:
             options = ("--name-only", "-z", "--no-renames", "--no-ext-diff")
@@ -231,7 +231,7 @@ def choices(
         usual = f"{spec}-{version}-{inputs}"
         remade = sorted(one for of, one in held if of == kind and _is_remade(one, f"{spec}-{version}.", inputs))
         makers = {one: held[kind, one].get("code") for one in (usual, *remade) if (kind, one) in held}
-        there = {one: checkout.differing(maker, node.code) for one, maker in makers.items()}
+        there = {one: checkout.changed_files(maker, node.code) for one, maker in makers.items()}
         best = min(there, key=lambda one: (pointers.get(node.artifact) != one, there[one] != ()), default="")
         if best and name in remake and code and there[best] != ():
             found[name] = Choice(f"{spec}-{version}.{short(code)}-{inputs}", code, is_remade=True)

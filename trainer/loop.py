@@ -58,7 +58,7 @@ class Training:
     facts: Mapping[str, Any]  # manifest entries: run, phase, tokenizer_sha256, vocab, inputs_hash
     folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: FsdpSharding = WHOLE  # sharding of the model
+    sharding: FsdpSharding = WHOLE  # sharding of the model
     objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # peak FLOPs of one device, if known
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
@@ -88,7 +88,7 @@ class Training:
     def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
         self.saver = Saver(self.checkpoints, self.ranks)
-        newest = self.checkpoints.newest() if self.ranks.is_first else None
+        newest = self.checkpoints.find_newest() if self.ranks.is_first else None
         # Open metrics before the first collective: TensorBoard and W&B start slowly, on the first process only.
         metrics = self._metrics(newest.step if newest else 0) if self.ranks.is_first else None
         is_quick = False
@@ -100,7 +100,7 @@ class Training:
                     stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
-                        self.ranks.shorten_timeout(*([self.cut.group] if self.cut.group else []))
+                        self.ranks.shorten_timeout(*([self.sharding.group] if self.sharding.group else []))
                     if self.step == steps or self.step % every == 0 or stop or save:
                         self._save()
                     self._collect(wait=stop or self.step == steps)
@@ -112,12 +112,12 @@ class Training:
             self._collect(wait=True)
             raise
         finally:
-            self.saver.leave()
+            self.saver.stop()
             if metrics is not None:
                 metrics.close()
         if not self.ranks.is_first:
             return None
-        final = self.checkpoints.newest()
+        final = self.checkpoints.find_newest()
         if final is None or final.step != steps:
             raise TrainerError(
                 f"{self.checkpoints.folder}: step {steps} is done, but the checkpoint is not saved. Start again"
@@ -135,9 +135,9 @@ class Training:
         newest: given on the first process only; None there starts at step 0. Raises Diverged when a rollback finds no
         checkpoint.
         """
-        self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
+        self.optimizer = Optimizer(self.model, self.config.optimizer, self.sharding)
         self.skipped = 0
-        found = self.ranks.tell(_cursor(newest) if newest else None)
+        found = self.ranks.broadcast(_cursor(newest) if newest else None)
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
             if self.rolled_back:
@@ -145,15 +145,15 @@ class Training:
                     "the loss is not finite, and the run has no checkpoint to go back to. Lower the learning rate"
                 )
             torch.manual_seed(self.config.seed)
-            if self.cut.is_whole:  # shards are distributed already
-                self.ranks.spread(self.model.state_dict().values())
+            if self.sharding.has_full_params:  # shards are distributed already
+                self.ranks.broadcast_tensors(self.model.state_dict().values())
             return
-        self._take_over(newest)
+        self._load_checkpoint(newest)
         self.source.resume(found)
         self.step = found["step"]
         emit("note", text=f"{self.config.phase}: resuming from step {self.step} of {self.config.steps}")
 
-    def _take_over(self, newest: Checkpoint | None) -> None:
+    def _load_checkpoint(self, newest: Checkpoint | None) -> None:
         """Load model, optimizer, random state and source state from a checkpoint.
 
         newest: given on the first process, which distributes the contents to the others. Raises CheckpointError when
@@ -166,14 +166,14 @@ class Training:
                     raise CheckpointError(f"{newest.folder}: {words}. To start from step 0, remove the folder")
         state, rng = self.optimizer.tensors(), random_state()
         saved = newest.tensors("rng") if newest else {}
-        if not self.ranks.tell("cuda" in saved):  # saved on a CPU or by an older trainer
+        if not self.ranks.broadcast("cuda" in saved):  # saved on a CPU or by an older trainer
             rng.pop("cuda", None)
-        model, of_model = self.model.state_dict(), self.cut
-        if self.cut.is_whole:
+        model, of_model = self.model.state_dict(), self.sharding
+        if self.sharding.has_full_params:
             of_model = WHOLE
         else:
-            model = {name: self.cut.part(one) for name, one in model.items()}
-        for kind, mine, how in (("model", model, of_model), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
+            model = {name: self.sharding.local_rows(one) for name, one in model.items()}
+        for kind, mine, how in (("model", model, of_model), ("optimizer", state, self.sharding), ("rng", rng, WHOLE)):
             how.scatter_weights(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
         set_random_state(rng)
@@ -195,23 +195,23 @@ class Training:
         skips.
         """
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
-        self.objective.at(self.step)
-        batch, waited_s = batches.take()
+        self.objective.set_step(self.step)
+        batch, waited_s = batches.next_batch()
         self.optimizer.zero_grad()
-        count: float = self.objective.count(batch)
+        count: float = self.objective.loss_divisor(batch)
         tokens, learnt, row_len = float(tokens_in(batch)), float(targets_in(batch)), batch["ids"].shape[1]
         is_packed = "documents" in batch and not self.config.reads_text
         if is_packed:
             row_len = seen_len(batch["documents"])
         if self.source.is_dealt:
-            count, tokens, learnt = self.ranks.total(count, tokens, learnt)
+            count, tokens, learnt = self.ranks.sum_values(count, tokens, learnt)
         else:
-            batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
+            batch = {name: self.ranks.shard_rows(one, _fill(name)) for name, one in batch.items()}
         rows = self.config.micro_rows
         if is_packed:  # the number of packed rows varies by step
             rows = evenly(len(batch["ids"]), rows)
         with convert_peer_errors() if self.ranks.size > 1 else nullcontext():
-            sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
+            sums = accumulate(self.model, batch, rows, count, self.objective, self.sharding.prepare_pass)
         asked = [torch.full((), float(one()), device=sums["loss"].device) for one in (asked_to_stop, asked_to_save)]
         said = self.ranks.all_reduce(torch.stack([*asked, *sums.values()]))
         norm_of_all = self.optimizer.clip()
@@ -223,14 +223,14 @@ class Training:
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
-            figures = {**others, **self.source.figures()}
+            figures = {**others, **self.source.metrics()}
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}
             if metrics is not None:
                 counts = StepTokens(int(tokens), int(learnt), row_len)
                 metrics.step(self.step, counts, **self.figures, data_wait_s=round(waited_s, 6))
                 if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
                     began = time.monotonic()
-                    metrics.samples(self.step, self.sample(), time.monotonic() - began)
+                    metrics.log_samples(self.step, self.sample(), time.monotonic() - began)
             return stop > 0, save > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
@@ -246,7 +246,7 @@ class Training:
         PeerLost.
         """
         self._collect(wait=True)
-        model = {name: self.cut.part(one) for name, one in self.model.state_dict().items()}
+        model = {name: self.sharding.local_rows(one) for name, one in self.model.state_dict().items()}
         problem = ""
         try:
             require_finite(self.step, model)
@@ -260,13 +260,13 @@ class Training:
             if state := self.source.state():
                 tensors["source"] = state
         try:
-            self.saver.begin(self.step, self._mine(tensors), self._facts())
+            self.saver.start(self.step, self._local_tensors(tensors), self._facts())
         except OSError as error:
-            self._has_failed(error)
+            self._count_failed_save(error)
 
-    def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _local_tensors(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the non-empty tensors to write on this process, {} on a replica of an earlier process."""
-        if self.ranks.rank >= self.cut.size:
+        if self.ranks.rank >= self.sharding.size:
             return {}
         if not self.ranks.is_first:
             del tensors["optimizer"]["updates"]
@@ -284,11 +284,11 @@ class Training:
                 if self.saver.collect():
                     self.failed_saves = 0
             except OSError as error:
-                self._has_failed(error)
+                self._count_failed_save(error)
             if not wait:
                 return
 
-    def _has_failed(self, error: OSError) -> None:
+    def _count_failed_save(self, error: OSError) -> None:
         self.failed_saves += 1
         alarm(f"saving a checkpoint failed: {error}")
         if self.failed_saves >= MAX_FAILED_SAVES:
@@ -308,7 +308,7 @@ class Training:
         }
 
     def _metrics(self, start: int) -> Metrics:
-        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size, self.source.conversations())
+        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size, self.source.conversation_counts())
 
 
 def random_state() -> dict[str, Tensor]:
@@ -342,7 +342,7 @@ def accumulate(
     model.begin_step()
     for start, part in zip(range(0, rows, micro_rows), passes(batch, micro_rows, model), strict=True):
         before(model, start + micro_rows >= rows)
-        loss, figures = model.through(objective, part)
+        loss, figures = model.compute_objective(objective, part)
         loss = loss / share
         loss.backward()
         sums["loss"] += loss.detach()

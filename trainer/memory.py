@@ -101,10 +101,10 @@ def estimate(
     products = 2 * d + 2 * q + 2 * kv + (2 if model.has_gate else 1) * f
     # Inputs of matrix products: both norm outputs (2 d); silu(gate) and silu(gate) * up, or relu(up) and relu(up)**2
     # (2 f). The compiler recomputes silu or relu (f remains), and with float8 all of these inputs.
-    compiled = device == "cuda" and config.pays_to_compile("cuda")
+    compiled = device == "cuda" and config.should_compile("cuda")
     inputs = 0 if compiled and config.dtype == "float8" else 2 * d + (1 if compiled else 2) * f
     block = products + inputs + (q + kv if model.qk_norm else 0)
-    block += sum(one.kept_numbers(model) for one in model.features)
+    block += sum(one.saved_values_per_token(model) for one in model.features)
     # Float32 statistics: a number per head (attention log-sum-exp, q and k norms), and a number per token for each
     # block norm.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)

@@ -72,8 +72,8 @@ class Optimizer:
     Not a torch.optim.Optimizer: creating one imports PyTorch's compiler, which doubles the start time of the program.
     """
 
-    def __init__(self, model: Decoder, config: OptimizerConfig, cut: FsdpSharding = WHOLE) -> None:
-        self.config, self.dtype, self.cut = config, model.compute_dtype, cut
+    def __init__(self, model: Decoder, config: OptimizerConfig, sharding: FsdpSharding = WHOLE) -> None:
+        self.config, self.dtype, self.sharding = config, model.compute_dtype, sharding
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.updates = 0
         rates = {"model.embed_tokens.weight": config.embed_lr, "lm_head.weight": config.head_lr}
@@ -97,9 +97,9 @@ class Optimizer:
 
         Wait for the gradient reduction first. Raises PeerLost.
         """
-        self.cut.reduced()
+        self.sharding.wait_reduced()
         grads = self._grads(self.names)
-        norm = self.cut.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
+        norm = self.sharding.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
         if self.config.grad_clip:
             torch._foreach_mul_(grads, torch.clamp(self.config.grad_clip / (norm + 1e-6), max=1.0))
         return norm
@@ -112,7 +112,7 @@ class Optimizer:
             self._adamw(group, group.lr * scale)
         for group in self.muon:
             self._muon(group, group.lr * scale)
-        self.cut.changed()
+        self.sharding.all_gather_updates()
 
     def _adamw(self, group: Group, lr: float) -> None:
         """Update by AdamW with PyTorch's fused kernel, called directly to avoid torch.optim (see the class)."""
@@ -144,18 +144,18 @@ class Optimizer:
         parameters, grads, mean = self._parts(group.parameters), self._grads(group.parameters), group.state["mean"]
         torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
         stack = torch.stack(torch._foreach_lerp(grads, mean, MUON_MOMENTUM)).to(self.dtype)  # Nesterov
-        if self.cut.size == 1:
+        if self.sharding.size == 1:
             updates = orthogonalised(stack).float()
         else:
-            made = orthogonalised(self.cut.whole(stack, rows))
-            updates = self.cut.pieces(made, len(stack), stack.shape[1]).float()
+            made = orthogonalised(self.sharding.gather_matrices(stack, rows))
+            updates = self.sharding.scatter_matrices(made, len(stack), stack.shape[1]).float()
         torch._foreach_mul_(parameters, 1 - lr * group.decay)
         torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
 
     def zero_grad(self) -> None:
         for parameter in self.names:
             parameter.grad = None
-        self.cut.clear()
+        self.sharding.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state as `<state name>:<parameter name>`, and the number of updates as `updates`."""
@@ -173,10 +173,10 @@ class Optimizer:
         self.updates = int(tensors["updates"])
 
     def _parts(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-        return [self.cut.part(parameter) for parameter in parameters]
+        return [self.sharding.local_rows(parameter) for parameter in parameters]
 
     def _grads(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-        found = (self.cut.grad(parameter) for parameter in parameters)
+        found = (self.sharding.local_grad(parameter) for parameter in parameters)
         return [one for one in found if one is not None]
 
     def _zeros(self, parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -61,7 +61,7 @@ class PhaseRun:
     ranks: Ranks
     parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # input role of the initial model; "" = initialize from the seed
-    cut: FsdpSharding = WHOLE  # sharding of the trained model
+    sharding: FsdpSharding = WHOLE  # sharding of the trained model
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -71,7 +71,7 @@ class PhaseRun:
     def input(self, role: str) -> Path:
         return open_input(self.making, role)
 
-    def first_model(self, fill: Callable[[Decoder], None] | None = None) -> Decoder:
+    def initial_model(self, fill: Callable[[Decoder], None] | None = None) -> Decoder:
         """Return the model with the initial weights of this phase.
 
         The weights come from `fill` if given, else from the model of the previous phase, else from the seed. Raises
@@ -83,10 +83,10 @@ class PhaseRun:
             if self.before
             else (lambda model: initialise(model, config.seed))
         )
-        model, self.cut = self._model(config.model, fill or first)
+        model, self.sharding = self._model(config.model, fill or first)
         return model
 
-    def frozen(self, role: str) -> Decoder:
+    def load_frozen_model(self, role: str) -> Decoder:
         """Return a frozen second model, such as a teacher or a reference, loaded from the input `role`.
 
         The config of the input gives the shape. Parameters have the dtype of activations and need no gradients. FSDP
@@ -119,11 +119,11 @@ class PhaseRun:
                 fill(model)
                 model.to(device)
             if is_frozen:
-                self.ranks.spread(model.state_dict().values())
+                self.ranks.broadcast_tensors(model.state_dict().values())
             return model, shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # Shard before the slow `fill`: creating process groups has a shorter timeout.
         held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
-        part = shard_model(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
+        part = shard_model(model, self.parallel, self.ranks, "hidden" if is_frozen else "compute_objective", held)
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
@@ -169,7 +169,7 @@ class PhaseRun:
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
         # A sharded model generates only when all processes call it.
-        if not self.ranks.is_first or not self.cut.is_whole:
+        if not self.ranks.is_first or not self.sharding.has_full_params:
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -181,28 +181,28 @@ class PhaseRun:
             self._facts(),
             self.metrics,
             self.ranks,
-            self.cut,
+            self.sharding,
             objective,
             peak,
             sample,
         )
-        with self._kernels(), training_setup(model, self.config, self.machine, self.frozen_models):
+        with self._compile_cache(), training_setup(model, self.config, self.machine, self.frozen_models):
             final = one.run()
         if final is None:
             return None
         tokens_in_loss.check(self.metrics / "metrics.jsonl", self.config.phase)
-        if not self.cut.is_whole:  # the other shards were in processes that have exited
+        if not self.sharding.has_full_params:  # the other shards were in processes that have exited
             model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
 
-    def _kernels(self) -> AbstractContextManager[None]:
+    def _compile_cache(self) -> AbstractContextManager[None]:
         """Return the context of the compile cache: shared per node on GPUs, per process on a CPU."""
         if self.machine.device.type == "cuda":
             return kernels_of_node(work_folder() / "kernels")
         return compile_cache(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
-    def untrained(self, model: Decoder) -> Checkpoint:
+    def save_untrained(self, model: Decoder) -> Checkpoint:
         """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""
         facts = {
             **self._facts(),
@@ -296,7 +296,7 @@ def phase_run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptio
     config = with_fitting_micro_batch(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = choose_layout(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
-    ranks.compare({**ours, **data_digests(making)})
+    ranks.check_equal({**ours, **data_digests(making)})
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # another phase may be removing the same folder
@@ -338,12 +338,12 @@ def make_if_missing(
     """
     store = Store(making.store)
     found = store.find(making.name, making.fingerprint)
-    is_due = ranks.tell(bool(found.problem))
+    is_due = ranks.broadcast(bool(found.problem))
     if ranks.is_first and not is_due:  # a kill may have come before the name was set
-        store.point(making.name, making.fingerprint)
+        store.point_name(making.name, making.fingerprint)
     about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
     if ranks.is_first and second_name:
-        store.point(second_name, making.fingerprint)
+        store.point_name(second_name, making.fingerprint)
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
     return about
 

@@ -51,8 +51,8 @@ def training_setup(
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
         if one.in_float8 and not hasattr(one.weight, "to_local"):  # a sharded weight is gathered per pass
-            one.held = float8.Weight.of(one.weight)
-    model.held = [one for one in matrices if one.held is not None]
+            one.float8_weight = float8.Weight.from_tensor(one.weight)
+    model.held = [one for one in matrices if one.float8_weight is not None]
     blocks = [block for one in (model, *frozen) for block in one.blocks]
     if compiled:
         for block in blocks:  # all blocks share a code object: a single compilation
@@ -65,7 +65,7 @@ def training_setup(
         for block in model.blocks:
             block.keeps_products = False
         for one in matrices:
-            one.in_float8, one.held = False, None
+            one.in_float8, one.float8_weight = False, None
         model.held = ()
         for block in blocks:
             block._compiled_call_impl = None
@@ -181,7 +181,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     # On a CPU an `OwnAttention` mask works on parts whose sizes change with the batch: tracing the parts took 22
     # minutes for the phase dlm of the profile smoke.
     is_slow_to_trace = kind == "cpu" and config.has_own_mask
-    if not config.pays_to_compile(kind, units) or config.compile == "auto" and is_slow_to_trace:
+    if not config.should_compile(kind, units) or config.compile == "auto" and is_slow_to_trace:
         return False
     problem = compiler_problem(kind)
     if not problem:

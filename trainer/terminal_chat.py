@@ -44,22 +44,22 @@ class Partner(Protocol):
     """The messages so far, without the system message."""
     tokens: int | None
     """Tokens of the last answer, or None if not counted."""
-    goes_on: tuple[type[Exception], ...]
+    recoverable_errors: tuple[type[Exception], ...]
     """Errors of `say` after which the conversation continues."""
 
-    def say(self, words: str) -> Iterator[str]:
+    def stream_answer(self, words: str) -> Iterator[str]:
         """Yield the answer to a question, piece by piece; closing the iterator early keeps the partial answer."""
         ...
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Clear the message history."""
         ...
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """Return a one-line description of the model."""
         ...
 
-    def choose(self, name: str) -> str:
+    def switch_model(self, name: str) -> str:
         """Switch to the model `name`; return a message about the outcome."""
         ...
 
@@ -88,8 +88,8 @@ def run_chat(partner: Partner, prompt: str | None = None, place: ConversationFil
     is_typed = sys.stdin.isatty()
     lines = TypedLines(place.history)
     if is_typed:
-        lines.recall()
-        print_status(f"{partner.about()}; /help lists the commands; Ctrl-D ends the conversation")
+        lines.load_history()
+        print_status(f"{partner.describe()}; /help lists the commands; Ctrl-D ends the conversation")
     while (words := lines.read() if is_typed else sys.stdin.readline()) not in ("", None):
         assert words is not None
         words = words.strip()
@@ -102,7 +102,7 @@ def run_chat(partner: Partner, prompt: str | None = None, place: ConversationFil
         elif words:
             try:
                 answer(partner, words.removeprefix("/") if words.startswith("//") else words, tells=is_typed)
-            except partner.goes_on as error:
+            except partner.recoverable_errors as error:
                 print_status(str(error))
             except KeyboardInterrupt:
                 print(" ...", flush=True)
@@ -112,7 +112,7 @@ def answer(partner: Partner, words: str, tells: bool) -> None:
     """Stream the answer to stdout; if `tells`, report the speed on stderr."""
     asked = time.monotonic()
     first: float | None = None
-    with contextlib.ExitStack() as reading, contextlib.closing(partner.say(words)) as pieces:  # type: ignore[type-var]
+    with contextlib.ExitStack() as reading, contextlib.closing(partner.stream_answer(words)) as pieces:  # type: ignore[type-var]
         reading.enter_context(terminal.show_while(f"{partner.name} reads"))
         for piece in pieces:
             if piece and first is None:
@@ -142,12 +142,12 @@ def run_command(partner: Partner, command: str, rest: str, place: ConversationFi
     if command == "/help":
         print_status(HELP)
     elif command == "/reset":
-        partner.forget()
+        partner.clear_history()
         print_status("the conversation starts over")
     elif command == "/model":
         try:
-            print_status(partner.choose(rest) if rest else partner.about())
-        except partner.goes_on as error:
+            print_status(partner.switch_model(rest) if rest else partner.describe())
+        except partner.recoverable_errors as error:
             print_status(str(error))
     elif command == "/system":
         if rest:
@@ -185,7 +185,7 @@ class TypedLines:
         self.history = history
         self.last = ""
 
-    def recall(self) -> None:
+    def load_history(self) -> None:
         """Load the history for the arrow keys, truncating a file of more than twice MOST_LINES lines."""
         try:
             import readline  # optional in some Python builds
@@ -200,7 +200,7 @@ class TypedLines:
             return
         if len(known) > 2 * MOST_LINES:
             known = known[-MOST_LINES:]
-            self._try(lambda: self._begin(known))
+            self._run_history_operation(lambda: self._begin(known))
         readline.clear_history()
         for line in known[-MOST_LINES:]:
             readline.add_history(line)
@@ -221,7 +221,7 @@ class TypedLines:
         line = words.strip()
         if line and line != self.last and self.history:
             self.last = line
-            self._try(lambda: self._append(line))
+            self._run_history_operation(lambda: self._append(line))
         return words + "\n"  # distinguishes an empty line from the end of the input
 
     def _append(self, line: str) -> None:
@@ -239,7 +239,7 @@ class TypedLines:
             file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
         os.replace(draft, self.history)
 
-    def _try(self, act: Any) -> None:
+    def _run_history_operation(self, act: Any) -> None:
         """Run a history operation; on OSError, report once and disable the history."""
         try:
             act()

@@ -64,7 +64,7 @@ async def bench(rounds: int, folder: Path) -> list[float]:
     gateway = GatewayClient(places, order, print)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            there = (await gateway.begin()).port
+            there = (await gateway.start()).port
             await until_answered(session, there)
             found = []
             for _ in range(rounds):
@@ -75,7 +75,7 @@ async def bench(rounds: int, folder: Path) -> list[float]:
                 await asyncio.sleep(SETTLE_S)
             return found
     finally:
-        await gateway.end(0.0)
+        await gateway.shut_down(0.0)
         engine.kill()
         engine.wait()
 

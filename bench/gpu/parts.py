@@ -120,7 +120,9 @@ def saving(bench: Bench) -> Seen:
             took_s = time.perf_counter() - began
         if bench.ranks.is_first:
             shutil.rmtree(folder)
-        squares = bench.ranks.total(sum(float(part.part(one).double().square().sum()) for one in model.parameters()))
+        squares = bench.ranks.sum_values(
+            sum(float(part.part(one).double().square().sum()) for one in model.parameters())
+        )
         ends.append(squares[0])
     apart = abs(ends[0] - ends[1]) / ends[0]
     size = memory.host_bytes(config)

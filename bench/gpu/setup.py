@@ -64,7 +64,7 @@ class Bench:
         model.to_empty(device=self.machine.device)
         torch.manual_seed(1)
         for one in model.parameters():
-            filled = part.part(one)
+            filled = part.local_rows(one)
             filled.normal_(std=0.02) if one.dim() > 1 else filled.fill_(1.0)
         if way == "ddp" and self.ranks.size > 1:
             part = shard_optimizer_state(model, self.ranks)

@@ -29,13 +29,13 @@ class ConversationCounts:
         )
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "ConversationCounts":
+    def from_metrics(cls, said: Mapping[str, Any]) -> "ConversationCounts":
         """Return the counts of a line of metrics.jsonl."""
         counts = {one.name: int(said.get(one.name, 0)) for one in fields(cls) if one.name != "reasons"}
         return cls(**counts, reasons=tuple(map(str, said.get("reasons", ()))))
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if no conversation or answer is lost."""
         return not self.refused and not self.without_targets and not self.cut_answers
 

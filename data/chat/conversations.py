@@ -252,21 +252,21 @@ class Conversations:
         ids = np.full((len(mine), width), self.pad, np.int64)
         wanted = np.full((len(mine), width), -1, np.int64)
         for row, drawn in enumerate(mine):
-            inputs, after = self._joined(drawn)
+            inputs, after = self._concatenate(drawn)
             ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
         return ids, wanted
 
-    def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
+    def _concatenate(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
         """Return (inputs, targets) of concatenated conversations, with the leading ids only once."""
         parts = [self.rows[kind][number] for kind, number in drawn]
         first, rest = parts[0], [(ids[self.lead :], mask[self.lead :]) for ids, mask in parts[1:]]
-        ids, mask = zip(*map(self._whole, (first, *rest)), strict=True)
+        ids, mask = zip(*map(self._pad, (first, *rest)), strict=True)
         if self.align == 1:
             return targets(np.concatenate(ids), np.concatenate(mask))
         inputs, after = targets(np.append(np.concatenate(ids), self.pad), np.append(np.concatenate(mask), 0))
         return inputs, after
 
-    def _whole(self, part: Row) -> Row:
+    def _pad(self, part: Row) -> Row:
         """Pad a conversation with stop tokens, which are trained, to a multiple of `align`."""
         short = -len(part[0]) % self.align
         return (np.pad(part[0], (0, short), constant_values=self.pad), np.pad(part[1], (0, short), constant_values=1))
@@ -285,7 +285,7 @@ class Conversations:
         size = CHUNK_STEPS * count
         if size < len(self.kinds) ** 2:
             raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
-        before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
+        before, after = self._counts_per_kind(chunk * size), self._counts_per_kind((chunk + 1) * size)
         drawn = [
             (kind, self._pick(kind, draw))
             for kind in range(len(self.kinds))
@@ -293,19 +293,19 @@ class Conversations:
         ]
         alone = [(one,) for one in drawn if one[0] not in self.together]
         shared = [one for one in drawn if one[0] in self.together]
-        rows = [*alone, *self._shared(shared, min(self.turns, count), chunk)]
+        rows = [*alone, *self._pack_rows(shared, min(self.turns, count), chunk)]
         rows.sort(key=self._length)
         bounds = [len(rows) * place // CHUNK_STEPS for place in range(CHUNK_STEPS + 1)]
         steps = [rows[start:end] for start, end in pairwise(bounds)]
         order = np.random.default_rng([self.seed, chunk]).permutation(CHUNK_STEPS)
         return [steps[place] for place in order]
 
-    def _drawn(self, total: int) -> list[int]:
+    def _counts_per_kind(self, total: int) -> list[int]:
         """Return the number of conversations per kind among the first `total`; the heaviest kind takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
-    def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
+    def _pack_rows(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
         """Yield rows of up to `turns` conversations in seeded order; drop conversations that do not fit whole."""
         order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
         for start in range(0, len(drawn), turns):

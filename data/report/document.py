@@ -45,11 +45,11 @@ def document(found: Quality) -> dict[str, Any]:
             for name, most in SCORES.items()
             if (counts := found.scores.get(name))
         },
-        "lines": found.lines.top(),
+        "lines": found.lines.most_common(),
         "lines_lost": found.lines.lost,
-        "repeated": found.repeated.top(),
+        "repeated": found.repeated.most_common(),
         "languages": found.languages.most_common(MOST_LANGUAGES),
-        "sites": found.sites.top(),
+        "sites": found.sites.most_common(),
         "samples": [{"text": text, "characters": length} for _, (text, length) in sorted(found.samples.items())],
         "parts": [_part(name, one) for name, one in found.manifests.items()],
     }

@@ -48,7 +48,7 @@ class FrequencyCounter:
             self.lost += least
             self.counts = Counter({one: count - least for one, count in self.counts.items() if count > least})
 
-    def top(self) -> list[tuple[str, int]]:
+    def most_common(self) -> list[tuple[str, int]]:
         found = sorted(self.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:TOP]
         return [(one, count + self.lost) for one, count in found if count > 1 or self.lost]
 
@@ -85,7 +85,7 @@ class DuplicateCounter:
         """Return the share of documents that are duplicates of earlier documents."""
         return 1 - len(self.counts) / max(1, sum(self.counts.values()))
 
-    def top(self) -> list[tuple[str, int]]:
+    def most_common(self) -> list[tuple[str, int]]:
         found = sorted(((self.counts[one], words) for one, words in self.words.items()), reverse=True)
         return [(words, count) for count, words in found[:TOP]]
 

@@ -68,7 +68,7 @@ class SourceLines:
         self.batches: Any = None
         self._behind = Position()
 
-    def take(self) -> Line:
+    def next_line(self) -> Line:
         """Return the next document, and update `place`. Raises InputError for a source without kept documents."""
         if not self.lines:
             self.batches = read_in_order(replace(self.task, start=self.place.position))
@@ -160,7 +160,7 @@ def mix_batches(
                 if ended := is_over(one.place.is_exhausted for one in sources):
                     break
                 number = draws.next()
-                batch.append((number, sources[number].take()))
+                batch.append((number, sources[number].next_line()))
                 size += len(batch[-1][1][1])
             where = MixturePosition(tuple(one.place for one in sources), draws.state, draws.at)
             yield where, _made(spec, batch, sources)

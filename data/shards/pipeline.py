@@ -93,7 +93,7 @@ def shard(
     if how.stdin:
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
     check_place(spec, folder, split)
-    inputs = share.of(spec, list_inputs(spec))
+    inputs = share.select_inputs(spec, list_inputs(spec))
     with lock_folder(folder if share.world == 1 else folders["train"]):
         # Check again, because a different process may have finished meanwhile.
         check_place(spec, folder, split)
@@ -152,8 +152,8 @@ class Run:
         identity += [one.uri for one in inputs.files if one.stream]  # positions count streams
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
-        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._more_about()
-        state = self._earlier()
+        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._manifest_extras()
+        state = self._load_saved_state()
         self.writers = self._writers(folders, state)
         if state is None:
             (self.draft / STATE).unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class Run:
         self.weights = weights(inputs)
         self.began_with = (self.kept, self.raw_bytes, self._read_share(0.0))
         if state is None:
-            self._keep(*self._now())  # marks the folder as used by this run
+            self._save(*self._snapshot())  # marks the folder as used by this run
 
     def read_all(self, stop: Callable[[], int]) -> None:
         """Read the whole source. Raises StoppedBySignal if `stop` returns a signal number."""
@@ -182,18 +182,18 @@ class Run:
         try:
             for position, made in batches:
                 is_val = isinstance(position, Position) and bool(self.inputs.files[position.file].part)
-                self._take(made, is_val)
+                self._write_batch(made, is_val)
                 self.position = position
                 read_share = self._read_share(made.file_done)
                 now = time.monotonic()
                 if stop():
-                    self.keep()
-                    self.settle()
-                    raise StoppedBySignal(stop(), self._so_far())
+                    self.save_progress()
+                    self.wait_saved()
+                    raise StoppedBySignal(stop(), self._progress_text())
                 if self._is_due(now):
-                    self.keep()
+                    self.save_progress()
                 if now - self.told_at > 1:
-                    self._tell(now, read_share)
+                    self._report_progress(now, read_share)
                 if self.kept == self.spec.take and not self.spec.validation:
                     break
         finally:
@@ -206,15 +206,15 @@ class Run:
         start = at if isinstance(at, Position) else Position()
         return read_in_order(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
-    def keep(self) -> None:
+    def save_progress(self) -> None:
         """Start to publish complete shards and save the position, in the background."""
-        self.settle()
+        self.wait_saved()
         if self.seen:
             self.seen.commit()
-        self.keeping = self.disk.submit(self._keep, *self._now())
+        self.keeping = self.disk.submit(self._save, *self._snapshot())
         self.kept_at, self.kept_bytes = time.monotonic(), self.raw_bytes
 
-    def settle(self) -> None:
+    def wait_saved(self) -> None:
         """Wait for the background save; a kill after this call loses no progress made before the last `keep`."""
         if self.keeping:
             self.keeping.result()
@@ -227,7 +227,7 @@ class Run:
             return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
-    def _now(self) -> tuple[dict[str, ShardPosition], dict[str, Any]]:
+    def _snapshot(self) -> tuple[dict[str, ShardPosition], dict[str, Any]]:
         """Return the cut of each writer, and the state to save."""
         state = {
             "key": self.key,
@@ -238,16 +238,16 @@ class Run:
             "counts": dict(self.counts),
             "skipped": list(self.skipped),
         }
-        return {name: writer.cut() for name, writer in self.writers.items()}, state
+        return {name: writer.take_completed() for name, writer in self.writers.items()}, state
 
-    def _keep(self, cuts: dict[str, ShardPosition], state: dict[str, Any]) -> None:
+    def _save(self, cuts: dict[str, ShardPosition], state: dict[str, Any]) -> None:
         """Publish the shards and save the state; runs in the disk thread, because the disk is slow."""
         about = {**self.about, "counts": state["counts"], **_listed(state["skipped"])}
         parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
         if self.spec.source not in STDIN:  # stdin cannot be read again
             write_json(self.draft / STATE, {**state, "parts": parts})
         for writer in self.writers.values():
-            writer.forget()
+            writer.remove_drafts()
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Write and return the manifests after the whole source is read.
@@ -263,9 +263,13 @@ class Run:
             writer.close()
         if self.spec.validation and not (some or self.writers["val"].num_whole):
             raise InputError(f"validation {self.spec.validation}: none of its documents can be held out")
-        self.keep()
-        self.settle()
-        more = {"input": self.inputs.about, "counts": dict(self.counts), **_listed(self.skipped)} | self._more_about()
+        self.save_progress()
+        self.wait_saved()
+        more = {
+            "input": self.inputs.about,
+            "counts": dict(self.counts),
+            **_listed(self.skipped),
+        } | self._manifest_extras()
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
         shutil.rmtree(self.draft)
@@ -280,15 +284,15 @@ class Run:
             self.seen.close()
             self.seen = None
 
-    def _more_about(self) -> dict[str, Any]:
+    def _manifest_extras(self) -> dict[str, Any]:
         whose = asdict(self.share) if self.share.world > 1 else {}
         return {**whose, **({"fallback": True} if self.spec.fallback else {})}
 
-    def _take(self, made: PreparedBatch, is_val: bool) -> None:
+    def _write_batch(self, made: PreparedBatch, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
         self.counts.update(made.counts)
         for one in made.skipped[: MOST_LISTED - len(self.skipped)]:
-            self.skipped.append(one.told())
+            self.skipped.append(one.describe())
             emit("note", text=f"left out: {self.skipped[-1]}")
         wanted = self.seen.are_new(made.digests, self.documents) if self.seen else [True] * lines
         self.documents += lines
@@ -302,7 +306,7 @@ class Run:
             self.raw_bytes += self.writers[part.name].write(part.blocks, part.lines)
         self.kept += 0 if is_val else wanted.count(True)
 
-    def _tell(self, now: float, read_share: float) -> None:
+    def _report_progress(self, now: float, read_share: float) -> None:
         """Report the progress.
 
         read_share: share of the source read so far. If the run is closer to `take` documents than to the end of the
@@ -347,11 +351,11 @@ class Run:
     def _shards(self) -> int:
         return sum(writer.num_whole for writer in self.writers.values())
 
-    def _so_far(self) -> str:
+    def _progress_text(self) -> str:
         documents, shards = self.kept, self._shards()
         return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
-    def _earlier(self) -> dict[str, Any] | None:
+    def _load_saved_state(self) -> dict[str, Any] | None:
         """Return the saved state of a run with the same source and options, or None."""
         try:
             state = untrusted_input.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)

@@ -75,8 +75,8 @@ class Writer:
         self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
         self.draft = draft or folder / DRAFT
         self.shards: list[dict[str, Any]] = []
-        self._whole: list[dict[str, Any]] = []
-        self._spent: list[Path] = []
+        self._completed: list[dict[str, Any]] = []
+        self._packed_drafts: list[Path] = []
         self.num_bytes = 0
         """Bytes written by this Writer, without earlier runs."""
         self._index = self._lines = self._bytes = 0
@@ -110,7 +110,7 @@ class Writer:
             path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True)
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.publish_folder.mkdir(parents=True, exist_ok=True)
 
     def _resume(self, mark: Mapping[str, Any]) -> None:
         """Restore the state of the mark, and remove data written later."""
@@ -118,21 +118,21 @@ class Writer:
         self._index = len(self.shards)
         self._lines, self._bytes = mark["lines"], mark["bytes"]
         for shard in self.shards:
-            places = [self.home / shard["name"], self.folder / shard["name"]]
+            places = [self.publish_folder / shard["name"], self.folder / shard["name"]]
             if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
                 raise DataError(
                     f"{places[0]}: the file was changed since the last run; to start again, remove the folder"
                 )
         draft = self._draft(self._index)
-        late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
+        late = self.publish_folder / f"shard-{self._index:05d}{self.form.suffix}"
         if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
             os.replace(late, draft)
         if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
             raise DataError(f"{draft}: the file was changed since the last run; to start again, remove the folder")
         known = {shard["name"] for shard in self.shards}
-        if (self.home / MANIFEST).exists() and list_shards(self.home) != known:
-            (self.home / MANIFEST).unlink()
-        for path in self.home.glob("shard-*"):
+        if (self.publish_folder / MANIFEST).exists() and list_shards(self.publish_folder) != known:
+            (self.publish_folder / MANIFEST).unlink()
+        for path in self.publish_folder.glob("shard-*"):
             if path.name not in known:
                 path.unlink()
         if self._lines:
@@ -144,7 +144,7 @@ class Writer:
                     self._hash.update(block)
 
     @property
-    def home(self) -> Path:
+    def publish_folder(self) -> Path:
         """Return the folder for published shards: a draft folder while an old finished set stays in place."""
         return self.draft / "next" if self.aside else self.folder
 
@@ -171,11 +171,11 @@ class Writer:
     @property
     def num_waiting(self) -> int:
         """Return the number of shards completed since the last cut."""
-        return len(self._whole)
+        return len(self._completed)
 
-    def cut(self) -> ShardPosition:
+    def take_completed(self) -> ShardPosition:
         """Return the shards completed since the last cut, and the current position."""
-        whole, self._whole = self._whole, []
+        whole, self._completed = self._completed, []
         return ShardPosition(whole, self._index, self._lines, self._bytes)
 
     def publish(self, cut: ShardPosition, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,24 +188,24 @@ class Writer:
 
                 packed = self.draft / name
                 one = {**one, **pack(draft, packed, self.form.format, self.form.compression, self.form.threads)}
-                os.replace(packed, self.home / name)
-                self._spent.append(draft)
+                os.replace(packed, self.publish_folder / name)
+                self._packed_drafts.append(draft)
             else:
                 sync_path(draft)
-                os.replace(draft, self.home / name)
+                os.replace(draft, self.publish_folder / name)
             self.shards.append({"name": name, **one})
         if cut.whole:
-            sync_path(self.home)
-            write_manifest(self.home, self.shards, False, about)
+            sync_path(self.publish_folder)
+            write_manifest(self.publish_folder, self.shards, False, about)
         if cut.lines:
             sync_path(self._draft(cut.index))
         return {"shards": self.shards, "lines": cut.lines, "bytes": cut.bytes, "aside": self.aside}
 
-    def forget(self) -> None:
+    def remove_drafts(self) -> None:
         """Remove drafts of compressed shards; call after the mark is saved."""
-        for path in self._spent:
+        for path in self._packed_drafts:
             path.unlink(missing_ok=True)
-        self._spent = []
+        self._packed_drafts = []
 
     def close(self) -> None:
         """Complete the open shard, even if short."""
@@ -219,10 +219,10 @@ class Writer:
         """
         about = {"source": source, "options": dict(options), **(more or {})}
         self.close()
-        self.publish(self.cut(), about)
-        manifest = write_manifest(self.home, self.shards, True, about)
+        self.publish(self.take_completed(), about)
+        manifest = write_manifest(self.publish_folder, self.shards, True, about)
         if self.aside:
-            replace_shards(self.home, self.folder)
+            replace_shards(self.publish_folder, self.folder)
         if self.draft.parent == self.folder:
             shutil.rmtree(self.draft)
         return manifest
@@ -257,7 +257,7 @@ class Writer:
         self._file.close()
         sha256 = self._hash.hexdigest()
         one = {"lines": self._lines, "bytes": self._bytes, "raw_bytes": self._bytes, "sha256": sha256}
-        self._whole.append(one)
+        self._completed.append(one)
         self._file, self._index, self._lines, self._bytes = None, self._index + 1, 0, 0
 
 

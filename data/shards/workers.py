@@ -147,7 +147,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         self.slot: int | None = None
         self.stored: list[StoredPart] = []
-        self.goes_on = False
+        self.has_more_slots = False
         self.views: Iterator[tuple[int, memoryview]] = iter(())
         inherited = [] if forked is None else [one.connection for one in (*forked, self)]
         ring = f"/proc/{os.getpid()}/fd/{self.memory}"
@@ -160,7 +160,7 @@ class Worker:
     def next(self) -> tuple[Position, Any]:
         for _ in self.views:  # skip unread parts of the previous batch
             pass
-        self._give_back()
+        self._release_slot()
         position, made = self._receive()
         if isinstance(made, PreparedBatch):
             self.views = self._views()
@@ -169,7 +169,7 @@ class Worker:
             made = replace(made, parts=tuple(parts))
         return position, made
 
-    def _give_back(self) -> None:
+    def _release_slot(self) -> None:
         if self.slot is not None:
             with contextlib.suppress(ConnectionError):  # the next receive reports a killed process
                 self.connection.send_bytes(self.slot.to_bytes(2, "big"))
@@ -177,7 +177,7 @@ class Worker:
 
     def _receive(self) -> tuple[Position, Any]:
         try:
-            position, made, self.slot, self.stored, self.goes_on = self.connection.recv()
+            position, made, self.slot, self.stored, self.has_more_slots = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(5)
             why = f"left with {self.process.exitcode}"
@@ -194,9 +194,9 @@ class Worker:
             view = memoryview(self.ring)
             for one in self.stored:
                 yield one.part, view[one.start : one.end]
-            if not self.goes_on:
+            if not self.has_more_slots:
                 return
-            self._give_back()
+            self._release_slot()
             self._receive()
 
     def end(self) -> None:
@@ -270,7 +270,9 @@ class BatchSender:
                 self.connection.send((position, one, None, [], False))
 
     def _send(self, position: Position, prepared: PreparedBatch) -> None:
-        self._begin((position, replace(prepared, parts=tuple(replace(part, blocks=()) for part in prepared.parts))))
+        self._acquire_slot(
+            (position, replace(prepared, parts=tuple(replace(part, blocks=()) for part in prepared.parts)))
+        )
         for number, part in enumerate(prepared.parts):
             start = self.at
             for block in part.blocks:
@@ -279,14 +281,14 @@ class BatchSender:
                     room = self.end - self.at
                     self._put(rest[:room])
                     rest = rest[room:]
-                    self._hand_over(StoredPart(number, start, self.at), goes_on=True)
-                    self._begin((position, None))
+                    self._send_slot(StoredPart(number, start, self.at), goes_on=True)
+                    self._acquire_slot((position, None))
                     start = self.at
                 self._put(rest)
             self.stored.append(StoredPart(number, start, self.at))
-        self._hand_over()
+        self._send_slot()
 
-    def _begin(self, said: tuple[Position, PreparedBatch | None]) -> None:
+    def _acquire_slot(self, said: tuple[Position, PreparedBatch | None]) -> None:
         """Take the free slot with the lowest index, and keep `said` as the message for the slot."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
@@ -299,5 +301,5 @@ class BatchSender:
         self.shared[self.at : self.at + len(block)] = block
         self.at += len(block)
 
-    def _hand_over(self, *more: StoredPart, goes_on: bool = False) -> None:
+    def _send_slot(self, *more: StoredPart, goes_on: bool = False) -> None:
         self.connection.send((*self.said, self.slot, [*self.stored, *more], goes_on))

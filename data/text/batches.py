@@ -66,19 +66,19 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
 
 
 def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) -> Pieces:
-    named = [file.theirs(name) for name in columns], [file.theirs(name) for name in required]
+    named = [file.source_column(name) for name in columns], [file.source_column(name) for name in required]
     pieces: Pieces
     if file.stream:
         pieces = Streamed(file, *named)
     else:
         suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
         if suffix == ".parquet":
-            pieces = parquet = Parquet(file.uri, *named, file.theirs("text"), file.skips_invalid)
+            pieces = parquet = Parquet(file.uri, *named, file.source_column("text"), file.skips_invalid)
             pieces = Ranged(parquet, *file.rows) if file.rows else parquet
         elif suffix == ".txt" and required:
             raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
         else:
-            pieces = LineFile(file.uri, suffix, packed, *named, file.theirs("text"), file.skips_invalid)
+            pieces = LineFile(file.uri, suffix, packed, *named, file.source_column("text"), file.skips_invalid)
     return Renamed(pieces, file) if file.names else pieces
 
 
@@ -222,7 +222,7 @@ class Ranged:
                 yield one
             elif wanted:
                 columns = {name: values[wanted.start : wanted.stop] for name, values in one.columns.items()}
-                yield replace(one, texts=one.texts.pick(wanted), columns=columns)
+                yield replace(one, texts=one.texts.select(wanted), columns=columns)
             if at >= stop:
                 return
 
@@ -300,7 +300,7 @@ class LineFile:
                     lines[at] = line[:-1]
         rows, invalid, skips = len(lines), replace_invalid_utf8(lines), Skips(self.uri, start)
         looks = after_noise or may_be_no_text(lines, invalid)
-        bad = self._no_texts(lines, number, skips, after_noise) if looks else set()
+        bad = self._lines_to_skip(lines, number, skips, after_noise) if looks else set()
         for at, line in enumerate(lines if self.ours else ()):
             if b"\\" in line:
                 try:
@@ -309,7 +309,7 @@ class LineFile:
                     else:
                         lines[at] = unescape(line.decode()).encode()
                 except ValueError as error:
-                    self._refuse(skips, number + at, f"{error}; {MANIFEST} beside it says it is a shard")
+                    self._skip_line(skips, number + at, f"{error}; {MANIFEST} beside it says it is a shard")
                     bad.add(at)
         if not bad:
             return Batch(rows, lines, {}, invalid)
@@ -318,7 +318,7 @@ class LineFile:
             del lines[at]
         return Batch(rows, lines, {}, max(0, invalid - mended), skips=skips)
 
-    def _no_texts(self, lines: TextList, number: int, skips: Skips, after_noise: bool) -> set[int]:
+    def _lines_to_skip(self, lines: TextList, number: int, skips: Skips, after_noise: bool) -> set[int]:
         """Return the indices of the lines to leave out.
 
         Raises InputError if most of a batch is not text, unless invalid lines are skipped.
@@ -327,10 +327,10 @@ class LineFile:
         if not self.skips and not skips.is_noise:
             return set()  # bytes that are not UTF-8 are replaced
         for at in bad:
-            self._refuse(skips, number + at, f"not text: its bytes are not UTF-8, or control characters; {HOW}")
+            self._skip_line(skips, number + at, f"not text: its bytes are not UTF-8, or control characters; {HOW}")
         return set(bad)
 
-    def _refuse(self, skips: Skips, line: int, why: str) -> None:
+    def _skip_line(self, skips: Skips, line: int, why: str) -> None:
         """Record a line that is not a document. Raises InputError unless invalid lines are skipped."""
         if not self.skips:
             raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
@@ -345,7 +345,7 @@ class LineFile:
                 continue
             row, text, why = self._read(line)
             if why:
-                self._refuse(skips, number + at, why)
+                self._skip_line(skips, number + at, why)
                 invalid -= bool(invalid) and REPLACED in line
                 continue
             # An unpaired surrogate has no UTF-8 form.

@@ -17,15 +17,15 @@ BLOCK = 64 << 10
 class TextList(list[Any]):
     """Texts as separate objects."""
 
-    def pick(self, rows: Sequence[int]) -> "TextList":
+    def select(self, rows: Sequence[int]) -> "TextList":
         """Return the texts at the given rows."""
         return TextList(self[at] for at in rows)
 
-    def blank(self) -> list[int]:
+    def blank_rows(self) -> list[int]:
         """Return the rows with only white space, as defined by `str.strip`."""
         return [at for at, text in enumerate(self) if is_blank(text)]
 
-    def joined(self) -> Iterator[bytes]:
+    def joined_blocks(self) -> Iterator[bytes]:
         """Yield all texts joined in blocks, with BETWEEN after each text."""
         return _joined(self, sum(map(len, self)))
 
@@ -49,15 +49,15 @@ class Column(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return map(bytes, self[:])
 
-    def pick(self, rows: Sequence[int]) -> "Column":
+    def select(self, rows: Sequence[int]) -> "Column":
         return Column(self.view, [self.places[at] for at in rows])
 
-    def blank(self) -> list[int]:
+    def blank_rows(self) -> list[int]:
         view = self.view
         odd = [at for at, (start, end) in enumerate(self.places) if start == end or not 0x20 < view[start] < 0x80]
         return [at for at in odd if is_blank(self[at])]
 
-    def joined(self) -> Iterator[bytes]:
+    def joined_blocks(self) -> Iterator[bytes]:
         return _joined(self, sum(end - start for start, end in self.places))
 
 

@@ -74,7 +74,7 @@ class InputFile:
     skips_invalid: bool = False
     """True to leave out and count invalid lines; otherwise an invalid line raises an error."""
 
-    def theirs(self, name: str) -> str:
+    def source_column(self, name: str) -> str:
         """Return the file's column name for a Slipway column name."""
         return dict(self.names).get(name, name)
 

@@ -113,7 +113,7 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
             raise
 
     try:
-        patience.ask(ask)
+        patience.retry(ask)
     except RevisionNotFoundError:
         raise NotThere(f"source fineweb: {dataset} has no revision {revision!r}") from None
     except HFValidationError:

@@ -39,7 +39,7 @@ class Share:
         """Return the subfolder of the rank's shards, or "" outside a distributed run."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
 
-    def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
+    def select_inputs(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
         """Return this rank's inputs.
 
         Raises InputError for options that would make the combined result differ from a run on a single machine.

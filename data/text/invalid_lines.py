@@ -29,7 +29,7 @@ class SkippedLine:
     line: int
     why: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return `FILE:LINE: why`; counts the earlier lines of the file only now."""
         return f"{place_of(self.uri, self.start, self.line)}: {self.why}"
 

@@ -68,9 +68,9 @@ def required_columns(spec: TextSpec) -> tuple[str, ...]:
 def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> PreparedBatch:
     """Return the lines of `batch`: all for `part` if set, otherwise split by hash and seed between `main` and `val`."""
     chosen, filtered = _choose(batch, spec)
-    blank = set(batch.texts.blank())
+    blank = set(batch.texts.blank_rows())
     kept = [at for at in chosen if at not in blank] if blank else chosen
-    texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.pick(kept)
+    texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.select(kept)
     empty = len(chosen) - len(kept)
     counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
     skipped = tuple(batch.skips.listed) if batch.skips else ()
@@ -83,7 +83,7 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> PreparedBatch
     both = []
     for which, name in enumerate((main, "val")):
         mine = [at for at, one in enumerate(order) if one == which]
-        both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.pick(mine)), len(mine)))
+        both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.select(mine)), len(mine)))
     return PreparedBatch(batch.rows, tuple(both), order, digests, counts, skipped)
 
 

@@ -207,7 +207,7 @@ class RemoteFile(Ranges):
                     patience.renew()
 
         patience = ReadPatience(self.url)
-        return patience.ask(ask)
+        return patience.retry(ask)
 
     def _ask(self, start: int, stop: int, into: bytearray) -> int:
         from huggingface_hub import get_session
@@ -277,7 +277,7 @@ class ReadPatience:
     def renew(self) -> None:
         self.deadline, self.pause_s = time.monotonic() + self.patience_s, 0.5
 
-    def ask(self, what: Callable[[], int]) -> int:
+    def retry(self, what: Callable[[], int]) -> int:
         """Return the result of `what`, retried until success. Raises DataError at the deadline."""
         import httpx2
 

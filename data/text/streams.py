@@ -24,7 +24,7 @@ class Streamed:
 
     def __init__(self, file: InputFile, columns: Sequence[str], required: Sequence[str]):
         assert file.stream is not None
-        self.asked, self.text = file.stream, file.theirs("text")
+        self.asked, self.text = file.stream, file.source_column("text")
         self.columns, self.required = list(dict.fromkeys([*required, *columns])), required
 
     def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:

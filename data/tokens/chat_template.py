@@ -50,7 +50,7 @@ class Dialogue:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template, such as enable_thinking."""
 
-    def up_to(self, count: int) -> "Dialogue":
+    def first_messages(self, count: int) -> "Dialogue":
         """Return the dialogue cut to the first `count` messages."""
         return replace(self, messages=self.messages[:count])
 
@@ -68,7 +68,7 @@ class _Row:
     spans: Spans
     targets: Spans = field(default_factory=list)
 
-    def holds(self, turn: "_Turn") -> bool:
+    def starts_with_turn(self, turn: "_Turn") -> bool:
         return self.text.startswith(turn.text[: turn.end])
 
 
@@ -113,8 +113,8 @@ class ChatTemplate:
         self._known: dict[tuple[str, bool], list[int]] = {}
         self._spelt = _any_of(controls)
         self._spelt_in_answers = _any_of([one for one in controls if one not in TAGS])
-        self.stops = self._usual_stops(stops)
-        self.lead = self._lead()
+        self.stops = self._find_stops(stops)
+        self.lead = self._find_lead()
 
     @property
     def is_dated(self) -> bool:
@@ -132,14 +132,14 @@ class ChatTemplate:
         `align` is as in `data.chat.conversations.render`. Raises InputError if a template rejects the conversation or
         omits a part.
         """
-        talk = self._prepared(talk)
+        talk = self._prepare(talk)
         answers = [at for at, one in enumerate(talk.messages) if is_learnt(one)]
         texts = self._beginnings(talk, answers)
         whole = _Row(*texts[len(talk.messages), False])
-        turns = [self._turn(talk, at, texts) for at in answers]
+        turns = [self._find_turn(talk, at, texts) for at in answers]
         rows = [whole]
         for turn in reversed(turns):
-            row = next((one for one in rows if one.holds(turn)), None)
+            row = next((one for one in rows if one.starts_with_turn(turn)), None)
             if row is None:
                 rows.append(row := _Row(turn.text, turn.spans))
             row.targets.append((turn.start, turn.end))
@@ -148,16 +148,16 @@ class ChatTemplate:
 
     def prompt(self, talk: Dialogue, align: int = 1) -> list[int]:
         """Return the ids of the prompt for the next answer. Raises InputError."""
-        talk = self._prepared(talk)
+        talk = self._prepare(talk)
         text, spans = self._text(talk, True)
         ends = self._answer_ends(talk, text, asks=True) if align > 1 else []
         return self._ids_of(_Row(text, spans), ends, align)[0]
 
     def text(self, talk: Dialogue) -> str:
         """Return the text of a conversation as rendered by the template. Raises InputError."""
-        return self._text(self._prepared(talk), False)[0].replace(HIDDEN, "")
+        return self._text(self._prepare(talk), False)[0].replace(HIDDEN, "")
 
-    def _usual_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
+    def _find_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of the stop tokens; the first is the stop token written by the template."""
         text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": missing_parts.PROBE}]), False)[0]
         self._text(Dialogue(PROBE[:1]), True)
@@ -170,7 +170,7 @@ class ChatTemplate:
         known = [one for one in ends if one in stops]
         return tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
 
-    def _lead(self) -> int | None:
+    def _find_lead(self) -> int | None:
         """Return the number of ids before the first question, equal for all conversations.
 
         Return None if the template renders an earlier turn differently, because such conversations cannot be
@@ -195,12 +195,15 @@ class ChatTemplate:
         given = {"messages": talk.messages, "tools": talk.tools, "documents": None, "add_generation_prompt": asks}
         return {**self.names, **talk.variables, **given}
 
-    def _prepared(self, talk: Dialogue) -> Dialogue:
+    def _prepare(self, talk: Dialogue) -> Dialogue:
         """Return a dialogue in the form `transformers` passes to a template, with special tokens in texts escaped."""
         messages = [self._message(one) for one in talk.messages]
         if not talk.tools and not talk.variables:
             return Dialogue(messages)
-        tools, variables = self._hidden(talk.tools, self._spelt), self._hidden(talk.variables, self._spelt)
+        tools, variables = (
+            self._escape_special(talk.tools, self._spelt),
+            self._escape_special(talk.variables, self._spelt),
+        )
         return Dialogue(messages, tools, variables)
 
     def _message(self, message: Message) -> dict[str, Any]:
@@ -210,9 +213,9 @@ class ChatTemplate:
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         spelt = self._spelt_in_answers if plain["role"] == "assistant" else self._spelt
-        return {name: self._hidden(one, spelt) for name, one in plain.items()}
+        return {name: self._escape_special(one, spelt) for name, one in plain.items()}
 
-    def _hidden(self, value: Any, spelt: re.Pattern[str]) -> Any:
+    def _escape_special(self, value: Any, spelt: re.Pattern[str]) -> Any:
         """Return a value with special tokens in texts escaped. Raises InputError for reserved private characters."""
         if isinstance(value, str):
             if not value.isascii() and not RESERVED.isdisjoint(value):
@@ -222,8 +225,8 @@ class ChatTemplate:
                 return value
             return spelt.sub(lambda found: f"{found[0][0]}{HIDDEN}{found[0][1:]}", value)
         if isinstance(value, Mapping):
-            return {name: self._hidden(one, spelt) for name, one in value.items()}
-        return [self._hidden(one, spelt) for one in value] if isinstance(value, (list, tuple)) else value
+            return {name: self._escape_special(one, spelt) for name, one in value.items()}
+        return [self._escape_special(one, spelt) for one in value] if isinstance(value, (list, tuple)) else value
 
     def _beginnings(self, talk: Dialogue, answers: Sequence[int]) -> dict[Beginning, tuple[str, Spans]]:
         """Return the rendered texts of a prepared dialogue: the whole, and the text before and after each answer."""
@@ -232,7 +235,7 @@ class ChatTemplate:
         texts = self._template_for(talk).render_beginnings(self._variables(talk, False), beginnings)
         return dict(zip(beginnings, texts, strict=True))
 
-    def _turn(self, talk: Dialogue, at: int, texts: Mapping[Beginning, tuple[str, Spans]]) -> _Turn:
+    def _find_turn(self, talk: Dialogue, at: int, texts: Mapping[Beginning, tuple[str, Spans]]) -> _Turn:
         """Return the answer at index `at`, located after its prompt.
 
         Raises InputError if the answer's text does not continue the prompt, or has no stop token.
@@ -246,7 +249,7 @@ class ChatTemplate:
             raise InputError(
                 f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token marks the end"
             )
-        self._check(talk.up_to(at + 1), text)
+        self._check(talk.first_messages(at + 1), text)
         return _Turn(text, spans, len(prompt), ends[-1].end())
 
     def _open_reasoning(self, answer: Message, prompt: str, text: str) -> str:
@@ -307,7 +310,7 @@ class ChatTemplate:
         if row.spans:
             targets = [(max(a, c), min(b, d)) for a, b in targets for c, d in row.spans if max(a, c) < min(b, d)]
         cuts = sorted({0, len(row.text), *ends, *(place for one in targets for place in one)})
-        leads, begins = self._lead_of_texts != NOTHING, self._begins(row.text)
+        leads, begins = self._lead_of_texts != NOTHING, self._space_positions(row.text)
         # Pairs of an id or text and a loss flag; an empty text marks padding.
         parts = list[tuple[Part, int]]()
         for start, stop in zip(cuts, cuts[1:], strict=False):
@@ -315,7 +318,7 @@ class ChatTemplate:
             parts += [(one, learnt) for one in self._parts(row.text[start:stop], leads and start not in begins)]
             if stop in ends:
                 parts.append((("", False), learnt))
-        texts = self._encoded({one for one, _ in parts if not isinstance(one, int) and one[0]})
+        texts = self._encode_cached({one for one, _ in parts if not isinstance(one, int) and one[0]})
         ids, mask = list[int](), list[int]()
         for one, learnt in parts:
             before = len(ids)
@@ -326,12 +329,12 @@ class ChatTemplate:
             mask += [learnt] * (len(ids) - before)
         return ids, mask
 
-    def _begins(self, text: str) -> set[int]:
+    def _space_positions(self, text: str) -> set[int]:
         """Return the positions in a text at which the tokenizer adds a leading space."""
         behind = {one.end() for one in self._added.finditer(text)} if self._lead_of_texts == ALWAYS else set()
         return {0, *behind}
 
-    def _encoded(self, texts: set[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
+    def _encode_cached(self, texts: set[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
         """Return the ids of texts, with a cache for short texts because templates repeat them."""
         found = dict[tuple[str, bool], list[int]]()
         for goes_on in (False, True):

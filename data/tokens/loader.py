@@ -136,7 +136,7 @@ class BestFit(Loader):
         super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
         self.num_groups = max(1, round(self.stream.num_documents / GROUP))
         self._epoch = lru_cache(maxsize=2)(self._order)
-        self._group = lru_cache(maxsize=4)(self._packed)
+        self._group = lru_cache(maxsize=4)(self._pack_group)
         self._places = {0: RowPosition()}
         # Guards `_places`: a thread may read the cursor while a second thread builds batches.
         self._lock = Lock()
@@ -151,8 +151,8 @@ class BestFit(Loader):
             starts.append(packed.starts[pieces])
             lengths.append(packed.lengths[pieces])
             missing -= rows
-            place = self._after(place, rows)
-        ids = self.stream.pieces(np.concatenate(starts), np.concatenate(lengths))
+            place = self._advance(place, rows)
+        ids = self.stream.read_pieces(np.concatenate(starts), np.concatenate(lengths))
         return ids.reshape(self.rows, self.row_len)
 
     def cursor(self, step: int) -> dict[str, Any]:
@@ -173,13 +173,13 @@ class BestFit(Loader):
             known = max(one for one in self._places if one <= step)
             place = self._places[known]
             for at in range(known, step):
-                place = self._after(place, self.rows)
+                place = self._advance(place, self.rows)
                 self._places[at + 1] = place
                 for old in sorted(self._places)[1:-PLACES]:
                     del self._places[old]
             return place
 
-    def _after(self, place: RowPosition, rows: int) -> RowPosition:
+    def _advance(self, place: RowPosition, rows: int) -> RowPosition:
         epoch, group, row = place.epoch, place.group, place.row + rows
         empty = 0
         while row >= (size := len(self._group(epoch, group))):
@@ -190,9 +190,9 @@ class BestFit(Loader):
                 raise InputError(f"no {GROUP} documents fill a row of {self.row_len} ids; use packing windows")
         return RowPosition(epoch, group, row)
 
-    def _packed(self, epoch: int, group: int) -> PackedGroup:
+    def _pack_group(self, epoch: int, group: int) -> PackedGroup:
         first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
-        starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
+        starts, lengths = self.stream.document_ranges(self._epoch(epoch)[np.arange(first, last)])
         rows = fill_rows(lengths, self.row_len)
         begins, counts = rows.begins, np.diff(rows.begins)
         # Shuffle the rows: best-fit packing returns rows with the longest documents first.

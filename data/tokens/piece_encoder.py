@@ -41,11 +41,11 @@ class PieceEncoder:
             )
             self._library_led.encode_special_tokens = self._library_bare.encode_special_tokens = True
 
-    def flat(self, texts: Sequence[str], go_on: Sequence[bool]) -> tuple["np.ndarray", list[int]]:
+    def encode_flat(self, texts: Sequence[str], go_on: Sequence[bool]) -> tuple["np.ndarray", list[int]]:
         """Return the concatenated ids of all texts, uint32 (tokens,), and the text offsets including the end."""
         import numpy as np
 
-        bare = [on or self._stays(text) for text, on in zip(texts, go_on, strict=True)]
+        bare = [on or self._keeps_start(text) for text, on in zip(texts, go_on, strict=True)]
         if all(bare) or not any(bare):
             return self._ids(texts, all(bare))
         halves = {
@@ -60,7 +60,7 @@ class PieceEncoder:
             ends.append(ends[-1] + len(parts[-1]))
         return np.concatenate(parts), ends
 
-    def _stays(self, text: str) -> bool:
+    def _keeps_start(self, text: str) -> bool:
         """Return True if a text at the start of a document gets no leading space."""
         if not self.is_fast:
             return False

@@ -75,16 +75,16 @@ class Stream:
         parts = list(self._parts(start, min(start + count, self.num_tokens)))
         ids = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
         self._count(1, ids.size * 4)
-        return self._known(ids)
+        return self._check_ids(ids)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Return `length` ids from each offset, int64 (len(starts), length); all ids must lie in the stream."""
         first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
         if (first == last).all():
-            return self.pieces(starts, np.full(len(starts), length)).reshape(-1, length)
+            return self.read_pieces(starts, np.full(len(starts), length)).reshape(-1, length)
         return np.stack([self.read(start, length) for start in starts.tolist()])
 
-    def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def read_pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the concatenated pieces at `starts` with `lengths`, none crossing the end of a file; int64."""
         where = np.searchsorted(self.ends, starts, side="right")
         first = (starts - self.begins[where]) * self.width
@@ -93,15 +93,15 @@ class Stream:
         joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])
         ids = np.frombuffer(joined, DTYPES[self.width]).astype(np.int64)
         self._count(len(starts), ids.size * 4)
-        return self._known(ids)
+        return self._check_ids(ids)
 
-    def _known(self, ids: np.ndarray) -> np.ndarray:
+    def _check_ids(self, ids: np.ndarray) -> np.ndarray:
         """Return `ids`. Raises DataError for an id outside the vocabulary, which would overflow an embedding table."""
         if ids.size and ids.max() >= self.vocab_size:
             raise DataError(f"{self.shards[0].path.parent}: id {ids.max()} of {self.vocab_size}; make the tokens again")
         return ids
 
-    def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def document_ranges(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets of documents and the lengths including <|bos|>; both int64 (len(documents),)."""
         starts, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
         some = MAPPED_BYTES // FAULT_BYTES // 4

@@ -198,12 +198,12 @@ class TokenizeProgress:
         self.of: dict[TokenizeTask, tuple[int, int]] = {}
         self.at = 0.0
 
-    def hear(self, task: TokenizeTask, so_far: tuple[int, int]) -> None:
+    def update(self, task: TokenizeTask, so_far: tuple[int, int]) -> None:
         self.of[task] = so_far
         if time.monotonic() - self.at >= TELL_EVERY_S:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         self.at = time.monotonic()
         documents, tokens = (sum(one[at] for one in self.of.values()) for at in (0, 1))
         emit("progress", done=documents, unit="documents", tokens=tokens)
@@ -215,8 +215,8 @@ def _make_all(tasks: Sequence[TokenizeTask], tokenizer_folder: Path, workers: in
         tokenizer = load(tokenizer_folder)
         for task in tasks:
             for so_far in _made(task, tokenizer):
-                told.hear(task, so_far)
+                told.update(task, so_far)
     else:
         largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all processes end together
-        run_tasks(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
-    told.tell()
+        run_tasks(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.update)
+    told.report()

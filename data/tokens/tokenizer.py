@@ -102,11 +102,11 @@ class Tokenizer:
         try:
             if not (sources := templates_of(folder)):
                 raise DataError(f"{path}: the last {len(SPECIALS)} ids are not the chat tokens")
-            self._take_over(folder, sources)
+            self._load_published(folder, sources)
         except untrusted_input.UnusableDocument as error:
             raise DataError(str(error)) from None
 
-    def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:
+    def _load_published(self, folder: Path, sources: Mapping[str, str]) -> None:
         """Read stop tokens, named tokens and chat template of a published model.
 
         Raises DataError, InputError or UnusableDocument.
@@ -151,14 +151,14 @@ class Tokenizer:
         pieces: list[str] = []
         firsts = [0]
         for text in texts:
-            pieces += self._pieces(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+            pieces += self._split_text(text if isinstance(text, str) else text.decode("utf-8", "replace"))
             firsts.append(len(pieces))
         ids, ends = self._flat(pieces, firsts, goes_on)
         return [ids[ends[start] : ends[stop]] for start, stop in pairwise(firsts)]
 
     def encode_joined(self, texts: Sequence[str]) -> "np.ndarray":
         """Return the concatenated ids of all texts, uint32 (tokens,)."""
-        pieces = [list(self._pieces(text)) for text in texts]
+        pieces = [list(self._split_text(text)) for text in texts]
         firsts = [0, *accumulate(map(len, pieces))]
         return self._flat([one for some in pieces for one in some], firsts, False)[0]
 
@@ -170,9 +170,9 @@ class Tokenizer:
         if self._by_pieces is None:
             return encode_flat(self._encoder, pieces)
         begins = frozenset() if goes_on else frozenset(firsts)
-        return self._by_pieces.flat(pieces, [at not in begins for at in range(len(pieces))])
+        return self._by_pieces.encode_flat(pieces, [at not in begins for at in range(len(pieces))])
 
-    def _pieces(self, text: str) -> Iterator[str]:
+    def _split_text(self, text: str) -> Iterator[str]:
         """Yield parts of `text` that, encoded separately, give the same ids as the whole text."""
         start = 0
         if self._by_pieces is None or self._by_pieces.has_borders:
@@ -217,7 +217,7 @@ class Tokenizer:
         found = self._token_bytes[ids]
         if self._by_pieces is None or self._by_pieces.spaces.lead == sentencepiece.NOTHING:
             return found
-        return found - ((before == self.separator) & self._led[ids])
+        return found - ((before == self.separator) & self._starts_with_space[ids])
 
     @cached_property
     def _token_bytes(self) -> "np.ndarray":
@@ -229,7 +229,7 @@ class Tokenizer:
         return np.array([found.get(number, 0) for number in range(self.vocab_size)], dtype=np.int32)
 
     @cached_property
-    def _led(self) -> "np.ndarray":
+    def _starts_with_space(self) -> "np.ndarray":
         """Return a flag per id: True if the token begins with a space, bool (vocab_size,)."""
         import numpy as np
 

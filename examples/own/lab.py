@@ -51,7 +51,7 @@ def provider(settings):
     if not os.environ.get("LAB_KEY"):
         raise MissingKey("lab: no key is set; put LAB_KEY and LAB_URL into the shell")
     api = JsonApi("lab", os.environ["LAB_URL"], {"X-Lab-Key": os.environ["LAB_KEY"]})
-    return Lab(api, PodKeys.beside(settings.state_file))
+    return Lab(api, PodKeys.for_journal(settings.state_file))
 
 
 class Lab:
@@ -88,7 +88,7 @@ class Lab:
             "kind": offer.offer_id,
             "token": token,
             "run": request.run,
-            "ssh_key": self.keys.public(token),
+            "ssh_key": self.keys.ensure_public_key(token),
             "seconds": math.ceil(limit_s),
         }
         try:

@@ -25,5 +25,5 @@ class Smoothed(CrossEntropy):
 
 def phase(run):
     """Train from the model of the previous phase and publish; `run` is a `PhaseRun` of trainer/run.py."""
-    trained = run.train(run.first_model(), rows_of(run), Smoothed())
+    trained = run.train(run.initial_model(), rows_of(run), Smoothed())
     return run.publish(*trained, {"smoothing": SMOOTHING}) if trained else {}

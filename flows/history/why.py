@@ -143,7 +143,7 @@ def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
         if found := last_verdict(op, settings):
             return found
     with contextlib.suppress(SlipwayError, OSError, ValueError):
-        found = reports.read_local(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+        found = reports.read_local(op, RunHome.for_run(op.run, settings.homes)).get("verdict", {})
         return found if found.get("token") == op.token else {}
     return {}
 
@@ -154,7 +154,7 @@ def _tail(op: Op, step: str, settings: Settings) -> str:
 
     found = b""
     with contextlib.suppress(OSError):  # The user may lack read permission for the folder.
-        found = read_log_end(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
+        found = read_log_end(RunHome.for_run(op.run, settings.homes).pod.log(step)) if step else b""
     if not found and step and op.address and not op.address.startswith("ssh://"):  # A pod of this machine.
         with contextlib.suppress(SlipwayError, OSError):
             found = b"".join(log_mask.mask_for(op, ThisMachine())([read_log_end(folder_of(op).log(step))]))

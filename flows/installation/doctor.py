@@ -87,8 +87,8 @@ def _extensions(settings: Settings) -> list[DoctorLine]:
 
 def _timings(settings: Settings) -> list[DoctorLine]:
     """Report the number of recorded timings for estimates, and unreadable records; [] without records."""
-    timings = Timings.beside(settings.state_file)
-    problems, runs = list(timings.problems()), len(timings.known())
+    timings = Timings.for_journal(settings.state_file)
+    problems, runs = list(timings.problems()), len(timings.tokens())
     if not runs:
         return []
     if not problems:
@@ -122,7 +122,7 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     from infra.transport import large_files
 
     connect, own = connections(settings), inventory.load(settings.pools)
-    looks = survey.survey_hosts(own.hosts, connect, HostMemory.beside(settings.state_file))
+    looks = survey.survey_hosts(own.hosts, connect, HostMemory.for_journal(settings.state_file))
     there = [one.host for one in looks if one.facts]
     ways = dict(
         zip(
@@ -169,7 +169,7 @@ def _node(look: "HostSurvey", way: "TransferMethod | SlipwayError | None") -> st
         if isinstance(way, TransferMethod)
         else f"{way}",
     ]
-    has += [f"the shell prints: {look.shell_says}"] if look.shell_says else []
+    has += [f"the shell prints: {look.shell_output}"] if look.shell_output else []
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
 
@@ -318,7 +318,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
         left = "an unknown balance"
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
-        found.append(DoctorLine("account", "ok", f"{mine.whose}, with {left}"))
+        found.append(DoctorLine("account", "ok", f"{mine.display_owner}, with {left}"))
         pods = list_pods(market, spot=False)
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])

@@ -42,7 +42,7 @@ class KeyCheck:
     """The finding of a check."""
 
     verdict: Verdict
-    said: str
+    message: str
 
 
 def saved(name: str) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def ask_vendor(name: str, key: str, settings: Settings) -> KeyCheck:
     except SlipwayError as error:
         return KeyCheck(Verdict.UNKNOWN, _without([key], str(error)))
     left = "" if mine.balance_micro_usd is None else f", a balance of {in_usd(mine.balance_micro_usd)}"
-    return KeyCheck(Verdict.GOOD, _without([key], f"{mine.whose}{left}"))
+    return KeyCheck(Verdict.GOOD, _without([key], f"{mine.display_owner}{left}"))
 
 
 def ask_store(uri: str, keys: Mapping[str, str]) -> KeyCheck:

@@ -83,10 +83,10 @@ def estimate_time_left(
     steps, now = progress.get("steps") or (), progress.get("updated_at")
     if not steps or not now:
         return None
-    timings = Timings.beside(settings.state_file)
+    timings = Timings.for_journal(settings.state_file)
     # A restarted step takes as long as the original forecast.
     pods = [op for op in rows if not op.detached]
-    told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
+    told = next((one for op in reversed(pods) if (one := timings.get(op.token)) and one.expected), None)
     if told is None:
         return None
     since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0

@@ -56,7 +56,7 @@ def run_limits(
     high = forecast_of(plan, offers[0], settings).micro_usd[2] if found else None
     limit = default_limit(high, found is not None and is_measured(found.steps))
     limits = replace(typed, spend_micro_usd=limit.micro_usd // nodes)
-    return RunLimits(limits=limits, spend_micro_usd=limit.micro_usd, words=limit.words)
+    return RunLimits(limits=limits, spend_micro_usd=limit.micro_usd, words=limit.description)
 
 
 def _of_earlier(

@@ -136,8 +136,8 @@ def max_cost(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     """Return the request with the GPUs in `--devices`. Raise UsageError."""
     if not said:
-        return vendor.whole(request)
-    if vendor.is_rented or vendor.recovers:
+        return vendor.with_gpu_count(request)
+    if vendor.is_rented or vendor.restarts_runs:
         raise UsageError(
             "--devices applies to your own machines and to held pods (--no-deploy); a newly rented pod is always used "
             "as a whole"
@@ -162,13 +162,13 @@ class MachineQueue:
     settings: Settings
     tell: Say
     nodes: int = 1
-    turn: QueueTicket | None = None
+    ticket: QueueTicket | None = None
     may_wait: bool = False
-    told: str = ""
+    reported_reason: str = ""
 
-    def begin(self, work: Callable[[], Op]) -> Op:
+    def run_at_turn(self, work: Callable[[], Op]) -> Op:
         """Call `work`, which takes the machine, at the turn of the run. Errors except shortages propagate."""
-        if self.turn is None:
+        if self.ticket is None:
             try:
                 return work()
             except Busy as error:
@@ -176,29 +176,29 @@ class MachineQueue:
                     raise
                 raise Busy(f"{error}\nto wait in line: {WAIT}") from error
         while True:
-            wait_queue.check_queued(self.journal, self.turn)
-            found = wait_queue.find_blockers(self.journal, self.turn)
+            wait_queue.check_queued(self.journal, self.ticket)
+            found = wait_queue.find_blockers(self.journal, self.ticket)
             if sum(one is None for one in found.values()) >= self.nodes:
                 try:
                     return work()
                 except Busy as error:
-                    self._note(str(error))
+                    self._record_reason(str(error))
             else:
-                self._note("")
-            self._say(wait_queue.why_waiting(self.journal, self.turn))
+                self._record_reason("")
+            self._report_reason(wait_queue.why_waiting(self.journal, self.ticket))
             ended = [one.token for one in found.values() if isinstance(one, Op)]
             settle_rows(self.journal, self.settings, self.tell, ended)  # the launch of the blocking row may be gone
-            time.sleep(WAIT_S.get(self.turn.vendor, WAIT_ELSEWHERE_S))
+            time.sleep(WAIT_S.get(self.ticket.vendor, WAIT_ELSEWHERE_S))
 
-    def _note(self, why: str) -> None:
-        if self.turn is not None and why != self.turn.why:
-            wait_queue.note(self.journal, self.turn, why)
-            self.turn = replace(self.turn, why=why)
+    def _record_reason(self, why: str) -> None:
+        if self.ticket is not None and why != self.ticket.why:
+            wait_queue.note(self.journal, self.ticket, why)
+            self.ticket = replace(self.ticket, why=why)
 
-    def _say(self, why: str) -> None:
-        if why != self.told:
-            self.told = why
-            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C stops waiting")
+    def _report_reason(self, why: str) -> None:
+        if why != self.reported_reason:
+            self.reported_reason = why
+            self.tell(f"{self.ticket.run if self.ticket else ''} {why}; Ctrl-C stops waiting")
 
 
 @contextlib.contextmanager
@@ -207,22 +207,22 @@ def wait_in_queue(
 ) -> Iterator[MachineQueue]:
     """Join the wait queue for a machine of the user if `waits`; leave the queue on exit."""
     line = MachineQueue(journal, settings, tell, 1 if vendor.is_here else request.nodes)
-    line.may_wait = not (vendor.is_rented or vendor.recovers)
+    line.may_wait = not (vendor.is_rented or vendor.restarts_runs)
     if waits and line.may_wait:
-        places = vendor.places(request)
-        line.turn = wait_queue.enqueue(journal, request.run, vendor.name, places, request.devices)
+        places = vendor.named_places(request)
+        line.ticket = wait_queue.enqueue(journal, request.run, vendor.name, places, request.devices)
     try:
         yield line
     finally:
-        if line.turn is not None:
-            wait_queue.dequeue(journal, line.turn)
+        if line.ticket is not None:
+            wait_queue.dequeue(journal, line.ticket)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOffers(ChosenMachine):
     """The offers for a launch. `turn`: the turn of a waiting launch, to be left after renting."""
 
-    turn: QueueTicket | None = None
+    ticket: QueueTicket | None = None
 
 
 def find_launch_offers(
@@ -258,7 +258,7 @@ def find_launch_offers(
             else:
                 if turn is not None:
                     wait_queue.note(journal, turn, "")
-                return LaunchOffers(request=found.request, offers=found.offers, reason=found.reason, turn=turn)
+                return LaunchOffers(request=found.request, offers=found.offers, reason=found.reason, ticket=turn)
             pause_s = LOOK_S / clock_scale(candidates[0])
             if turn is None:
                 run = name()

@@ -50,7 +50,7 @@ def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | Non
     """Return the plan with estimates for the steps and the overhead."""
     if plan.job is None:
         return plan
-    past = Timings.beside(settings.state_file).past()
+    past = Timings.for_journal(settings.state_file).step_times()
     machine = machine_of(plan.request, settings, vendor, offer)
     is_found = is_environment_there(plan.job, settings, vendor)
     is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
@@ -77,7 +77,7 @@ def _of_imitated(
 def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings) -> Estimate:
     """Return the estimate for phases of a recipe, without inputs, boot and set-up."""
     works = tuple(work_of_phase(one, one.phase, machine.name) for one in phases)
-    past = Timings.beside(settings.state_file).past()
+    past = Timings.for_journal(settings.state_file).step_times()
     return estimate(EstimateRequest(machine=machine, steps=works), past)
 
 

@@ -133,7 +133,7 @@ def requested_trackers(words: str, settings: Settings) -> tuple[str, ...]:
     Without a request, return the trackers enabled by their own settings.
     """
     named = packs.named_trackers()
-    meant = ",".join(name for name, one in named.items() if one.is_meant(settings))
+    meant = ",".join(name for name, one in named.items() if one.is_enabled(settings))
     said = words or settings.track or meant
     if said == NO_TRACKER:
         return ()
@@ -199,4 +199,4 @@ def tracker_variables(settings: Settings) -> dict[str, str]:
 def tracker_notes(names: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Return the locations of the run in the trackers, as text, for trackers with a note."""
     named = packs.named_trackers()
-    return tuple(note for name in names if name in named and (note := named[name].note(settings)))
+    return tuple(note for name in names if name in named and (note := named[name].describe_location(settings)))

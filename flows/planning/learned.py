@@ -45,7 +45,7 @@ LOOKED_AT = 200  # number of newest rows to check
 def save_forecast(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Offer | None = None) -> None:
     """Save the forecast of a starting run; `offer`: the offer of a rented machine."""
     money = forecast_of(plan, offer, settings).micro_usd if offer and plan.job and plan.forecast else None
-    timings = Timings.beside(settings.state_file)
+    timings = Timings.for_journal(settings.state_file)
     with contextlib.suppress(OSError):  # full disk: the run continues without a saved forecast
         timings.save(
             RunTimes(
@@ -66,9 +66,9 @@ def save_forecast(op: Op, plan: Plan, asked_at: float, settings: Settings, offer
 
 def save_measured_times(journal: Journal, settings: Settings) -> None:
     """Save the times of finished runs not processed yet."""
-    timings = Timings.beside(settings.state_file)
-    known, damaged = {one.token: one for one in timings.all()}, timings.known()
-    rows = [op for op in journal.ops() if op.is_head and not (op.is_live or op.service or op.stays) and op.job]
+    timings = Timings.for_journal(settings.state_file)
+    known, damaged = {one.token: one for one in timings.all()}, timings.tokens()
+    rows = [op for op in journal.ops() if op.is_head and not (op.is_live or op.service or op.outlives_run) and op.job]
     for op in rows[-LOOKED_AT:]:
         before = known.get(op.token)
         if (before and before.state) or (before is None and op.token in damaged):
@@ -87,7 +87,7 @@ def last_report(op: Op, settings: Settings) -> observation.Seen:
     """Return progress and verdict of a finished pod, from its folder or from the local copy."""
     if registry.provider(settings, op.vendor).is_here:
         return observation.read_progress_and_verdict(op, transport_to(settings, op)) if op.address else ({}, {})
-    said = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))
+    said = observation.own_reports(op, reports.read_local(op, RunHome.for_run(op.run, settings.homes)))
     return said["progress"], said["verdict"]
 
 
@@ -169,8 +169,8 @@ def errors(journal: Journal, settings: Settings, run: str = "") -> list[Forecast
     """Return the forecast errors of `run`, or of all runs, oldest first. Raise UsageError for an unknown run."""
     save_measured_times(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
-    told, found = journal.told("vendor"), []
-    for one in Timings.beside(settings.state_file).all():
+    told, found = journal.reported_costs("vendor"), []
+    for one in Timings.for_journal(settings.state_file).all():
         if name in ("", one.run):
             rows = [op for op in journal.ops(run=one.run) if op.token == one.token and one.micro_usd]
             spent = spend.total(rows, told, now, clock_scale=settings.clock_scale) if rows else None

@@ -59,7 +59,7 @@ class MachineChoice:
                 "--gpu none: training on a rented machine needs a GPU. To train without a GPU on this machine, for "
                 "free: --provider local"
             )
-        holding = self._holding(request, offers)
+        holding = self._fitting_offers(request, offers)
         if not holding:
             is_fixed = request.num_gpus and (request.gpu or request.instance_type)  # a fixed machine can never fit
             raise (UsageError if is_fixed else NoOffer)(self._refusal(request, offers))
@@ -69,7 +69,7 @@ class MachineChoice:
             request=_with_gpus(request, left, number), offers=tuple(left), reason=self._reason(request, offers, left[0])
         )
 
-    def asked(self, request: Request) -> Request:
+    def vendor_request(self, request: Request) -> Request:
         """Return the request to send to vendors: for spot machines, with the fewest GPUs on which the plan may fit.
 
         RunPod returns a spot price per kind and count of GPUs, and querying all combinations would exceed the survey
@@ -79,23 +79,25 @@ class MachineChoice:
         if not (request.spot and is_open and self.phases):
             return request
         largest = max(gpus.memory_bytes(one.name) for one in gpus.GPUS if gpus.is_for_training(one.name))
-        numbers = [one for one in NUMBERS if one >= self.fewest and self.need(one, request.nodes) <= largest]
+        numbers = [
+            one for one in NUMBERS if one >= self.fewest and self.required_gpu_bytes(one, request.nodes) <= largest
+        ]
         return replace(request, num_gpus=next(iter(numbers), 0))
 
     def find(self, request: Request, candidates: Sequence[Provider], settings: Settings, tell: Tell) -> ChosenMachine:
         """Return the choice among the current offers of these providers. Raise the errors of `choose.find`."""
         if taker := engine_of(candidates[0]):
-            kinds = self.of_kinds(request, taker)
+            kinds = self.choose_kinds(request, taker)
             return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))
-        request = self.asked(request)
+        request = self.vendor_request(request)
         return self.narrow(request, choose.find(candidates, request, settings, tell))
 
-    def of_kinds(self, request: Request, taker: RunEngine) -> ChosenMachine:
+    def choose_kinds(self, request: Request, taker: RunEngine) -> ChosenMachine:
         """Return the request for an engine, which takes the cheapest of all fitting GPU kinds if no kind is named."""
         if not self.phases or request.gpu or request.instance_type:
             return ChosenMachine(request=request, offers=())
         for number in (request.num_gpus,) if request.num_gpus else NUMBERS:
-            need = self.need(number, request.nodes)
+            need = self.required_gpu_bytes(number, request.nodes)
             if fitting := [
                 kind for kind in taker.gpu_kinds if number >= self.fewest and gpus.memory_bytes(kind) >= need
             ]:
@@ -114,17 +116,17 @@ class MachineChoice:
         """Return the smallest number of GPUs on which every phase can run."""
         return max(needs_of(one).min_gpus(one) for one in self.phases)
 
-    def need(self, num_gpus: int, nodes: int) -> int:
+    def required_gpu_bytes(self, num_gpus: int, nodes: int) -> int:
         """Return the required memory in bytes of each of `num_gpus` GPUs."""
         return max(min_gpu_bytes(one, num_gpus, nodes) for one in self.phases)
 
-    def _holding(self, request: Request, offers: Sequence[Offer]) -> list[Offer]:
-        return [one for one in _candidates(request, offers) if self._holds(one, request.nodes)]
+    def _fitting_offers(self, request: Request, offers: Sequence[Offer]) -> list[Offer]:
+        return [one for one in _candidates(request, offers) if self._fits(one, request.nodes)]
 
-    def _holds(self, offer: Offer, nodes: int) -> bool:
+    def _fits(self, offer: Offer, nodes: int) -> bool:
         """Return whether the plan fits on an offer; unknown memory counts as enough, since the user named the GPU."""
         has = _memory(offer)
-        return offer.num_gpus >= self.fewest and (not has or has >= self.need(offer.num_gpus, nodes))
+        return offer.num_gpus >= self.fewest and (not has or has >= self.required_gpu_bytes(offer.num_gpus, nodes))
 
     def _reason(self, request: Request, offers: Sequence[Offer], first: Offer) -> str:
         """Return the deciding fact for the cheapest machine, or "" if the user typed the machine."""
@@ -132,10 +134,10 @@ class MachineChoice:
         is_kind_open, is_number_open = not (request.gpu or request.instance_type), not request.num_gpus
         if not (is_kind_open or is_number_open):
             return f"{machine}; {self.named}; {OTHER}" if self.named else ""
-        need = f"the plan needs {size(self.need(first.num_gpus, request.nodes))} of memory on each GPU"
+        need = f"the plan needs {size(self.required_gpu_bytes(first.num_gpus, request.nodes))} of memory on each GPU"
         of = "" if is_kind_open and is_number_open else f" with {request.gpu or count(request.num_gpus, 'GPU')}"
         of += f" ({self.named})" if self.named else ""
-        small = [one for one in _candidates(request, offers) if not self._holds(one, request.nodes)]
+        small = [one for one in _candidates(request, offers) if not self._fits(one, request.nodes)]
         cheaper = [one for one in small if one.micro_usd_per_hour < first.micro_usd_per_hour]
         if cheaper:
             least = cheaper[0]
@@ -158,7 +160,7 @@ class MachineChoice:
                 f"no GPU on offer is chosen for a training by default: {kinds}. The default choices are NVIDIA GPUs "
                 "with a known bfloat16 speed. To take an offered GPU: --gpu KIND"
             )
-        best = max(among, key=lambda one: _memory(one) / self.need(one.num_gpus, request.nodes))
+        best = max(among, key=lambda one: _memory(one) / self.required_gpu_bytes(one.num_gpus, request.nodes))
         said = f"no machine on offer holds the plan: {self._shortage(best.gpu, best.num_gpus, request, _memory(best))}"
         change = self._other_machine(request) or self._smaller_plan(best, request.nodes)
         return f"{said}. The smallest change: {change}"
@@ -175,7 +177,7 @@ class MachineChoice:
         """Return the flags for a different offered machine with room for the plan, or ""."""
         for other in _relaxed(request):
             try:
-                holding = self._holding(other, self.ask(other))
+                holding = self._fitting_offers(other, self.ask(other))
             except NoOffer:
                 continue
             if holding:

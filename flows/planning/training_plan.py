@@ -46,15 +46,15 @@ class PlannedWork:
     """Model named by `spec.init`."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Artifacts made elsewhere, by the name of the consumer."""
-    made: str = ""
+    remake_policy: str = ""
     """Choice for artifacts made by different code: "keep", "remake", or "" to ask the user."""
-    stem: str = ""
+    name_prefix: str = ""
     """Prefix of the run name before a number; "" = random words."""
     names_tag: bool = False
     """True if the tag comes from a job file, which may name a new tag; an unknown typed tag may be a typo."""
 
     @staticmethod
-    def of(spec: WorkSpec, settings: Settings) -> "PlannedWork":
+    def from_spec(spec: WorkSpec, settings: Settings) -> "PlannedWork":
         """Return the work for the flags of a training. Raise UsageError for an impossible combination."""
         init = None
         if named := init_named(spec, settings):
@@ -62,16 +62,16 @@ class PlannedWork:
             from flows.models import init_model
 
             init = init_model.resolve_import(named, settings)
-        return PlannedWork(spec=spec, init=init, made=made_policy(spec.remake, spec.keep_made))
+        return PlannedWork(spec=spec, init=init, remake_policy=made_policy(spec.remake, spec.keep_made))
 
-    def draft(self, request: Request, settings: Settings) -> Request:
+    def draft_request(self, request: Request, settings: Settings) -> Request:
         """Return the request with the smallest possible number of GPUs for the work if the number is open.
 
         The draft already has the environments and disk of a GPU machine. Raise UsageError.
         """
         if request.num_gpus:
             return request
-        wanted = self.wanted(settings)
+        wanted = self.training_request(settings)
         has_needs = any(PHASES[one].needs for one in wanted.phases)
         specs = [node.spec for node in planning.recipe(wanted).values()] if has_needs else []
         fewest = [needs_of(one).min_gpus(one) for one in specs if isinstance(one, PhaseConfig)]
@@ -83,7 +83,7 @@ class PlannedWork:
         """Return the result of `plan_for` for this work."""
         return plan_for(self, settings, request, vendor, limits, offer)
 
-    def wanted(self, settings: Settings) -> planning.TrainingRequest:
+    def training_request(self, settings: Settings) -> planning.TrainingRequest:
         """Return the work in the format of the planner. Raise UsageError for invalid values."""
         spec = self.spec
         use_phases(spec.phase, settings)
@@ -117,7 +117,7 @@ class PlannedWork:
                 spec.engine_tensor_parallel,
             ),
             given=self.given,
-            made=self.made,
+            made=self.remake_policy,
             keeping={name: value for name, value in keeping.items() if value is not None},
         )
 
@@ -159,7 +159,7 @@ def plan_for(
     Raise UsageError for invalid values.
     """
     torch, environments = environments_of(settings, request, vendor)
-    wanted = work.wanted(settings)
+    wanted = work.training_request(settings)
     there = inventory(settings.store)
     plan = planning.resolve(
         wanted,
@@ -310,7 +310,7 @@ def node_commands(plan: Plan) -> list[str]:
 
 def inventory(uri: str) -> Inventory:
     """Return the verified inventory of the store, with the owners of leases."""
-    named, kept = Store(uri).everything()
+    named, kept = Store(uri).list_all()
     odd: list[str] = []
     held = references.readers(references.live_leases(uri, time.time(), odd))
     readers: dict[str, tuple[str, ...]] = {}

@@ -77,7 +77,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
 def _tell(found: Sequence[Finding], settings: Settings) -> None:
     """Send a notice to the audit hooks for each machine that should not run."""
     for one in found:
-        if one.is_wrong:
+        if one.wastes_money:
             name = one.run or one.name or one.pod_id or one.token
             note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {dollars(one.micro_usd_per_hour)} USD/h; "
             notice = Notice(

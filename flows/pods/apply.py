@@ -59,7 +59,7 @@ class SetLimit:
     """Limit of each pod without an own limit."""
 
     @staticmethod
-    def of(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":
+    def for_set(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":
         """Return the limit in a pod file; None without a limit.
 
         Raises UsageError if the pods' own limits leave too little.
@@ -76,16 +76,16 @@ class SetLimit:
             )
         return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
 
-    def open(self, journal: Journal, settings: Settings) -> None:
+    def open_budget(self, journal: Journal, settings: Settings) -> None:
         """Set the budget of the set to the amount. Raises UsageError if more is already spent and reserved."""
         shared_resources.set_budget(journal, self.budget, self.amount, settings)
 
-    def change(self, journal: Journal, settings: Settings) -> bool:
+    def change_budget(self, journal: Journal, settings: Settings) -> bool:
         """Change the budget of a set with existing pods; return True if the amount changed. Raises as `open`."""
         before = budgets.find(journal, self.budget)
         if before is None or before.amount == self.amount:
             return False
-        self.open(journal, settings)
+        self.open_budget(journal, settings)
         return True
 
 
@@ -93,7 +93,7 @@ class SetLimit:
 def hold_set_lease(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the lease on the set inside the block. Raises UsageError if a different process holds the lease."""
     try:
-        lease = journal.leases.take(pod_set.set_lease(set_name))
+        lease = journal.leases.acquire(pod_set.set_lease(set_name))
     except LeaseHeld as error:
         raise UsageError(
             f"a second process is changing the set {set_name} ({error}); wait until the process has finished"

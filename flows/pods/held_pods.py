@@ -40,7 +40,7 @@ def rent(
 
     `pod_set` is the set of the pod. `budget` is the name of the budget that pays, as typed.
     """
-    offers, turn = had.offers, had.turn
+    offers, turn = had.offers, had.ticket
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
     paid_from = shared_resources.reserve_budget(
@@ -52,7 +52,7 @@ def rent(
         owner=pod_set,
         spec_hash=spec_hash,
         budget_name=paid_from,
-        turn=turn,
+        ticket=turn,
     )
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
@@ -109,9 +109,9 @@ def start_work(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: S
     secrets = job_environment.secrets(settings)
 
     def keep(given: Op) -> None:
-        snapshot.keep_code(given, ROOT, RunHome.of(given.run, settings.homes))
+        snapshot.keep_code(given, ROOT, RunHome.for_run(given.run, settings.homes))
 
-    terms = runs_launch.Terms(sync=sync, keep=None if vendor.is_here else keep)
+    terms = runs_launch.Terms(sync=sync, save_copies=None if vendor.is_here else keep)
     return runs_launch.submit_to_held_pod(op, plan, vendor, journal, ROOT, secrets, tell, terms)
 
 
@@ -126,5 +126,5 @@ def purpose(op: Op) -> str:
         return f"a replica of {op.service}"
     job = op.read_job() if op.job else None
     making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
-    work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"
+    work = making[-1] if making and (op.target or not op.outlives_run) else "nothing yet" if op.outlives_run else "?"
     return f"{work} (set {op.pod_set})" if op.pod_set else work

@@ -77,11 +77,11 @@ def end_pod(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
     was_live, was_over, vendor = op.is_live, run_rows.is_over(op), registry.provider(settings, op.vendor)
     has_words = was_live and op.address and not op.detached and op.state not in RENTING
     op = pods.ask_to_end(op, journal)  # From now on neither the launch nor a keeper restarts the run.
-    if has_words and vendor.fleeting:  # The pod cannot be queried after the end.
+    if has_words and vendor.is_ephemeral:  # The pod cannot be queried after the end.
         op = save_and_download(op, vendor, journal, settings, tell)
     pods.end(vendor, op, journal)
     keep.end_keeper(op.run, journal)
-    if has_words and not vendor.fleeting:
+    if has_words and not vendor.is_ephemeral:
         download_results(op, vendor, settings)
     ended = "had already ended" if was_over else "the pod had already ended; the run does not continue on a new pod"
     tell(f"{op.run}: {'ended, nothing of it runs' if was_live else ended}")

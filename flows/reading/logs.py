@@ -24,7 +24,7 @@ def is_gone(op: Op, settings: Settings) -> bool:
     if op.is_live:
         return False
     try:
-        return registry.provider(settings, op.vendor).fleeting
+        return registry.provider(settings, op.vendor).is_ephemeral
     except UsageError:
         return True
 
@@ -38,7 +38,7 @@ def fetch(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
         return True
     try:
         transport = registry.provider(settings, op.vendor).reach(observation.pod_of(op))
-        mirror.bring_logs(op, transport, RunHome.of(op.run, settings.homes))
+        mirror.bring_logs(op, transport, RunHome.for_run(op.run, settings.homes))
         return False
     except SlipwayError as error:
         if is_gone(journal.op(op.token), settings):  # ended meanwhile
@@ -57,7 +57,7 @@ def fetch_from_store(op: Op, settings: Settings, tell: Say) -> None:
     if not op.store:
         return
     try:
-        mirror.bring_logs_from_store(op, RunHome.of(op.run, settings.homes))
+        mirror.bring_logs_from_store(op, RunHome.for_run(op.run, settings.homes))
     except StoreError as error:  # fall back to the copies on this machine
         tell(f"{op.run}: {error}")
 

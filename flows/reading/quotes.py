@@ -86,7 +86,7 @@ def work_named(
     settings = replace(settings, profile=spec.profile or settings.profile)
     if _is_of_its_shape(init_named(spec, settings), settings.profile):
         spec = replace(spec, init="")
-    wanted = PlannedWork.of(spec, settings).wanted(settings)
+    wanted = PlannedWork.from_spec(spec, settings).training_request(settings)
     if tokens and any("tokens" in PHASES[one].sizes for one in wanted.phases):
         wanted, tokens = replace(wanted, sizes={**wanted.sizes, "tokens": round(tokens)}), 0.0
     nodes = planning.recipe(wanted)
@@ -185,10 +185,10 @@ def offers_of(
     except MissingKey as error:
         listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
         fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
-        dates = " or ".join(sorted({one.mark for one in fitting}))
+        dates = " or ".join(sorted({one.label for one in fitting}))
         return CurrentOffers(
             offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices without a current offer: {error}",)
         )
     seen = market.survey(asked, wanted)
-    silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.silent)
+    silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.failures)
     return CurrentOffers(offers=tuple(seen.considered), silent=silent)

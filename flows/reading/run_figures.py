@@ -51,14 +51,14 @@ def metric_readers(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     if op.store:
         with _told(op, f"its store {op.store}", tell):
             left = RunFolder(op.store, op.run)
-            names = left.names()
+            names = left.file_sizes()
 
             def store(phase: str, file: str) -> bytes | None:
                 name = _inside(phase, file)
-                return b"".join(left.pieces(name)) if name in names else None
+                return b"".join(left.read_chunks(name)) if name in names else None
 
             yield store
-    kept = RunHome.of(op.run, settings.homes).pod.root
+    kept = RunHome.for_run(op.run, settings.homes).pod.root
 
     def home(phase: str, file: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):

@@ -46,7 +46,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings) -> RunCo
     """Return the cost of the run of this row; `view` is the current view of the newest pod."""
     run, now, scale = run_rows.run_of(op), read_clocks(), settings.clock_scale
     rows = [one for one in journal.ops() if run in (one.run, run_rows.run_of(one))]
-    told = journal.told("vendor")
+    told = journal.reported_costs("vendor")
     if view.told_micro_usd is not None:
         told = {**told, op.token: (int(now.wall_s), view.told_micro_usd)}
     total = costs.total(rows, told, now, clock_scale=scale)
@@ -62,7 +62,7 @@ def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "
         replace(op, run=run_rows.run_of(op)) for op in journal.ops() if not run or run in (op.run, run_rows.run_of(op))
     ]
     problems = ask_bills(rows, journal, settings) if asks else []
-    now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale
+    now, told, scale = read_clocks(), journal.reported_costs("vendor"), settings.clock_scale
     lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
     months = {}
     if lines and not month:
@@ -98,7 +98,7 @@ def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
 def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[str]:
     """Query vendors for bills that may have changed and record them; return unanswered queries with reasons."""
     markets, problems = offers.accounts(settings)
-    told = journal.told("vendor")
+    told = journal.reported_costs("vendor")
     for market in markets:
         due = [row for row in rows if row.vendor == market.name and row.remote_id and is_open(row, told)]
         bills = map_parallel(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
@@ -106,7 +106,7 @@ def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[
             if isinstance(bill, SlipwayError):
                 problems.append(f"{row.run}: {bill}")
             elif bill is not None and told.get(row.token, (0, None))[1] != bill:
-                journal.tell(row.token, "vendor", bill)
+                journal.record_cost(row.token, "vendor", bill)
     return problems
 
 

@@ -31,11 +31,11 @@ from infra.settings import Settings
 
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return the active run: joined, continued, or newly started. Raises the errors of renting."""
-    if found.to_ask:
-        raise UsageError(launch.refusal(found.to_ask))
+    if found.mounts_to_approve:
+        raise UsageError(launch.refusal(found.mounts_to_approve))
     known, asked_at = {op.token for op in journal.ops()}, time.time()
-    if found.at_work:
-        op = resume.continue_run(found.at_work, journal, settings, tell)
+    if found.active_run:
+        op = resume.continue_run(found.active_run, journal, settings, tell)
     else:
         op = _begin(found, journal, settings, tell)
     if op.token not in known:
@@ -49,7 +49,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     """Return the run of this plan: an interrupted run, a new run, or a run just started by a concurrent launch."""
     asked, offers = found.resolved.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
-    name = found.turn.run if found.turn else launch.run_name(found.plan, found.resolved, journal, settings)
+    name = found.ticket.run if found.ticket else launch.run_name(found.plan, found.resolved, journal, settings)
     if not asked.name and name in journal.runs():
         tell(f"resuming {name}")
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
@@ -61,7 +61,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     paid_from = ""
 
     def keep(op: Op) -> None:
-        snapshot.keep_code(op, ROOT, RunHome.of(op.run, settings.homes), plan.carried)
+        snapshot.keep_code(op, ROOT, RunHome.for_run(op.run, settings.homes), plan.carried)
 
     def rent() -> Op:
         found_now = offers
@@ -74,15 +74,15 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
         terms = replace(
             terms,
-            asked=asked.record(),
+            asked=asked.to_json(),
             budget_name=paid_from,
-            turn=line.turn or found.turn,
+            ticket=line.ticket or found.ticket,
             sync=not found.resolved.spec.no_sync,
-            keep=None if vendor.is_here else keep,
+            save_copies=None if vendor.is_here else keep,
         )
         secrets = job_environment.secrets_for(plan.job.secrets, settings)
         if taker := engine_of(vendor):
-            return taker.begin(
+            return taker.submit(
                 RunStart(
                     plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets, say=tell, terms=terms
                 )
@@ -97,7 +97,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         with shared_resources.wait_in_queue(
             plan.request, found.resolved.spec.wait, vendor, journal, settings, tell
         ) as line:
-            return line.begin(rent)
+            return line.run_at_turn(rent)
     except AlreadyLive as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
@@ -112,5 +112,5 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
             shared_resources.release_launch_reservation(paid_from, name, journal)
         raise
     finally:
-        if found.turn is not None:
-            wait_queue.dequeue(journal, found.turn)
+        if found.ticket is not None:
+            wait_queue.dequeue(journal, found.ticket)

@@ -31,15 +31,15 @@ def keep_run(
     the run, which discards the count of earlier recoveries.
     """
     vendor = registry.provider(settings, op.vendor)
-    if vendor.keeps_runs:
+    if vendor.is_run_engine:
         yield watch(op, journal, vendor.reach(observation.pod_of(op)))
         return
-    keeper = RunKeeper.of(op, journal, settings, tell)
+    keeper = RunKeeper.for_op(op, journal, settings, tell)
     if not is_asked:
         keeper.since = requested_at(op.run, journal)
     run_leases.renew(op, journal.installation, tell)
-    with keeper.keeping(op.run):
-        yield keeper.keep(op)
+    with keeper.hold_lease(op.run):
+        yield keeper.follow_run(op)
 
 
 def settle_run(
@@ -53,5 +53,5 @@ def settle_run(
     settle(journal, settings, tell, only)
     end_others(op, journal, settings, state, tell)
     if state == "succeeded":
-        snapshot.forget(RunHome.of(op.run, settings.homes))
+        snapshot.forget(RunHome.for_run(op.run, settings.homes))
         run_leases.release(op.store, op.run, journal.installation, tell)

@@ -53,14 +53,14 @@ class AnyWork(Protocol):
     """The work of a launch: a Slipway training, or the work of a pack."""
 
     @property
-    def made(self) -> str:
+    def remake_policy(self) -> str:
         """Return the value of `Work.made`."""
 
     @property
-    def stem(self) -> str:
+    def name_prefix(self) -> str:
         """Return the prefix of the run name before a number; "" = random words."""
 
-    def draft(self, request: Request, settings: Settings) -> Request:
+    def draft_request(self, request: Request, settings: Settings) -> Request:
         """Return the request of a first plan, before the choice of a rented machine. Raises UsageError."""
 
     def plan(
@@ -94,27 +94,27 @@ class Launch:
 
     resolved: ResolvedLaunch
     plan: Plan
-    at_work: Op | None = None
+    active_run: Op | None = None
     """The active run of the same work: the launch follows this run and rents no machine."""
     offers: tuple[Offer, ...] = ()
     """Offers of rented machines, in the order to try."""
     warnings: tuple[str, ...] = ()
     """Warnings to be accepted by the user before renting."""
-    turn: QueueTicket | None = None
+    ticket: QueueTicket | None = None
     """The wait-queue turn of a launch after a wait for offers."""
     may_send: bool = False
     """True if the user agreed to send files from hidden folders of the home folder."""
 
     @property
-    def to_ask(self) -> tuple[PlannedMount, ...]:
+    def mounts_to_approve(self) -> tuple[PlannedMount, ...]:
         """Return the mounts to be approved by the user before sending."""
-        is_sent = self.plan.job is not None and self.at_work is None and not self.may_send
-        return tuple(one for one in self.plan.mounts if one.asks) if is_sent else ()
+        is_sent = self.plan.job is not None and self.active_run is None and not self.may_send
+        return tuple(one for one in self.plan.mounts if one.needs_confirmation) if is_sent else ()
 
     @property
-    def is_open(self) -> bool:
+    def needs_decision(self) -> bool:
         """Return True if the user must first decide about artifacts made by other code: see `Work.made`."""
-        return bool(self.plan.doubtful) and not self.resolved.work.made and not self.resolved.spec.dry_run
+        return bool(self.plan.doubtful) and not self.resolved.work.remake_policy and not self.resolved.spec.dry_run
 
 
 def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
@@ -127,7 +127,7 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
-    work = PlannedWork.of(spec, settings)
+    work = PlannedWork.from_spec(spec, settings)
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
@@ -147,7 +147,7 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
 def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
     """Raise UsageError for --no-sync or --no-setup on a new machine, and for contradicting flags."""
     left_out = [flag for flag, is_given in (("--no-sync", spec.no_sync), ("--no-setup", spec.no_setup)) if is_given]
-    if left_out and (vendor.is_rented or vendor.recovers):
+    if left_out and (vendor.is_rented or vendor.restarts_runs):
         raise UsageError(
             f"{' and '.join(left_out)}: a new machine has no code and no environment yet. Use a held pod "
             "(--no-deploy), or your own machine (--provider local, ssh)"
@@ -165,7 +165,7 @@ def on_held(spec: S) -> S:
 
 
 def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell: Say) -> Launch:
-    """Return the plan and the offers, without renting. While `is_open`, no offers are requested.
+    """Return the plan and the offers, without renting. While `needs_decision`, no offers are requested.
 
     Raises UsageError for an impossible launch, also if the flags conflict with an active run of the same work, and
     NoOffer.
@@ -174,31 +174,33 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.save_measured_times(journal, settings)
-    likely = vendor.likely(resolved.request)
-    first = resolved.work.draft(resolved.request, settings) if vendor.is_rented else resolved.request
+    likely = vendor.predict_offer(resolved.request)
+    first = resolved.work.draft_request(resolved.request, settings) if vendor.is_rented else resolved.request
     plan = resolved.work.plan(settings, first, vendor, resolved.limits, likely)
     found = Launch(resolved=resolved, plan=plan)
-    if found.is_open:
+    if found.needs_decision:
         return found
     before = last_on(plan, journal)
     if before and before.is_live and plan.job:
         resolved.asked.check(before)
-        found = replace(found, at_work=before)
-    if vendor.is_rented and plan.job and not found.at_work:
+        found = replace(found, active_run=before)
+    if vendor.is_rented and plan.job and not found.active_run:
         fit = machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs)
         if taker := engine_of(vendor):
-            found = with_chosen_machine(found, fit.of_kinds(resolved.request, taker), settings)
+            found = with_chosen_machine(found, fit.choose_kinds(resolved.request, taker), settings)
             return _kept(with_run_limits(found, taker.quote(found.plan, tell), journal, settings))
         name = partial(run_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
-        requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
+        requests = [
+            fit.vendor_request(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)
+        ]
         had = shared_resources.find_launch_offers(
             candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow
         )
         found = with_chosen_machine(found, had, settings)
-        found = replace(with_run_limits(found, had.offers, journal, settings), turn=had.turn)
-        if had.turn and (resolved.spec.dry_run or not found.plan.job):  # This launch rents no machine.
-            wait_queue.dequeue(journal, had.turn)
+        found = replace(with_run_limits(found, had.offers, journal, settings), ticket=had.ticket)
+        if had.ticket and (resolved.spec.dry_run or not found.plan.job):  # This launch rents no machine.
+            wait_queue.dequeue(journal, had.ticket)
     if found.plan.job and resolved.spec.self_end:
         refuse_foreign_code(found.plan.job)
     return _kept(found)
@@ -236,7 +238,7 @@ def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
     candidates = registry.candidates(settings)
     if not candidates[0].is_rented or not isinstance(resolved.work, PlannedWork):
         return choose.as_found
-    first = resolved.work.draft(resolved.request, settings)
+    first = resolved.work.draft_request(resolved.request, settings)
     plan = resolved.work.plan(settings, first, candidates[0], resolved.limits)
     if plan.job is None:
         refuse_open(resolved.request)
@@ -275,16 +277,16 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     `again` is the command for also making missing artifacts on the rented machine.
     """
     resolved, plan = found.resolved, found.plan
-    if not resolved.spec.dry_run and not found.at_work:
+    if not resolved.spec.dry_run and not found.active_run:
         refuse_empty(plan.mounts)
     if found.offers:
         offers = preflight(plan, found.offers, settings, resolved.spec.with_missing, again, tell)
         if plan.job and plan.job.self_end:
             found = replace(found, warnings=self_end_warnings(offers, settings))
         return replace(found, offers=tuple(offers))
-    if plan.job and not found.at_work:
+    if plan.job and not found.active_run:
         vendor = registry.candidates(settings)[0]
-        if vendor.fleeting:
+        if vendor.is_ephemeral:
             check_work(plan, settings, resolved.spec.with_missing, again)
         if vendor.is_here:
             phases = estimates.phases_of(plan.job.steps)
@@ -323,7 +325,7 @@ def takes_self_end(found: Launch, settings: Settings) -> bool:
     if not found.offers or job is None or job.self_end or any(map(_code_of_others, job.steps)):
         return False
     vendors = [market(registry.provider(settings, name)) for name in {one.provider for one in found.offers}]
-    return not job.trackers and all(one and one.takes_self_end for one in vendors)
+    return not job.trackers and all(one and one.uses_self_end for one in vendors)
 
 
 def with_self_end(found: Launch, settings: Settings) -> Launch:
@@ -372,7 +374,7 @@ def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: S
     before = interrupted_pod(plan, resolved, journal, settings)
     if before and not resolved.asked.name:
         return before.run
-    return resolved.asked.name or shared_resources.new_name(journal, resolved.work.stem)
+    return resolved.asked.name or shared_resources.new_name(journal, resolved.work.name_prefix)
 
 
 def interrupted_pod(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:

@@ -62,7 +62,7 @@ class Receipt:
 
 def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
     """Write the receipt of a starting run; return the path."""
-    home, diff = RunHome.of(op.run, settings.homes), _git("diff", "HEAD", "--binary")
+    home, diff = RunHome.for_run(op.run, settings.homes), _git("diff", "HEAD", "--binary")
     job = json.loads(op.job)
     torch = job.get("torch") or "cpu"
     made = Receipt(
@@ -92,7 +92,7 @@ def read(op: Op, settings: Settings) -> Receipt:
 
     The commands in a receipt run on this machine, so they must equal the commands in the journal.
     """
-    path = RunHome.of(op.run, settings.homes).receipt
+    path = RunHome.for_run(op.run, settings.homes).receipt
     try:
         said = read_record(path)
         if said.get("schema") != SCHEMA:

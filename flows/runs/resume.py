@@ -61,10 +61,10 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     asked = with_limits(op.asked, ttl, spend_limit, limits) if limits else ""
     found = Resumption(op=op, limits=limits, asked=asked)
     vendor = registry.provider(settings, op.vendor)
-    if op.is_live or not vendor.is_rented or vendor.keeps_runs:
+    if op.is_live or not vendor.is_rented or vendor.is_run_engine:
         return found
     check_used(op, limits or Limits(), journal, settings)
-    keeper = RunKeeper.of(op, journal, settings, tell)
+    keeper = RunKeeper.for_op(op, journal, settings, tell)
     job, budget = keeper.remaining_job(op, limits or Limits())
     request = op.read_request()
     plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
@@ -116,7 +116,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 def is_idle(op: Op, settings: Settings) -> bool:
     """Return True for a live pod that stays and has no work."""
-    return op.is_live and op.stays and runs_launch.is_idle(op, transport_to(settings, op))
+    return op.is_live and op.outlives_run and runs_launch.is_idle(op, transport_to(settings, op))
 
 
 def continue_run(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
@@ -148,18 +148,18 @@ def restart(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resu
     """
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
-    if vendor.keeps_runs:
+    if vendor.is_run_engine:
         raise UsageError(
             f"{op.run}: {vendor.name} runs whole jobs only. Launch the job again with the same flags and --run-name "
             f"{op.run}; the run continues from the checkpoints in {op.store}"
         )
-    if op.state == READY and not vendor.keeps_runs and not last_verdict(op, settings):
+    if op.state == READY and not vendor.is_run_engine and not last_verdict(op, settings):
         op = journal.advance(op, "unreachable")  # Recorded for `inv why`.
-    if vendor.fleeting and not op.is_live:
-        keeper = RunKeeper.of(op, journal, settings, tell)
+    if vendor.is_ephemeral and not op.is_live:
+        keeper = RunKeeper.for_op(op, journal, settings, tell)
         agreed = found or Resumption(op=op)
         keeper.terms = replace(keeper.terms, asked=agreed.asked)
-        return keeper.elsewhere(op, limits=agreed.limits, is_asked=True, offers=agreed.offers)
+        return keeper.restart_on_next_offer(op, limits=agreed.limits, is_asked=True, offers=agreed.offers)
     return runs_launch.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
 
 

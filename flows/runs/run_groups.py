@@ -54,22 +54,22 @@ class RunGroups(Protocol):
     def lease(self) -> str:
         """Return the prefix of the lease names, such as "sweep:"."""
 
-    def on_record(self, settings: Settings) -> list[RunGroup]:
+    def recorded_groups(self, settings: Settings) -> list[RunGroup]:
         """Return the recorded groups, the most recently changed group first."""
 
-    def known(self, journal: Journal, settings: Settings) -> list[str]:
+    def started_groups(self, journal: Journal, settings: Settings) -> list[str]:
         """Return the names of the groups with a process, alive or dead."""
 
     def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
         """End the process of a group permanently; return the live rows of the group's runs and pods."""
 
-    def is_at_work(self, journal: Journal) -> bool:
+    def is_any_active(self, journal: Journal) -> bool:
         """Return True if a live process manages a group."""
 
-    def due(self, journal: Journal, settings: Settings) -> Collection[str]:
+    def groups_to_restart(self, journal: Journal, settings: Settings) -> Collection[str]:
         """Return the names of the groups with a dead process and automatic continuation."""
 
-    def go_on(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
+    def restart(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
         """Restart the process of a group, and wait for the end of the process."""
 
     def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:
@@ -83,7 +83,7 @@ def kinds() -> list[RunGroups]:
 
 def recorded_groups(settings: Settings) -> dict[str, RunGroup]:
     """Return the recorded groups of all kinds, by name."""
-    return {one.name: one for kind in kinds() for one in kind.on_record(settings)}
+    return {one.name: one for kind in kinds() for one in kind.recorded_groups(settings)}
 
 
 def commands(journal: Journal, settings: Settings, names: Sequence[str]) -> dict[str, str]:
@@ -93,9 +93,11 @@ def commands(journal: Journal, settings: Settings, names: Sequence[str]) -> dict
 
 def is_any_active(journal: Journal) -> bool:
     """Return True if a live process manages a group of any kind."""
-    return any(kind.is_at_work(journal) for kind in kinds())
+    return any(kind.is_any_active(journal) for kind in kinds())
 
 
 def due(journal: Journal, settings: Settings) -> dict[str, tuple[RunGroups, str]]:
     """Return the kind and name of each group with a process to restart, by lease."""
-    return {f"{kind.lease}{name}": (kind, name) for kind in kinds() for name in kind.due(journal, settings)}
+    return {
+        f"{kind.lease}{name}": (kind, name) for kind in kinds() for name in kind.groups_to_restart(journal, settings)
+    }

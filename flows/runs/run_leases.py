@@ -19,7 +19,7 @@ from store.manifest import StoreError, kind_of
 def move_names(plan: Plan) -> None:
     """Point the requested names to the existing artifacts. Raises StoreError."""
     for one in plan.pointers:
-        Store(plan.store).point(one.name, one.fingerprint)
+        Store(plan.store).point_name(one.name, one.fingerprint)
 
 
 def plan_artifacts(plan: Plan) -> set[references.What]:
@@ -38,7 +38,7 @@ def acquire(plan: Plan, run: str, installation: str) -> None:
         return
     references.hold(plan.store, reference_of(run, installation), f"run {run}", plan_artifacts(plan), time.time())
     made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
-    named, kept = Store(plan.store).everything()
+    named, kept = Store(plan.store).list_all()
     there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
     lost = sorted(kind for kind, fingerprint in plan_artifacts(plan) - there if fingerprint not in made)
     if lost:

@@ -62,7 +62,7 @@ class TypedLaunch:
     name: str  # Name of the run; "" = not typed.
     vendors: tuple[str, ...]  # Chosen vendors; () = no choice.
 
-    def record(self) -> str:
+    def to_json(self) -> str:
         """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
 

@@ -1,6 +1,6 @@
 """Kinds of work of a launch: training phases, and kinds added by packs, such as the user's own commands.
 
-    flags, file -> asked -> RequestedWork: placed -> variables -> applied -> understand -> ResolvedLaunch
+    flags, file -> asked -> RequestedWork: with_provider -> variables -> with_flags -> resolve -> ResolvedLaunch
 
 The kind of a pack is loaded only for a command line with a flag of the pack, or for a YAML file with a key of the kind.
 """
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=LaunchSpec)
 class RequestedWork:
     """The requested work: training phases, unless a kind of a pack claims the command line."""
 
-    def placed(self, spec: S) -> S:
+    def with_provider(self, spec: S) -> S:
         """Return the launch with the provider of the work, if the user typed none. Raises UsageError."""
         return spec
 
@@ -36,11 +36,11 @@ class RequestedWork:
         """Return variables to treat like typed variables of `--env`. Raises UsageError."""
         return {}
 
-    def applied(self, spec: S, settings: Settings, tell: Say) -> S:
+    def with_flags(self, spec: S, settings: Settings, tell: Say) -> S:
         """Return the launch with the flags set by the work and by typed variables. Raises UsageError."""
         return variables.applied(spec, settings.given)
 
-    def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
+    def resolve(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
         """Return the resolved launch. Raises UsageError for an impossible launch."""
         return launch.resolve(spec, settings)
 
@@ -65,7 +65,7 @@ class FileFinding:
 class WorkKind:
     """A kind of work of a pack."""
 
-    def asked(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
+    def work_of_command(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
         """Return the work of a command line; None for training phases. Raises UsageError.
 
         file: path of a file of this kind; "" without a file.
@@ -76,7 +76,7 @@ class WorkKind:
         """Return the variables equivalent to the pack's flags of `inv cost`."""
         return {}
 
-    def estimated(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
+    def work_to_estimate(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
         """Return the work selected by the pack's flags of `inv cost`; None without such flags. Raises UsageError.
 
         wanted: the launch given by the flags of the core.
@@ -95,7 +95,7 @@ class WorkKind:
 def work_of_command(spec: LaunchSpec, file: str) -> RequestedWork:
     """Return the work of a command line. Raises UsageError."""
     kind = of_file(Path(file)) if file else None
-    works = [kind.asked(spec, file)] if kind else [one.asked(spec, "") for one in _of_flags(spec)]
+    works = [kind.work_of_command(spec, file)] if kind else [one.work_of_command(spec, "") for one in _of_flags(spec)]
     return next(filter(None, works), RequestedWork())
 
 
@@ -121,7 +121,7 @@ def cost_variables(spec: Typed, profile: str) -> dict[str, str]:
 
 def work_to_estimate(spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
     """Return the work selected by flags of packs for `inv cost`; None without such flags. Raises UsageError."""
-    return next((found for kind in _of_flags(spec) if (found := kind.estimated(spec, wanted, settings))), None)
+    return next((found for kind in _of_flags(spec) if (found := kind.work_to_estimate(spec, wanted, settings))), None)
 
 
 def findings(path: Path) -> list[FileFinding]:
@@ -142,7 +142,7 @@ def kind_of_file(path: Path) -> PackWork | None:
         documents = strict_yaml.documents(path)
     except OSError:
         return None
-    keys = {key for one in documents if isinstance(one.said, dict) for key in one.said}
+    keys = {key for one in documents if isinstance(one.value, dict) for key in one.value}
     for key in sorted(keys & {*packs.words("file_keys")}):
         if why := packs.missing_pack_message("file_keys", key):
             raise UsageError(f"{path}: {why}")

@@ -90,7 +90,7 @@ def with_capable_engine(version: Version, is_asked: bool, tell: Say) -> Version:
         return version
     try:
         config = shape_of(Path(version.model))
-        problem = gguf_problem(Path(version.model), config, GGUF.get(version.service.ours.engine.dtype, ""))
+        problem = gguf_problem(Path(version.model), config, GGUF.get(version.service.slipway.engine.dtype, ""))
     except (OSError, ValueError) as error:
         raise UsageError(f"{version.model}: {error}") from None
     if not problem:

@@ -132,7 +132,7 @@ def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
 
 def figures(name: str, settings: Settings) -> dict[str, Any]:
     """Return the metrics of the last five minutes from the gateway's access log, which needs no API key."""
-    places, now = controller_process.ServicePaths.of(settings, name), time.time()
+    places, now = controller_process.ServicePaths.for_service(settings, name), time.time()
     asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
     minute = [one for one in asked if one["at"] > now - 60.0]
     answered = [one for one in asked if one["status"] == 200]

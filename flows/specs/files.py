@@ -21,7 +21,7 @@ def known(record: type, but: Collection[str] = ()) -> dict[str, Flag]:
     The flags of a training include the flags that packs add for their phases.
     """
     records = (record, *phase_flags()) if issubclass(record, WorkSpec) else (record,)
-    return {one.spelled: one for each in records for one in flags_of(each) if one.name not in but}
+    return {one.spelling: one for each in records for one in flags_of(each) if one.name not in but}
 
 
 def check_keys(where: str, body: Any, keys: Collection[str]) -> None:
@@ -75,8 +75,8 @@ def _value(where: str, one: Flag, value: Any) -> Any:
     if one.kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     if type(value) is one.kind and one.kind is not float:
-        if one.least is not None and isinstance(value, int) and value < one.least:
-            raise UsageError(f"{where} is {value}; it must be at least {one.least}")
+        if one.minimum is not None and isinstance(value, int) and value < one.minimum:
+            raise UsageError(f"{where} is {value}; it must be at least {one.minimum}")
         return value
     if one.kind is str and type(value) in (int, float):
         return str(value)

@@ -27,7 +27,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     The list includes pods of a set with automatic replacement, and a local run that lost guard and agent while kept.
     After the end of a rehearsal, no rented run is returned.
     """
-    held, left = journal.leases.held(), journal.leases.abandoned()
+    held, left = journal.leases.held_names(), journal.leases.abandoned_names()
     newest, has_ended = {op.run: op for op in journal.ops()}, world_files.has_ended(settings.rehearsal)
     found = []
     for op in newest.values():
@@ -36,7 +36,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         if op.vendor in packs.engines() or op.service or run_rows.run_of(op) != op.run or run_rows.is_over(op):
             continue
         was_kept = keeper_lease(op.run) in left
-        if op.stays and not op.target and not recovers(op):
+        if op.outlives_run and not op.target and not recovers(op):
             continue  # The guard holds an idle pod.
         if op.vendor == LOCAL and not (was_kept and is_dead(op, settings)):
             continue  # A local run keeps itself while the machine is up.

@@ -49,13 +49,13 @@ class NoticeWatch:
     looked_at: float = 0.0
     idle_since: dict[str, float] = field(default_factory=dict)
 
-    def look(self, settings: Settings) -> None:
+    def send_due_notices(self, settings: Settings) -> None:
         """Look at all runs and services, and send the due notices; retry a failed query in the next look."""
         if time.monotonic() - self.looked_at < EVERY_S:
             return
         for op in runs_to_watch(self.journal, settings):
             try:
-                self._look_at(op, settings)
+                self._check_run(op, settings)
             except Exception as error:  # An error in a run must not stop the looks at the others.
                 self.say(f"{op.run}: {describe(error)}")
         for service in service_rows.list_services(self.journal) if hooks.for_all(settings) else ():
@@ -68,10 +68,10 @@ class NoticeWatch:
             self.say(problem)
         self.looked_at = time.monotonic()
 
-    def _look_at(self, op: Op, settings: Settings) -> None:
+    def _check_run(self, op: Op, settings: Settings) -> None:
         vendor = registry.provider(settings, op.vendor)
         seen = observation.observe_pod(op, vendor)
-        if seen.verdict and not vendor.is_rented and not op.stays:
+        if seen.verdict and not vendor.is_rented and not op.outlives_run:
             # Otherwise the process that follows the run settles the row.
             if not self.journal.leases.holder(keeper_lease(op.run)):
                 settle(self.journal, settings, self.say, [op.token])
@@ -82,10 +82,10 @@ class NoticeWatch:
         else:
             self.idle_since.pop(op.token, None)
         idle_s = (now - self.idle_since.get(op.token, now)) * seen.clock_scale
-        for notice in (*of_run(op, seen, read_clocks(), idle_s), *self._of_forecast(op, seen, settings)):
+        for notice in (*of_run(op, seen, read_clocks(), idle_s), *self._forecast_notices(op, seen, settings)):
             send_now(notice, names_of(op, settings), settings, self.say, aside=True)
 
-    def _of_forecast(self, op: Op, seen: Observation, settings: Settings) -> Iterator[Notice]:
+    def _forecast_notices(self, op: Op, seen: Observation, settings: Settings) -> Iterator[Notice]:
         """Yield a notice if the forecast of the run exceeds the limits."""
         if seen.verdict or not has_pace(seen.progress):
             return

@@ -49,17 +49,17 @@ class OverLimit:
         return not self.op.is_live
 
     @property
-    def had_to_be_ended(self) -> bool:
+    def was_running(self) -> bool:
         """Return True if the machine still ran when found, or may have run."""
         return not (self.is_ended and self.was_gone)
 
     @property
     def words(self) -> str:
         """Return the report as a sentence."""
-        if not self.had_to_be_ended:
+        if not self.was_running:
             said = "the limit has passed, and the machine was already gone; the cost is counted until now, at most"
             return f"{self.op.run}: {heard_words(self.heard_s)}; {said}"
-        over = f"over its limit by {self.excess.words}" if self.excess.words else "at its limit"
+        over = f"over its limit by {self.excess.description}" if self.excess.description else "at its limit"
         if self.is_ended:
             return f"{self.op.run}: {heard_words(self.heard_s)}; {over}; the pod was ended, and nothing of it bills"
         cost = f" at {per_hour(self.op.rate)}" if self.op.rate else ""
@@ -114,7 +114,7 @@ def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: 
         op=journal.op(op.token),
         excess=spend.excess(op, now, settings.clock_scale),
         heard_s=heard_s,
-        was_gone=seen.is_there is False,
+        was_gone=seen.exists is False,
         problem=problem,
     )
 
@@ -127,6 +127,7 @@ def age_of_report(op: Op, seen: Observation, settings: Settings, now: Clocks) ->
     guard = seen.guard
     if not guard:
         with contextlib.suppress(SlipwayError, OSError, ValueError):
-            guard = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, settings.homes)))["guard"]
+            home = RunHome.for_run(op.run, settings.homes)
+            guard = observation.own_reports(op, reports.read_local(op, home))["guard"]
     real_s = observation.report_age_s(guard, now)
     return None if real_s is None else real_s * settings.clock_scale

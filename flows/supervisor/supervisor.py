@@ -75,24 +75,24 @@ class SupervisedItem:
     """The care for a run or service, with the start times."""
 
     thread: threading.Thread | None = None
-    begun_at: list[float] = field(default_factory=list)
+    started_at: list[float] = field(default_factory=list)
     key: tuple[str, int] = ("", 0)
     """Token and epoch of the row at the end of the care; the care restarts after a change of the row."""
     is_done: bool = False
-    given_up: str = ""
+    failure_reason: str = ""
 
 
 class Supervisor:
     def __init__(self, settings: Settings, journal: Journal, since: float, tell: Say) -> None:
         self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
-        self.cares: dict[str, SupervisedItem] = {}
+        self.items: dict[str, SupervisedItem] = {}
         self.looked_at = awake_s()
         self.is_leaving = threading.Event()
         self.is_disk_full = threading.Event()
         self.written: tuple[float, SupervisorState] | None = None
-        self.concluding = threading.Lock()
-        self.watching: threading.Thread | None = None
-        self.ending: threading.Thread | None = None
+        self.conclude_lock = threading.Lock()
+        self.watch_thread: threading.Thread | None = None
+        self.end_thread: threading.Thread | None = None
         self.code, self.renewed_for = CodeWatch(), ""
         self.successor: subprocess.Popen[bytes] | None = None
 
@@ -108,12 +108,12 @@ class Supervisor:
             if not self.settings.state_file.exists():  # No other process reads later writes.
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
-            elif not self.look():
+            elif not self.start_due_work():
                 return
-            self.renew()
+            self.start_successor()
             self.is_leaving.wait(EVERY_S)
 
-    def renew(self) -> None:
+    def start_successor(self) -> None:
         """Start a successor, once for each new version of the checkout's code."""
         if self.successor is not None and self.successor.poll() is not None:
             self.tell(
@@ -121,51 +121,51 @@ class Supervisor:
                 "continues with the older code"
             )
             self.successor = None
-        other = self.code.other()
+        other = self.code.changed_stamp()
         if other and other != self.renewed_for:
             self.tell("the code of the checkout has changed; starting a supervisor with the new code")
             self.renewed_for, self.successor = other, start(self.settings, renews=True)
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return True if the last look began recently; a process hanging in a look is replaced."""
         return awake_s() - self.looked_at < HUNG_S
 
-    def look(self) -> bool:
+    def start_due_work(self) -> bool:
         """Look once, and start missing work; return True if any work remains."""
         runs = {keeper_lease(op.run): op for op in runs_to_keep(self.journal, self.settings)}
         services = {service_lease(one.name): one for one in service_rows.list_services(self.journal)}
-        held = self.journal.leases.held()
+        held = self.journal.leases.held_names()
         for lease, op in runs.items():
-            self._begin(lease, (op.token, op.epoch), self._hold if recovers(op) else self._keep, op.run)
+            self._start_item(lease, (op.token, op.epoch), self._keep_pod if recovers(op) else self._keep, op.run)
         for lease, service in services.items():
             if lease not in held:
-                self._begin(lease, (service.name, service.epoch), self._control, service.name)
+                self._start_item(lease, (service.name, service.epoch), self._control, service.name)
         groups = run_groups.due(self.journal, self.settings)
         for lease, (kind, name) in groups.items():
-            self._begin(lease, (name, 0), partial(self._go_on_with, kind), name)
+            self._start_item(lease, (name, 0), partial(self._restart_group, kind), name)
         self._watch()
         ends = pods_to_end(self.journal, self.settings)
-        if ends and (self.ending is None or not self.ending.is_alive()):
-            self.ending = threading.Thread(target=self._in_thread, args=(self._end,), name="ends", daemon=True)
-            self.ending.start()
+        if ends and (self.end_thread is None or not self.end_thread.is_alive()):
+            self.end_thread = threading.Thread(target=self._run_logged, args=(self._end,), name="ends", daemon=True)
+            self.end_thread.start()
         self._write(services.keys())
-        at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        cares = [self.cares[lease] for lease in (*runs, *groups)]
-        waits = [one for one in cares if not (one.is_done or one.given_up)]
+        at_work = [lease for lease, care in self.items.items() if care.thread and care.thread.is_alive()]
+        cares = [self.items[lease] for lease in (*runs, *groups)]
+        waits = [one for one in cares if not (one.is_done or one.failure_reason)]
         is_wanted = run_groups.is_any_active(self.journal) or is_watch_wanted(self.journal, self.settings)
-        return bool(at_work or services or waits or ends) or is_wanted or self._bills(runs.values())
+        return bool(at_work or services or waits or ends) or is_wanted or self._is_any_billing(runs.values())
 
-    def finds_more(self) -> bool:
+    def has_more_work(self) -> bool:
         """Return True if any work remains besides the work that this process finished or gave up."""
         runs = runs_to_keep(self.journal, self.settings)
         keys = {keeper_lease(op.run): (op.token, op.epoch) for op in runs}
         keys |= {lease: (name, 0) for lease, (_, name) in run_groups.due(self.journal, self.settings).items()}
-        settled = {lease: care.key for lease, care in self.cares.items() if care.is_done or care.given_up}
-        is_left = any(settled.get(lease) != key for lease, key in keys.items()) or self._bills(runs)
+        settled = {lease: care.key for lease, care in self.items.items() if care.is_done or care.failure_reason}
+        is_left = any(settled.get(lease) != key for lease, key in keys.items()) or self._is_any_billing(runs)
         is_left = is_left or bool(service_rows.list_services(self.journal) or pods_to_end(self.journal, self.settings))
         return is_left or run_groups.is_any_active(self.journal) or is_watch_wanted(self.journal, self.settings)
 
-    def _bills(self, runs: Iterable[Op]) -> bool:
+    def _is_any_billing(self, runs: Iterable[Op]) -> bool:
         """Return True if a live pod of these runs is rented: even after a run was given up, its pod must end in time.
 
         With guard and timer gone, the supervisor alone ends the pod at the limit.
@@ -174,7 +174,7 @@ class Supervisor:
         live = self.journal.ops(live=True)
         return any(is_rented(op.vendor) and run_rows.run_of(op) in names for op in live)
 
-    def _in_thread(self, work: Callable[[], None]) -> None:
+    def _run_logged(self, work: Callable[[], None]) -> None:
         """Run `work` and log an error; the next look starts the work again."""
         try:
             work()
@@ -206,40 +206,42 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Run the notice watch in a thread, because a hook may be slow."""
-        if self.watching is None or not self.watching.is_alive():
-            self.watching = threading.Thread(target=self._in_thread, args=(self._watch_on,), name="watch", daemon=True)
-            self.watching.start()
+        if self.watch_thread is None or not self.watch_thread.is_alive():
+            self.watch_thread = threading.Thread(
+                target=self._run_logged, args=(self._run_notice_watch,), name="watch", daemon=True
+            )
+            self.watch_thread.start()
 
-    def _watch_on(self) -> None:
+    def _run_notice_watch(self) -> None:
         with Journal.open(self.settings.state_file) as journal:
             one = NoticeWatch(journal, self.tell)
             while not self.is_leaving.wait(EVERY_S):
                 journal.leases.check_held()
-                one.look(load())
+                one.send_due_notices(load())
 
-    def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], Op | None], name: str) -> None:
-        care = self.cares.setdefault(lease, SupervisedItem())
+    def _start_item(self, lease: str, key: tuple[str, int], work: Callable[[str], Op | None], name: str) -> None:
+        care = self.items.setdefault(lease, SupervisedItem())
         if care.thread and care.thread.is_alive():
             return
-        if care.key != key and (care.given_up or care.is_done):
-            care.given_up, care.is_done, care.begun_at = "", False, []
-        if care.given_up or care.is_done:
+        if care.key != key and (care.failure_reason or care.is_done):
+            care.failure_reason, care.is_done, care.started_at = "", False, []
+        if care.failure_reason or care.is_done:
             return
         now = time.time()
-        wait_s = RUN.retries.wait_s(care.begun_at, now)
+        wait_s = RUN.retries.wait_s(care.started_at, now)
         if wait_s is None:
-            care.key, care.given_up = (
+            care.key, care.failure_reason = (
                 key,
-                f"the supervisor has tried {len(care.begun_at)} times, and each attempt ended early",
+                f"the supervisor has tried {len(care.started_at)} times, and each attempt ended early",
             )
-            self.tell(f"{name}: given up: {care.given_up}")
-            self._tell_given_up(name, care.given_up)
+            self.tell(f"{name}: given up: {care.failure_reason}")
+            self._notify_given_up(name, care.failure_reason)
         elif wait_s <= 0:
-            care.begun_at = [*care.begun_at, now][-RUN.retries.most :]
-            care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
+            care.started_at = [*care.started_at, now][-RUN.retries.most :]
+            care.thread = threading.Thread(target=self._run_item, args=(care, work, name), name=lease, daemon=True)
             care.thread.start()
 
-    def _do(self, care: SupervisedItem, work: Callable[[str], Op | None], name: str) -> None:
+    def _run_item(self, care: SupervisedItem, work: Callable[[str], Op | None], name: str) -> None:
         """Run `work` in a thread. An error stays limited to this run; a returned row marks the work as done."""
         why, row = "", None
         try:
@@ -249,24 +251,24 @@ class Supervisor:
         except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # The user has to act.
             why = str(error)
             self.tell(f"{name}: given up: {error}")
-            self._tell_given_up(name, why)
+            self._notify_given_up(name, why)
         except Exception as error:  # Restarted at the pace of the retries.
             self._fail(name, error)
-            if work == self._keep and not self._goes_on(name):
-                self._tell_given_up(name, describe(error))
+            if work == self._keep and not self._will_continue(name):
+                self._notify_given_up(name, describe(error))
         if why:
             with Journal.open(self.settings.state_file) as journal:
                 row = next(iter(journal.ops(run=name)[-1:]), None)
         if row is not None:
-            care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
+            care.key, care.failure_reason, care.is_done = (row.token, row.epoch), why, not why
 
-    def _goes_on(self, run: str) -> bool:
+    def _will_continue(self, run: str) -> bool:
         """Return True if a run with a failed keeper will be kept again, or was ended on request."""
         with Journal.open(self.settings.state_file) as journal:
             is_over = run_rows.is_over(journal.ops(run=run)[-1])
             return is_over or run in [op.run for op in runs_to_keep(journal, self.settings)]
 
-    def _tell_given_up(self, name: str, why: str) -> None:
+    def _notify_given_up(self, name: str, why: str) -> None:
         with Journal.open(self.settings.state_file) as journal:
             op = next(iter(journal.ops(run=name)[-1:]), None)
         if op is not None:
@@ -275,7 +277,7 @@ class Supervisor:
 
     def _log_of(self, run: str, settings: Settings) -> Say:
         """Return a function for writing to the log of a kept run, and report the path of the log."""
-        log = RunHome.of(run, settings.homes).keep_log
+        log = RunHome.for_run(run, settings.homes).keep_log
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def tell(text: str) -> None:
@@ -285,14 +287,14 @@ class Supervisor:
         self.tell(f"{run}: kept by the supervisor from now on; log: {log}")
         return tell
 
-    def _hold(self, name: str) -> Op:
+    def _keep_pod(self, name: str) -> Op:
         """Keep a pod of a set without work; return the last row."""
         settings = load()
         with Journal.open(settings.state_file) as journal:
             op = journal.ops(run=name)[-1]
-            keeper = PodKeeper.of(op, journal, settings, self._log_of(name, settings))
-            with keeper.keeping(name):
-                return keeper.hold(op)
+            keeper = PodKeeper.for_op(op, journal, settings, self._log_of(name, settings))
+            with keeper.hold_lease(name):
+                return keeper.watch_pod(op)
 
     def _keep(self, run: str) -> Op:
         """Keep a run to the end, as `inv keep` does; return the last row."""
@@ -308,16 +310,16 @@ class Supervisor:
             op = journal.ops(run=run)[-1]
             if run_rows.is_over(op) and op.is_live:
                 return op  # A different process ends the run.
-            with self.concluding:
+            with self.conclude_lock:
                 only = [one.token for one in run_rows.nodes_of(op, journal)]
                 follow.settle_run(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
             return journal.ops(run=run)[-1]
 
-    def _go_on_with(self, kind: RunGroups, name: str) -> None:
+    def _restart_group(self, kind: RunGroups, name: str) -> None:
         """Restart the process of a run group, and wait for the end of the process."""
         with Journal.open(self.settings.state_file) as journal:
-            kind.go_on(name, journal, load(), self.tell)
+            kind.restart(name, journal, load(), self.tell)
 
     def _control(self, name: str) -> None:
         """Start the controller of a service."""
@@ -328,14 +330,18 @@ class Supervisor:
 
     def _write(self, services: object) -> None:
         """Write the supervisor state to the state file after a change, or every `WRITE_EVERY_S` seconds."""
-        runs = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
+        runs = [lease for lease, care in self.items.items() if care.thread and care.thread.is_alive()]
         state = SupervisorState(
             pid=os.getpid(),
             since=self.since,
             looked_at=round(time.time(), 1),
             runs=tuple(sorted(one.partition(":")[2] for one in runs if one.startswith("keep:"))),
             services=tuple(sorted(one.name for one in service_rows.list_services(self.journal))),
-            given_up={lease.partition(":")[2]: care.given_up for lease, care in self.cares.items() if care.given_up},
+            given_up={
+                lease.partition(":")[2]: care.failure_reason
+                for lease, care in self.items.items()
+                if care.failure_reason
+            },
         )
         if self.written is not None:
             at, before = self.written
@@ -371,12 +377,12 @@ def serve(tell: Say, renews: bool = False) -> None:
                 tell(str(error))
         while True:
             try:
-                lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, checkout.stamp()), tell)
+                lease = _when_there_is_room(lambda: journal.leases.acquire(SUPERVISOR, checkout.stamp()), tell)
             except LeaseHeld as error:
                 tell(str(error))
                 return
             supervisor = Supervisor(settings, journal, time.time(), tell)
-            journal.leases.beat_while(supervisor.is_well)
+            journal.leases.set_health_check(supervisor.is_healthy)
             for number in SIGNALS:
                 signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
             tell(f"process {os.getpid()} looks after {settings.state_file}")
@@ -396,7 +402,7 @@ def serve(tell: Say, renews: bool = False) -> None:
                 start(settings)
                 return
             # A command that just left work behind saw this lease taken, and so started no supervisor.
-            if supervisor.is_leaving.is_set() or not supervisor.finds_more():
+            if supervisor.is_leaving.is_set() or not supervisor.has_more_work():
                 tell("exiting: " + ("a stop was requested" if supervisor.is_leaving.is_set() else "no work is left"))
                 return
 

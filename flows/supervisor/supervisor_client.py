@@ -116,14 +116,14 @@ def hand_over(op: Op, settings: Settings) -> str:
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
         return "the guard and the agent on this machine keep the run alive; no other process is needed"
-    if vendor.keeps_runs:
+    if vendor.is_run_engine:
         return f"the controller of {vendor.name} keeps the run alive; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         # If the pod fails before the supervisor sees the run, the run must still continue.
         journal.leases.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
-    log = RunHome.of(op.run, settings.homes).keep_log
+    log = RunHome.for_run(op.run, settings.homes).keep_log
     return (
         f"{who} copies the results to this machine, and continues the run if the machine fails; log: {log}; see: inv "
         "supervisor"
@@ -148,7 +148,7 @@ def stop_if_idle(settings: Settings) -> None:
         if (
             holder is None
             or is_needed(journal, settings)
-            or any(one.startswith("keep:") for one in journal.leases.held())
+            or any(one.startswith("keep:") for one in journal.leases.held_names())
         ):
             return
         send(holder, signal.SIGTERM)

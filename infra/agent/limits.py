@@ -113,7 +113,7 @@ class IdleGpu:
         self.asking: Optional[subprocess.Popen[str]] = None
         self.idle_s: Optional[float] = None  # idle seconds at the last sample; None without a sample
 
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         """Return the reason to stop the work, or ""."""
         if self.limit_s is None:
             return ""

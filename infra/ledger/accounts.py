@@ -20,7 +20,7 @@ def fingerprint(provider: Provider) -> str:
 
     Raise SlipwayError when the provider cannot report the account.
     """
-    return _hash(provider, provider.account().whose)
+    return _hash(provider, provider.account().display_owner)
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:

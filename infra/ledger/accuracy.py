@@ -43,7 +43,7 @@ class ForecastError:
         return self.others > CROWDED
 
     @property
-    def is_inside(self) -> bool:
+    def is_within_range(self) -> bool:
         """Return whether the actual duration lies in the forecast range."""
         return self.forecast_s[0] <= self.came_s <= self.forecast_s[2]
 
@@ -84,7 +84,7 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
         is_repeated=repeated,
         error=seconds / one.wall_s - 1,
         early_error=said_s / one.wall_s - 1,
-        others=one.others,
+        others=one.other_load,
         micro_usd=one.micro_usd,
         spent_micro_usd=spent_micro_usd,
     )
@@ -102,7 +102,7 @@ def medians(found: Iterable[ForecastError]) -> Medians:
         first_runs=len(first),
         early=_median([one.early_error for one in calm]),
         early_runs=len(calm),
-        inside=sum(one.is_inside for one in calm),
+        inside=sum(one.is_within_range for one in calm),
         crowded_runs=len(every) - len(calm),
     )
 

@@ -46,7 +46,7 @@ class Finding:
         return self.kind in (ORPHANED, ENDING)
 
     @property
-    def is_wrong(self) -> bool:
+    def wastes_money(self) -> bool:
         """Return whether the machine costs, or may cost, unwanted money.
 
         True for a due machine not yet ending at the vendor, an unclear row, and a machine with an unknown mark.
@@ -108,9 +108,9 @@ def _whose(pod: Pod, row: Op | None, prefix: str, seen: AccountSnapshot, taken: 
 def _without(rows: Sequence[Op], seen: AccountSnapshot, provider: str) -> Iterator[Finding]:
     """Yield findings for live rows without a listed machine; an incomplete listing yields none."""
     for row in rows if seen.listing.is_complete else ():
-        if row.token in seen.elsewhere:
+        if row.token in seen.other_account_tokens:
             kind, note = UNCLEAR, accounts.account_advice(row)
-        elif row.is_spot and seen.listing.spot_silence:
+        elif row.is_spot and seen.listing.spot_problem:
             kind, note = UNCLEAR, "not known whether the machine exists: the API for spot machines does not answer"
         elif row.remote_id and row.remote_id not in seen.listing.denied:
             kind, note = CLAIMED, "missing from the listing, but found by id"

@@ -202,7 +202,7 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
     for op in rows:
         if op.budget_name == budget.name:
             own.setdefault(op.budget_run, []).append(op)
-    reserved, told = _in_force(journal, budget.name, own), journal.told("vendor")
+    reserved, told = _in_force(journal, budget.name, own), journal.reported_costs("vendor")
     found = {}
     for run in (*own, *(run for run in reserved if run not in own)):
         costs = {op.token: max(spend.spent(op, now, scale), told.get(op.token, (0, 0))[1]) for op in own.get(run, [])}
@@ -219,7 +219,7 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
     the next pod admitted.
     """
     found = journal.read("SELECT run, amount, boot_id, pid, pid_starttime FROM reservations WHERE budget = ?", name)
-    held, left = journal.leases.held(), journal.leases.abandoned()
+    held, left = journal.leases.held_names(), journal.leases.abandoned_names()
     kept = {
         run for run, *_ in found if keeper_lease(run) in held or keeper_lease(run) in left and is_recent(journal, run)
     }

@@ -11,7 +11,7 @@ from store import untrusted_input
 
 def is_held(op: Op) -> bool:
     """Return whether a row is the live row of a held, rented pod with an address."""
-    return op.is_live and op.stays and op.is_head and bool(op.address) and is_rented(op.vendor)
+    return op.is_live and op.outlives_run and op.is_head and bool(op.address) and is_rented(op.vendor)
 
 
 def place_of(op: Op) -> str:

@@ -224,12 +224,12 @@ class Journal:
 
     # Money.
 
-    def tell(self, token: str, source: str, micro_usd: int) -> None:
+    def record_cost(self, token: str, source: str, micro_usd: int) -> None:
         """Record the cost of a pod until now in micro-USD, as reported by `source`."""
         with self.writing():
             self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
 
-    def told(self, source: str) -> dict[str, tuple[int, int]]:
+    def reported_costs(self, source: str) -> dict[str, tuple[int, int]]:
         """Return the last report of `source` by token: UTC epoch seconds of the report, and the cost in micro-USD."""
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
@@ -246,9 +246,9 @@ class Journal:
                 raise Fenced(f"{op.run}: another process changed {op.token} in the meantime; run: inv status")
             changed = self.op(op.token)
             self._event(changed, event, facts)
-            if event == "armed" and op.rate and op.is_head and not (op.stays or op.service):
+            if event == "armed" and op.rate and op.is_head and not (op.outlives_run or op.service):
                 # The launch may die before following the run, and the machine may be taken away.
-                self.leases.leave(keeper_lease(op.run))
+                self.leases.abandon_in_transaction(keeper_lease(op.run))
         return changed
 
     def _insert(self, op: Op, event: str) -> None:

@@ -80,7 +80,7 @@ class _Heartbeat:
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: dict[str, Lease] = field(default_factory=dict)
     is_beating: bool = False
-    is_well: Callable[[], bool] = lambda: True
+    is_healthy: Callable[[], bool] = lambda: True
     """Health check: True while this process works. The heartbeat thread may survive in a hanging process."""
 
     def leases(self) -> list[Lease]:
@@ -93,13 +93,13 @@ class _Heartbeat:
             self.held[lease.name] = lease
             if not self.is_beating:
                 self.is_beating = True
-                threading.Thread(target=self._beat_on, args=(path, open_again), name="beat", daemon=True).start()
+                threading.Thread(target=self._beat_loop, args=(path, open_again), name="beat", daemon=True).start()
 
-    def let_go(self, lease: Lease) -> None:
+    def discard(self, lease: Lease) -> None:
         with self.lock:
             self.held.pop(lease.name, None)
 
-    def _beat_on(self, path: Path, open_again: Open) -> None:
+    def _beat_loop(self, path: Path, open_again: Open) -> None:
         """Send heartbeats until no lease is held or the journal is gone; ignore a failed write."""
         resting = threading.Event()
         while True:
@@ -109,10 +109,10 @@ class _Heartbeat:
                     self.held.clear()
                     self.is_beating = False
                     return
-            if self.is_well():
+            if self.is_healthy():
                 errors = (SlipwayError, OSError, sqlite3.Error, WorkTakenOver)
                 with contextlib.suppress(*errors), _WRITING, open_again() as journal:
-                    journal.leases.beat()
+                    journal.leases.send_heartbeat()
 
 
 _PULSES: dict[File, _Heartbeat] = {}
@@ -142,10 +142,10 @@ class Leases:
         self._db, self._writing, self._file, self._open_again = db, writing, file, open_again
 
     @property
-    def _pulse(self) -> _Heartbeat:
+    def _heartbeat(self) -> _Heartbeat:
         return _PULSES.setdefault(self._file, _Heartbeat())
 
-    def take(self, name: str, code: str = "") -> Lease:
+    def acquire(self, name: str, code: str = "") -> Lease:
         """Acquire a lease. Raise LeaseHeld while the current holder lives and sends heartbeats.
 
         code: the version stamp of our code, for a lease held long.
@@ -158,16 +158,16 @@ class Leases:
             values = (name, epoch + 1, me.boot_id, me.pid, me.started, awake_s())
             self._db.execute(_PUT, values)
             lease = Lease(name, epoch + 1, code)
-            self._tell_code(lease)
-        self._pulse.hold(lease, self._file[0], self._open_again)
+            self._record_code(lease)
+        self._heartbeat.hold(lease, self._file[0], self._open_again)
         return lease
 
-    def held(self) -> set[str]:
+    def held_names(self) -> set[str]:
         """Return the names of leases with a living holder and recent heartbeats."""
         rows = self._db.execute(f"SELECT name, {_HOLDER} FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if _living(*holder)}
 
-    def abandoned(self) -> set[str]:
+    def abandoned_names(self) -> set[str]:
         """Return the names of leases not released by a dead or silent holder."""
         rows = self._db.execute(f"SELECT name, {_HOLDER} FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if not _living(*holder)}
@@ -175,9 +175,9 @@ class Leases:
     def abandon(self, name: str) -> None:
         """Mark a lease without a living holder as abandoned, so that a new holder takes over the work."""
         with self._writing():
-            self.leave(name)
+            self.abandon_in_transaction(name)
 
-    def leave(self, name: str) -> None:
+    def abandon_in_transaction(self, name: str) -> None:
         """Mark a lease as `abandon` does, within a transaction."""
         epoch, holder = self._lease(name)
         if holder is None:
@@ -194,7 +194,7 @@ class Leases:
 
     def check_held(self) -> None:
         """Raise WorkTakenOver when a lease of this process was taken over; call before each write and vendor call."""
-        for lease in self._pulse.leases():
+        for lease in self._heartbeat.leases():
             if not self.is_ours(lease):
                 holder = self.holder(lease.name)
                 who = f"process {holder.pid}" if holder else "another process"
@@ -203,11 +203,11 @@ class Leases:
                     "longer; this process stops. Run: inv status"
                 )
 
-    def beat_while(self, is_well: Callable[[], bool]) -> None:
+    def set_health_check(self, is_well: Callable[[], bool]) -> None:
         """Send heartbeats only while `is_well` returns True, so that a hanging process is replaced as well."""
-        self._pulse.is_well = is_well
+        self._heartbeat.is_healthy = is_well
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Record a heartbeat of this process."""
         me = current_identity()
         with self._writing():
@@ -217,17 +217,17 @@ class Leases:
     def renew(self, lease: Lease) -> Lease:
         """Return the lease with a new epoch, held by this process; the old epoch is void. Raise Fenced if lost."""
         me = current_identity()
-        held = self._hold(lease, me.boot_id, me.pid, me.started, awake_s())
-        self._pulse.hold(held, self._file[0], self._open_again)
+        held = self._update_row(lease, me.boot_id, me.pid, me.started, awake_s())
+        self._heartbeat.hold(held, self._file[0], self._open_again)
         return held
 
     def release(self, lease: Lease) -> None:
         """Release a lease. Raise Fenced after a takeover."""
-        self._hold(lease, None, None, None)
+        self._update_row(lease, None, None, None)
 
     def release_for_takeover(self, lease: Lease) -> None:
         """Release a lease as abandoned, so that a new holder takes over the work. Raise Fenced after a takeover."""
-        self._hold(lease, "", 0, "")
+        self._update_row(lease, "", 0, "")
 
     def holders(self) -> list[Holder]:
         """Return the living holders of leases, also silent holders, with the version stamps of their code."""
@@ -247,10 +247,10 @@ class Leases:
         epoch, *holder = row or (0, None, None, None, None)
         return epoch, _living(*holder) if holder[1] is not None else None
 
-    def _hold(
+    def _update_row(
         self, lease: Lease, boot_id: str | None, pid: int | None, started: str | None, heard_s: float | None = None
     ) -> Lease:
-        self._pulse.let_go(lease)
+        self._heartbeat.discard(lease)
         with self._writing():
             sql = """UPDATE leases SET epoch = ?, boot_id = ?, pid = ?, pid_starttime = ?, heard_s = ?
                 WHERE name = ? AND epoch = ?"""
@@ -258,10 +258,10 @@ class Leases:
             if done.rowcount != 1:
                 raise Fenced(f"{lease.name}: another process has taken over")
             held = replace(lease, epoch=lease.epoch + 1)
-            self._tell_code(held)
+            self._record_code(held)
         return held
 
-    def _tell_code(self, lease: Lease) -> None:
+    def _record_code(self, lease: Lease) -> None:
         """Record the version stamp of the holder's code; call within a transaction."""
         if lease.code:
             pair = (_code_key(lease.name), f"{lease.epoch} {lease.code}")

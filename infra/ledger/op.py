@@ -122,7 +122,7 @@ class Op:
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
         return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
 
-    def settling_s(self, now: Clocks) -> float:
+    def boot_clock_age_s(self, now: Clocks) -> float:
         """Return the minimum seconds since the request, else the intent, by the boot clock, which users cannot set."""
         return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
 
@@ -146,7 +146,7 @@ class Op:
         return self.rank == 0 and not self.detached
 
     @property
-    def stays(self) -> bool:
+    def outlives_run(self) -> bool:
         """Return whether the pod stays after a run: a held pod or a member of a set of pods."""
         return self.owner_kind in ("held", "pod_set")
 

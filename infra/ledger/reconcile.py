@@ -43,7 +43,7 @@ class Listing:
     began: Clocks
     pods: tuple[Pod, ...] = ()
     is_complete: bool = True
-    spot_silence: str = ""  # why spot pods may be missing; "" = none are missing
+    spot_problem: str = ""  # why spot pods may be missing; "" = none are missing
     denied: frozenset[str] = frozenset()  # ids unknown to the vendor, each checked by a request
 
 
@@ -102,7 +102,7 @@ def decide(
     for row in rows:
         here = found.pop(row.token, [])
         if row.token not in busy or row.state not in RENTING:
-            is_whole = listing.is_complete and not (row.is_spot and listing.spot_silence)
+            is_whole = listing.is_complete and not (row.is_spot and listing.spot_problem)
             seen = replace(listing, is_complete=is_whole)
             actions += _of_row(row, here, seen, settle_s, needed, at_limit.get(row.token, ""))
     if listing.is_complete:
@@ -140,7 +140,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
             reason = f"the machine costs {per_hour(ours.micro_usd_per_hour)}; the agreed price was {per_hour(row.rate)}"
             return [*adopted, RowEvent(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
-    is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
+    is_old = row.last_seen_at is not None or row.boot_clock_age_s(listing.began) > min(LAG_S, settle_s)
     is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
     # The vendor cannot end a pod under an unknown id. The row may be damaged: use the listed id.
     if ours is not None:
@@ -168,7 +168,7 @@ def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str
     Only complete and legible listings count, `APART_S` apart and later than `settle_s` after the request. The first
     absence is measured from the request by the boot clock; a reboot restarts the count.
     """
-    since_s = row.settling_s(listing.began)
+    since_s = row.boot_clock_age_s(listing.began)
     may_be_there = not all(pod.is_legible for pod in listing.pods)
     if not listing.is_complete or may_be_there or since_s <= settle_s:
         return []
@@ -191,7 +191,7 @@ class AccountSnapshot:
     busy: frozenset[str]  # tokens that a living process is renting
     problems: tuple[str, ...]
     # Tokens of pods of a different or unknown account: absence from the listing proves no end.
-    elsewhere: frozenset[str] = frozenset()
+    other_account_tokens: frozenset[str] = frozenset()
 
 
 def take_snapshot(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> AccountSnapshot:
@@ -203,7 +203,7 @@ def take_snapshot(provider: Provider, journal: Journal, clock: Clock = read_cloc
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
     except SpotUnlisted as error:
-        listing = Listing(began=began, pods=error.pods, spot_silence=describe(error))
+        listing = Listing(began=began, pods=error.pods, spot_problem=describe(error))
     except PartialListing as error:
         problems.append(describe(error))
         listing = Listing(began=began, pods=error.pods, is_complete=False)
@@ -213,13 +213,13 @@ def take_snapshot(provider: Provider, journal: Journal, clock: Clock = read_cloc
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
     listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
     # Leases are read after rows: a renter takes the lease before writing the row, so no row is read without a lease.
-    busy = frozenset(name.removeprefix("rent:") for name in journal.leases.held())
+    busy = frozenset(name.removeprefix("rent:") for name in journal.leases.held_names())
     elsewhere = _elsewhere(provider, rows.values(), listing, clock(), problems)
     here = [row for token, row in rows.items() if token not in elsewhere]
     denied = _denied(provider, here, listing, problems) if listing.is_complete else frozenset()
     shown = {pod.token for pod in listing.pods}
     open_spot = [row for row in here if row.is_live and row.is_spot and row.token not in shown]
-    problems += [f"{row.run}: the row stays open: {listing.spot_silence}" for row in open_spot if listing.spot_silence]
+    problems += [f"{row.run}: the row stays open: {listing.spot_problem}" for row in open_spot if listing.spot_problem]
     return AccountSnapshot(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
 
 
@@ -266,14 +266,14 @@ class ReconcileResult:
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> ReconcileResult:
     """Reconcile a vendor once. Raise LeaseHeld while a second process reconciles the vendor; JournalError."""
-    lease = journal.leases.take(f"reconcile:{provider.name}")
+    lease = journal.leases.acquire(f"reconcile:{provider.name}")
     try:
         seen = take_snapshot(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
         settle_s, ours = provider.settle_s, prefix(journal)
         now = clock()
         listing, at_limit = _by_our_clock(seen.listing, provider, now), _at_limit(rows.values(), provider, now)
-        here = [row for token, row in rows.items() if token not in seen.elsewhere]
+        here = [row for token, row in rows.items() if token not in seen.other_account_tokens]
         actions = decide(
             here,
             listing,
@@ -338,7 +338,7 @@ def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, 
 def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: list[str]) -> frozenset[str]:
     shown, denied = {pod.pod_id for pod in listing.pods}, set[str]()
     for row in rows:
-        is_unheard = row.is_spot and listing.spot_silence
+        is_unheard = row.is_spot and listing.spot_problem
         if row.is_live and row.remote_id and row.remote_id not in shown and not is_unheard:
             try:
                 if find_pod(provider, row.remote_id, row.is_spot) is None:
@@ -385,7 +385,7 @@ def _carry_out(
         else:
             rows[token] = journal.advance(rows[token], action.event, **action.facts)
             if not rows[token].is_live and (rented := market(provider)):
-                rented.forget(token)
+                rented.delete_local_files(token)
         return True
     except Fenced:
         lost.add(token)

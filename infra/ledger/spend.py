@@ -142,7 +142,7 @@ class LimitOverrun:
     time_s: float = 0.0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Return the excess as `2.97 USD`, "" for no excess."""
         parts = [in_usd(self.micro_usd)] if self.micro_usd else []
         return " and ".join([*parts, *([duration(self.time_s)] if self.time_s else [])])
@@ -255,7 +255,7 @@ def ledger(
     """Return a line for each row, except PLANNED and FAILED rows, in the order of `rows`.
 
     `month`: a UTC month, such as `2026-11`; count only costs in that month. `told`: bills by token, as from
-    `Journal.told`. The vendors' clocks run `clock_scale` times as fast as ours.
+    `Journal.reported_costs`. The vendors' clocks run `clock_scale` times as fast as ours.
     """
     lines = []
     wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)

@@ -52,7 +52,7 @@ class RunTimes:
             raise ValueError("the forecast names no work")
 
     @property
-    def others(self) -> float:
+    def other_load(self) -> float:
         """Return the fraction of the machine's CPUs used by others, over all steps; 0.0 if unknown."""
         known = [(one.seconds, one.others) for one in self.times if one.others is not None]
         spent_s = sum(seconds for seconds, _ in known)
@@ -66,21 +66,21 @@ class Timings:
     folder: Path
 
     @staticmethod
-    def beside(journal: Path) -> "Timings":
+    def for_journal(journal: Path) -> "Timings":
         return Timings(journal.with_name(f"{journal.stem}-timings"))
 
     def save(self, one: RunTimes) -> None:
         """Write the times of a run. Raise OSError."""
         write_durably(self._path(one.token), json.dumps(asdict(one), indent=1) + "\n", 0o600)
 
-    def of(self, token: str) -> RunTimes | None:
+    def get(self, token: str) -> RunTimes | None:
         """Return the times of a run, or None for a missing or unreadable file."""
         try:
             return _read(self._path(token))
         except (OSError, ValueError):
             return None
 
-    def known(self) -> set[str]:
+    def tokens(self) -> set[str]:
         """Return the tokens of all files, readable or not."""
         return {path.stem for path in self._paths()}
 
@@ -94,7 +94,7 @@ class Timings:
                 continue  # `problems` names the file
         return sorted(found, key=lambda one: (one.asked_at, one.token))
 
-    def past(self) -> list[StepTime]:
+    def step_times(self) -> list[StepTime]:
         """Return the times of all steps of all runs."""
         return [time for one in self.all() for time in one.times]
 

@@ -43,7 +43,7 @@ class HostMemory:
     path: Path
 
     @staticmethod
-    def beside(journal: Path) -> "HostMemory":
+    def for_journal(journal: Path) -> "HostMemory":
         return HostMemory(journal.with_name(f"{journal.stem}-hosts.json"))
 
     def all(self) -> dict[str, HostFacts]:
@@ -56,23 +56,23 @@ class HostMemory:
         except (ValueError, TypeError, AttributeError) as error:
             raise SlipwayError(f"{self.path} is damaged ({error}); remove the file, then run: inv pool.up") from None
 
-    def of(self, machine: str) -> HostFacts:
+    def get(self, machine: str) -> HostFacts:
         return self.all().get(machine, HostFacts())
 
-    def see(self, machine: str, facts: Mapping[str, Any]) -> None:
+    def save_facts(self, machine: str, facts: Mapping[str, Any]) -> None:
         """Store the facts of a machine with the current time."""
         self._change(machine, facts=dict(facts), seen_at=time.time())
 
-    def blame(self, machine: str, failure: str) -> None:
+    def record_failure(self, machine: str, failure: str) -> None:
         """Store the failure of a returned machine; `forgive` removes the entry."""
         self._change(machine, failure=failure, failed_at=time.time())
 
-    def blamed(self, within_s: float) -> dict[str, HostFacts]:
+    def recent_failures(self, within_s: float) -> dict[str, HostFacts]:
         """Return the machines with a failure within the last `within_s` seconds, by name."""
         since = time.time() - within_s
         return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
 
-    def forgive(self, machine: str) -> None:
+    def clear_failure(self, machine: str) -> None:
         self._change(machine, failure="", failed_at=None)
 
     def _change(self, machine: str, **what: Any) -> None:

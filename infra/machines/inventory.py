@@ -80,7 +80,7 @@ class InvalidEntry:
     def place(self) -> str:
         return f"{self.pool}/{self.name}" if self.name else self.pool
 
-    def is_meant(self, word: str) -> bool:
+    def matches(self, word: str) -> bool:
         """Return whether `word` names this entry, or may name a host of this pool."""
         pool, _, _ = word.partition("/")
         return word in (self.place, self.name) or (not self.name and pool == self.pool)
@@ -116,7 +116,7 @@ class OwnMachines:
         except UsageError as error:
             raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
 
-    def unusable_in(self, word: str) -> tuple[InvalidEntry, ...]:
+    def select_unusable(self, word: str) -> tuple[InvalidEntry, ...]:
         """Return the entries with errors in the pool or with the name `word`; all such entries for ""."""
         return tuple(one for one in self.unusable if word in ("", one.pool, one.place, one.name))
 
@@ -124,7 +124,7 @@ class OwnMachines:
 def refuse_unusable(unusable: Sequence[InvalidEntry], word: str) -> None:
     """Raise UsageError with the reason if `word` names an entry with an error."""
     for one in unusable:
-        if one.is_meant(word) or word == one.pool:
+        if one.matches(word) or word == one.pool:
             raise UsageError(one.why)
 
 

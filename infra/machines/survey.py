@@ -30,12 +30,12 @@ class HostSurvey:
     host: Host
     facts: Mapping[str, Any] = field(default_factory=dict)  # {} without an answer
     problem: str = ""  # reason why the machine is unusable, with advice
-    shell_says: str = ""  # output of the login shell itself, which is ignored
+    shell_output: str = ""  # output of the login shell itself, which is ignored
 
     @property
     def verdict(self) -> str:
         """Return the problem, or "ok" with the login shell's output, if any."""
-        return self.problem or "ok" + (f"; the login shell prints: {self.shell_says}" if self.shell_says else "")
+        return self.problem or "ok" + (f"; the login shell prints: {self.shell_output}" if self.shell_output else "")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def survey_hosts(
         if isinstance(facts, SlipwayError):
             looks.append(HostSurvey(host, problem=str(facts)))
             continue
-        memory.see(f"ssh:{host.place}", facts)
+        memory.save_facts(f"ssh:{host.place}", facts)
         looks.append(HostSurvey(host, facts, inventory_mismatch(host, facts), facts["shell_says"]))
     return looks
 
@@ -69,7 +69,7 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
     return [
         HostSurvey(host, problem=str(answer))
         if isinstance(answer, SlipwayError)
-        else HostSurvey(host, problem=_careless(host), shell_says=shown(answer.talk))
+        else HostSurvey(host, problem=_careless(host), shell_output=shown(answer.shell_banner))
         for host, answer in zip(hosts, answers, strict=True)
     ]
 
@@ -150,7 +150,7 @@ def same_gpu(asked: str, name: str) -> bool:
 def _facts(host: Host, connect: Connect) -> dict[str, Any]:
     transport = contact(host, connect)
     facts = ask(transport, host.python, "facts")
-    return {**facts, "shell_says": shown(transport.talk)}
+    return {**facts, "shell_says": shown(transport.shell_banner)}
 
 
 def _unreachable(host: Host, error: SlipwayError) -> str:

@@ -52,7 +52,7 @@ class PricedOffer:
     """True if the row ships with Slipway; False if the user saved the row."""
 
     @property
-    def mark(self) -> str:
+    def label(self) -> str:
         return f"{self.as_of}, {'illustrative' if self.is_illustrative else 'saved'}"
 
 

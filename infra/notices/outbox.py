@@ -62,7 +62,7 @@ class Notice:
     cost_micro_usd: int = 0
 
     @property
-    def said(self) -> dict[str, str]:
+    def message_fields(self) -> dict[str, str]:
         """Return the fields of the message."""
         cost = dollars(self.cost_micro_usd)
         return {"run": self.subject, "state": self.event, "cost_usd": cost, "note": self.note}
@@ -82,7 +82,8 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
             continue
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = place / f".{path.stem}.{os.getpid()}.{threading.get_native_id()}.draft"
-        record = {"hook": name, "said": notice.said, "at": time.time(), "tries": 0, "next_at": 0.0, "sent_at": None}
+        record: dict[str, Any] = {"hook": name, "said": notice.message_fields, "at": time.time()}
+        record |= {"tries": 0, "next_at": 0.0, "sent_at": None}
         local_files.replace(draft, json.dumps(record).encode(), 0o600)
         try:
             os.link(draft, path)  # atomic, and fails if the notice exists
@@ -228,7 +229,7 @@ def notify_end(
     names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
     if not names:
         return
-    total = spend.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
+    total = spend.total(journal.ops(run=op.run), journal.reported_costs("vendor"), read_clocks(), clock_scale=scale)
     key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
     note = str(verdict.get("reason") or op.reason)
     notice = Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total)

@@ -48,7 +48,7 @@ class Provider(Protocol):
         """Return whether the pods cost money until ended."""
 
     @property
-    def recovers(self) -> bool:
+    def restarts_runs(self) -> bool:
         """Return whether an engine restarts a run by itself after the loss of a machine: this side only observes.
 
         The engine also decides when and where the run works, so that the machine is unknown beforehand.
@@ -56,12 +56,12 @@ class Provider(Protocol):
         return False
 
     @property
-    def fleeting(self) -> bool:
+    def is_ephemeral(self) -> bool:
         """Return whether machines may disappear with their disks, so that runs upload results while they work."""
         return self.is_rented
 
     @property
-    def keeps_runs(self) -> bool:
+    def is_run_engine(self) -> bool:
         """Return whether the provider is an engine (`infra.runs.engine`), with runs submitted whole and not kept here.
 
         Only the engine reaches the machines. The engine recovers runs by itself, and still reports on runs after the
@@ -76,15 +76,15 @@ class Provider(Protocol):
     def account(self) -> Account:
         """Return the account: owner and balance. Raise AuthError for a missing or refused key."""
 
-    def whole(self, request: Request) -> Request:
+    def with_gpu_count(self, request: Request) -> Request:
         """Return a request without a number of GPUs as a request for a whole machine, if a number is needed."""
         return request
 
-    def places(self, request: Request) -> tuple[str, ...]:
+    def named_places(self, request: Request) -> tuple[str, ...]:
         """Return the machines named by a request, regardless of capacity and use; send no request."""
         return ("",)
 
-    def likely(self, request: Request) -> Offer | None:
+    def predict_offer(self, request: Request) -> Offer | None:
         """Return the probable machine for a request, as far as known without asking a machine; None if unknown."""
         return None
 
@@ -183,7 +183,7 @@ class Market(Provider, Protocol):
         return ()
 
     @property
-    def takes_self_end(self) -> bool:
+    def uses_self_end(self) -> bool:
         """Return whether pods delete themselves by `self_end` alone."""
         return self.can.self_terminate == "native" and bool(self.self_end("pod"))
 
@@ -194,11 +194,11 @@ class Market(Provider, Protocol):
         """
         return ""
 
-    def arm(self, pod_id: str, ends_at: float) -> None:
+    def arm_timer(self, pod_id: str, ends_at: float) -> None:
         """Set the time, by the vendor's clock, at which the vendor ends a pod, if a boot resets the time."""
         return None
 
-    def forget(self, token: str) -> None:
+    def delete_local_files(self, token: str) -> None:
         """Remove the local SSH key of a pod after the proof of absence."""
 
     def catalog(self, request: Request) -> "list[Offer]":
@@ -214,10 +214,10 @@ class Market(Provider, Protocol):
         """
 
     @property
-    def skew(self) -> str:
+    def skew_problem(self) -> str:
         """Return why the vendor's timer cannot be trusted: the clocks are far apart; "" for close clocks."""
 
-    def shows_spot(self, pod_id: str) -> bool | None:
+    def lists_spot_pod(self, pod_id: str) -> bool | None:
         """Return whether the API for all other machines lists this spot pod; None if one API lists all pods."""
         return None
 
@@ -256,8 +256,8 @@ def market(provider: Provider) -> "Market | None":
 def is_examined(provider: Provider) -> bool:
     """Return whether the machines of a provider are examined before work: known ones that were not examined before."""
     # A held pod was examined when the pod was rented; an engine chooses the machine later.
-    was_before = provider.is_here or provider.fleeting and not provider.is_rented
-    return not was_before and not provider.recovers
+    was_before = provider.is_here or provider.is_ephemeral and not provider.is_rented
+    return not was_before and not provider.restarts_runs
 
 
 def clock_scale(provider: Provider) -> float:

@@ -29,7 +29,7 @@ class ByHttp(Market):
     drills: DrillRecord
     one_path: str
     """Path of a pod at the vendor, with {} for the id."""
-    gone: tuple[str, ...]
+    gone_states: tuple[str, ...]
     """States of a pod that no longer exists."""
 
     @property
@@ -49,8 +49,8 @@ class ByHttp(Market):
         return self.documented.settle_s / self.clock_scale
 
     @property
-    def skew(self) -> str:
-        return self.api.skew
+    def skew_problem(self) -> str:
+        return self.api.skew_problem
 
     def now(self) -> float:
         return self.api.now()
@@ -59,10 +59,10 @@ class ByHttp(Market):
         return satisfying(request, self.catalog(request))
 
     def reach(self, pod: Pod) -> Ssh:
-        return self.keys.reach(pod)
+        return self.keys.transport_to(pod)
 
-    def forget(self, token: str) -> None:
-        self.keys.forget(token)
+    def delete_local_files(self, token: str) -> None:
+        self.keys.delete(token)
 
     @abc.abstractmethod
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
@@ -78,15 +78,15 @@ class ByHttp(Market):
                     return shown
                 raise
         try:
-            row = self.api.read(self.path_of(self.one_path, pod), dict[str, Any])
+            row = self.api.read(self.format_path(self.one_path, pod), dict[str, Any])
         except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
             raise
         found = self._pod(row, pod)
-        return found if found.state not in self.gone else None
+        return found if found.state not in self.gone_states else None
 
-    def path_of(self, form: str, pod_id: str) -> str:
+    def format_path(self, form: str, pod_id: str) -> str:
         """Return `form` with the id inserted. Raise SlipwayError for an id such as "", which would address all pods."""
         if pod_id in ("", ".", ".."):
             raise SlipwayError(

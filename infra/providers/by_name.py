@@ -32,7 +32,7 @@ def open_known(name: str, settings: Settings) -> Provider:
     """Open one of the providers in `known_providers`. Raise MissingKey for a vendor without a key."""
     if name in VENDORS:
         return open_market(name, settings)
-    found: Provider = packs.load(PROVIDERS.get(name) or packs.providers()[name].where).of(settings)
+    found: Provider = packs.load(PROVIDERS.get(name) or packs.providers()[name].where).from_settings(settings)
     return found
 
 
@@ -44,7 +44,7 @@ def open_market(name: str, settings: Settings) -> Market:
             f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without a key: "
             f"inv rehearse --provider {name}"
         )
-    found: Market = packs.load(PROVIDERS[name]).of(settings)
+    found: Market = packs.load(PROVIDERS[name]).from_settings(settings)
     return found
 
 

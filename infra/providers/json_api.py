@@ -68,7 +68,7 @@ class Reply:
             return body.decode(errors="replace")
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Return the status and the reason as one printable line."""
         words, asked = printable(_reason(self.content)), printable(self.headers.get("x-request-id", ""), 80)
         return f"{self.status} {words}{f' (request {asked})' if asked else ''}".strip()
@@ -180,7 +180,7 @@ class JsonApi:
         return theirs + (boottime_s() - boot_s) * self.clock_scale
 
     @property
-    def skew(self) -> str:
+    def skew_problem(self) -> str:
         """Return why timers cannot be trusted: the difference of the clocks; "" up to an hour or if unknown."""
         if abs(self._skew_s) <= MOST_SKEW_S:
             return ""
@@ -195,13 +195,13 @@ class JsonApi:
         Raise AuthError for a refused key, VendorRefused for any other refusal, such as an unknown id, and SlipwayError
         without a usable answer.
         """
-        return self._ask("GET", path, kind, params=params)
+        return self._send_read("GET", path, kind, params=params)
 
     def query(self, path: str, body: Any, kind: type[T]) -> T:
         """Return the answer to a query sent by POST, like `read`."""
-        return self._ask("POST", path, kind, content=_write(body))
+        return self._send_read("POST", path, kind, content=_write(body))
 
-    def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+    def send_change(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Send a request for a change once; return the 2xx reply, perhaps with an empty body.
 
         Raise RequestNotSent, VendorRefused or AuthError if no change was made, and UnclearOutcome if a change may have
@@ -218,14 +218,15 @@ class JsonApi:
         except SlipwayError:
             raise
         except Exception as error:  # the request was sent, even if the answer is unusable
-            raise UnclearOutcome(f"{what}: {self._lost(error)}; the request may have been carried out") from error
+            why = self._loss_reason(error)
+            raise UnclearOutcome(f"{what}: {why}; the request may have been carried out") from error
         if reply.status < 300:
             return reply
         if reply.status == 401:
-            raise AuthError(f"{what}: the vendor refused the key: {reply.said}")
+            raise AuthError(f"{what}: the vendor refused the key: {reply.summary}")
         if reply.status in DEFINITE:
-            raise VendorRefused(f"{what}: {reply.said}", reply)
-        raise UnclearOutcome(f"{what}: {reply.said}; the request may have been carried out", reply)
+            raise VendorRefused(f"{what}: {reply.summary}", reply)
+        raise UnclearOutcome(f"{what}: {reply.summary}; the request may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
         """Return the body of an `act` reply. Raise UnclearOutcome for a malformed body: the change may be made."""
@@ -236,10 +237,10 @@ class JsonApi:
                 f"{self.name}: status {reply.status} with an unreadable body: {error}", reply
             ) from None
 
-    def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
+    def _send_read(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         what = f"{self.name}: {method} {path}"
         deadline, limit_s = time.monotonic() + self.read_s, self.attempt_s
-        said = self._pace.words
+        said = self._pace.description
         for attempt in range(MOST_ATTEMPTS):
             wait_s = self._pace.wait_s()
             while wait_s and time.monotonic() + wait_s < deadline:
@@ -253,28 +254,28 @@ class JsonApi:
                 if reply.status < 300:
                     return _decode(reply.body, kind)
                 if reply.status not in AGAIN:
-                    self._refuse(what, reply)
-                said = reply.said
+                    self._raise_refusal(what, reply)
+                said = reply.summary
                 if reply.retry_after_s is not None:
                     wait_s = min(LONGEST_WAIT_S, reply.retry_after_s)
             except SlipwayError:
                 raise
             except Exception as error:  # also a truncated body
-                said = self._lost(error)
+                said = self._loss_reason(error)
             if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
                 break
             self._sleep(wait_s)
             limit_s = min(self.attempt_s, max(0.0, deadline - time.monotonic()))
         raise SlipwayError(f"{what}: no usable answer: {said}")
 
-    def _refuse(self, what: str, reply: Reply) -> NoReturn:
+    def _raise_refusal(self, what: str, reply: Reply) -> NoReturn:
         if is_blocked(reply):
-            raise SlipwayError(f"{what}: {BLOCKED}: {reply.said}")
+            raise SlipwayError(f"{what}: {BLOCKED}: {reply.summary}")
         if reply.status in (401, 403):
-            raise AuthError(f"{what}: the vendor refused the key: {reply.said}")
+            raise AuthError(f"{what}: the vendor refused the key: {reply.summary}")
         if reply.status == 410:
-            raise SlipwayError(f"{what}: the vendor retired this API; update Slipway: {reply.said}")
-        raise VendorRefused(f"{what}: {reply.said}", reply)
+            raise SlipwayError(f"{what}: the vendor retired this API; update Slipway: {reply.summary}")
+        raise VendorRefused(f"{what}: {reply.summary}", reply)
 
     def _once(self, method: str, path: str, limit_s: float, **options: Any) -> Reply:
         url = httpx.URL(self.base + path)
@@ -301,7 +302,7 @@ class JsonApi:
                     body += chunk
                     if len(body) > self.most_bytes:
                         raise _TooLong
-            self._look_at_clock(response.headers.get("date", ""))
+            self._update_clock(response.headers.get("date", ""))
             for secret in self._secrets:  # a server may echo the key, and the body goes into messages
                 if response.status_code >= 300 or len(secret) >= WORDY:
                     body = body.replace(secret, b"***")
@@ -311,7 +312,7 @@ class JsonApi:
                 self.listener(Exchange(method, path, options.get("content") or b"", reply))
             return reply
 
-    def _look_at_clock(self, date: str) -> None:
+    def _update_clock(self, date: str) -> None:
         try:
             read = parsedate_to_datetime(date)
             theirs = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
@@ -321,7 +322,7 @@ class JsonApi:
         if self.clock_scale == 1.0:  # a rehearsal's clock differs on purpose
             self._skew_s = theirs - time.time()
 
-    def _lost(self, error: Exception) -> str:
+    def _loss_reason(self, error: Exception) -> str:
         if isinstance(error, ValueError):
             return f"unreadable answer: {printable(str(error))}"
         if isinstance(error, _TooLong):
@@ -393,7 +394,7 @@ def _listed(value: Any) -> list[Any]:
 
 def is_blocked(reply: Reply) -> bool:
     """Return whether a web firewall refused the client, so that the vendor has not seen the request."""
-    return reply.status == 403 and FIREWALL in reply.said.lower()
+    return reply.status == 403 and FIREWALL in reply.summary.lower()
 
 
 def printable(text: str, most: int = SAID) -> str:

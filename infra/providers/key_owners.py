@@ -19,23 +19,23 @@ class KeyOwners:
     path: Path | None = None
 
     @staticmethod
-    def beside(journal: Path) -> "KeyOwners":
+    def for_journal(journal: Path) -> "KeyOwners":
         return KeyOwners(journal.with_name(f"{journal.stem}-owners.json"))
 
-    def of(self, key: str) -> str:
+    def get(self, key: str) -> str:
         """Return the owner of the key with this fingerprint, "" if unknown."""
-        return self._known().get(key, "")
+        return self._read().get(key, "")
 
-    def remember(self, key: str, owner: str) -> None:
+    def save(self, key: str, owner: str) -> None:
         """Record the owner of the key with this fingerprint, if new and if the folder is writable."""
-        known = self._known()
+        known = self._read()
         if self.path is None or known.get(key) == owner:
             return
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             local_files.replace(self.path, json.dumps({**known, key: owner}).encode(), mode=0o600)
 
-    def _known(self) -> dict[str, str]:
+    def _read(self) -> dict[str, str]:
         try:
             told = json.loads(self.path.read_bytes()) if self.path else {}
         except (OSError, ValueError):

@@ -229,7 +229,7 @@ class Lium(ByHttp):
     drills: DrillRecord = DrillRecord()
 
     name = "lium"
-    one_path, gone = "/pods/{}", GONE
+    one_path, gone_states = "/pods/{}", GONE
     documented = Abilities(
         time_limit=True,
         resets_timer=True,
@@ -241,7 +241,7 @@ class Lium(ByHttp):
     )
 
     @staticmethod
-    def of(settings: Settings) -> "Lium":
+    def from_settings(settings: Settings) -> "Lium":
         """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
         api = JsonApi(
@@ -249,14 +249,16 @@ class Lium(ByHttp):
             url,
             {"X-API-KEY": settings.lium_api_key},
             clock_scale=settings.clock_scale,
-            pace=Pace.beside(settings.state_file, "lium", settings.clock_scale),
+            pace=Pace.for_journal(settings.state_file, "lium", settings.clock_scale),
         )
-        drills = DrillRecord.of("lium", settings)
-        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key, drills)
+        drills = DrillRecord.from_settings("lium", settings)
+        return Lium(
+            api, PodKeys.for_journal(settings.state_file), settings.accept_cuda, settings.lium_self_end_key, drills
+        )
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         headers = {"X-API-KEY": f"{{{SELF_END_KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
-        return (Call("DELETE", self.api.base + self.path_of("/pods/{}", pod_id), headers),)
+        return (Call("DELETE", self.api.base + self.format_path("/pods/{}", pod_id), headers),)
 
     def check_self_end(self) -> str:
         """Check the key and return no warning: the key must have the right to end pods, but not to rent or see bills.
@@ -332,7 +334,7 @@ class Lium(ByHttp):
         body = {
             "pod_name": token,
             "template_id": self._template(offer, token),
-            "user_public_key": [self.keys.public(token)],
+            "user_public_key": [self.keys.ensure_public_key(token)],
             "gpu_count": offer.num_gpus,
             "initial_port_count": PORTS,
             "termination_hours": hours,
@@ -342,17 +344,17 @@ class Lium(ByHttp):
         key = {"Idempotency-Key": str(uuid.uuid5(uuid.NAMESPACE_URL, token))}
         host = offer.offer_id.partition("/")[0]
         try:
-            reply = self.api.act("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
+            reply = self.api.send_change("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
         except (VendorRefused, UnclearOutcome) as error:
-            raise REFUSALS.error(error) from None
+            raise REFUSALS.to_error(error) from None
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
-            raise UnclearOutcome(f"lium: rent: {reply.said}; the request may have been carried out", reply)
+            raise UnclearOutcome(f"lium: rent: {reply.summary}; the request may have been carried out", reply)
         if limit_s is not None:
             # The pod is rented: a failure here must not lose the id. The boot arms the end again and reads it back.
             with contextlib.suppress(SlipwayError):
-                self.arm(pod_id, began_at + limit_s)
+                self.arm_timer(pod_id, began_at + limit_s)
         return Pod(
             provider=self.name,
             pod_id=pod_id,
@@ -364,12 +366,12 @@ class Lium(ByHttp):
             state="booting",
         )
 
-    def arm(self, pod_id: str, ends_at: float) -> None:
+    def arm_timer(self, pod_id: str, ends_at: float) -> None:
         """Set the exact end of a pod, before or after the boot; a repeated call with the same end is harmless."""
-        path, body = self.path_of("/pods/{}/schedule-removal", pod_id), {"removal_scheduled_at": rfc3339(ends_at)}
+        path, body = self.format_path("/pods/{}/schedule-removal", pod_id), {"removal_scheduled_at": rfc3339(ends_at)}
         for attempt in range(ARM_TRIES):
             try:
-                self.api.act("POST", path, body)
+                self.api.send_change("POST", path, body)
                 return
             except (UnclearOutcome, RequestNotSent):
                 if attempt == ARM_TRIES - 1:
@@ -381,14 +383,14 @@ class Lium(ByHttp):
 
     def delete(self, pod_id: str) -> None:
         try:
-            self.api.act("DELETE", self.path_of("/pods/{}", pod_id))
+            self.api.send_change("DELETE", self.format_path("/pods/{}", pod_id))
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
 
     def billed(self, pod_id: str) -> int | None:
         try:
-            record = self.api.read(self.path_of("/pods/{}/record", pod_id), Record)
+            record = self.api.read(self.format_path("/pods/{}/record", pod_id), Record)
         except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
@@ -410,7 +412,7 @@ class Lium(ByHttp):
         name, tag = image
         body = {**OWN_TEMPLATE, "name": token, "docker_image": name, "docker_image_tag": tag}
         try:
-            return self.api.decode(self.api.act("POST", "/templates", body), Template).id
+            return self.api.decode(self.api.send_change("POST", "/templates", body), Template).id
         except SlipwayError as error:
             raise SlipwayError(
                 f"lium: no template of {name}:{tag} is usable, and creating a template failed: {error}; "
@@ -515,7 +517,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
 def _may(api: JsonApi, method: str, path: str) -> bool:
     """Return whether the scope of a key allows the request."""
     try:
-        api.act(method, path, {} if method == "POST" else None)
+        api.send_change(method, path, {} if method == "POST" else None)
     except VendorRefused as refused:
-        return not (refused.reply.status == 403 and "scope" in refused.reply.said.lower())
+        return not (refused.reply.status == 403 and "scope" in refused.reply.summary.lower())
     return True

@@ -41,7 +41,7 @@ class Local(Provider):
     pod_store = ""
 
     @staticmethod
-    def of(settings: Settings) -> "Local":
+    def from_settings(settings: Settings) -> "Local":
         """Return the provider for the folder in the settings."""
         return Local(Path(settings.pods))
 

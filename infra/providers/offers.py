@@ -32,7 +32,7 @@ class Survey:
 
     offers: tuple[Offer, ...]
     considered: tuple[Offer, ...]
-    silent: tuple[ProviderFailure, ...]
+    failures: tuple[ProviderFailure, ...]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def require(found: Survey, request: Request) -> Survey:
     """
     if found.offers:
         return found
-    said = "\n".join(f"{one.provider}: {one.error}" for one in found.silent)
-    failed = [one.error for one in found.silent if not isinstance(one.error, NoOffer)]
+    said = "\n".join(f"{one.provider}: {one.error}" for one in found.failures)
+    failed = [one.error for one in found.failures if not isinstance(one.error, NoOffer)]
     if failed and not found.considered:
         kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
         raise kind(f"no vendor answered with offers\n{said}")

@@ -36,24 +36,24 @@ class OwnProvider(Market):
 
     name, documented = "", Abilities()
     is_here, is_rented = False, True
-    pod_store, skew, clock_scale = "", "", 1.0
+    pod_store, skew_problem, clock_scale = "", "", 1.0
 
     def __init__(self, extension: Extension, settings: Settings, ask_s: float = ASK_S) -> None:
         """Run the extension and create the provider. Raise UsageError with the failing line."""
         self.extension, self.ask_s, self.name = extension, ask_s, extension.name
-        self.keys = PodKeys.beside(settings.state_file)
-        self.drills = DrillRecord.of(extension.name, settings)
+        self.keys = PodKeys.for_journal(settings.state_file)
+        self.drills = DrillRecord.from_settings(extension.name, settings)
         try:
-            self.theirs, can = self._in_time("provider", lambda: _made(extension, settings), ask_s)
+            self.theirs, can = self._call_with_timeout("provider", lambda: _made(extension, settings), ask_s)
         except _UserCodeError as error:
             raise UsageError(str(error)) from error
         tells_bills = callable(getattr(self.theirs, "billed", None))
         self.documented = replace(self._checked("can", can, Abilities), tells_bills=tells_bills)
 
-    def _ask(self, verb: str, *words: Any) -> Any:
-        return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
+    def _call_verb(self, verb: str, *words: Any) -> Any:
+        return self._call_with_timeout(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
 
-    def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
+    def _call_with_timeout(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of `call`. Raise SlipwayErrors unchanged, _UserCodeError for other errors or a timeout."""
         made, error = call_with_timeout(call, f"{self.name} {verb}", limit_s)
         if made:
@@ -97,7 +97,7 @@ class OwnProvider(Market):
         )
 
     def account(self) -> Account:
-        found = self._checked("account", self._ask("account"), Account)
+        found = self._checked("account", self._call_verb("account"), Account)
         return replace(found, provider=self.name)
 
     def offers(self, request: Request) -> list[Offer]:
@@ -106,14 +106,14 @@ class OwnProvider(Market):
         return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> "list[Offer]":
-        found = self._all("offers", self._ask("offers", request), Offer)
+        found = self._all("offers", self._call_verb("offers", request), Offer)
         return [replace(one, provider=self.name) for one in found]
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Rent as `Provider` specifies. Raise Ambiguous for an unclear answer of the extension: the pod may exist."""
-        self.keys.public(token)  # made before the pod, whether or not the extension uses the key
+        self.keys.ensure_public_key(token)  # made before the pod, whether or not the extension uses the key
         try:
-            pod = self._in_time(
+            pod = self._call_with_timeout(
                 "create", lambda: self.theirs.create(request, offer, token, limits), max(CREATE_S, self.ask_s)
             )
         except _UserCodeError as error:
@@ -131,7 +131,7 @@ class OwnProvider(Market):
 
     def find(self, pod: str) -> Pod | None:
         """Return the pod as `Provider` specifies. Raise SlipwayError if the extension returned a different pod."""
-        found = self._ask("find", pod)
+        found = self._call_verb("find", pod)
         if found is None:
             return None
         told = replace(self._checked("find", found, Pod), provider=self.name)
@@ -140,21 +140,21 @@ class OwnProvider(Market):
         return told
 
     def list(self) -> "list[Pod]":
-        found = [replace(one, provider=self.name) for one in self._all("list", self._ask("list"), Pod)]
+        found = [replace(one, provider=self.name) for one in self._all("list", self._call_verb("list"), Pod)]
         return rows.complete_listing(self.name, found, ())
 
     def delete(self, pod_id: str) -> None:
-        self._ask("delete", pod_id)
+        self._call_verb("delete", pod_id)
 
     def reach(self, pod: Pod) -> Transport:
         """Return the transport: SSH with the pod's own key, unless the extension has a `reach` of its own."""
         if callable(getattr(self.theirs, "reach", None)):
-            found: Transport = self._ask("reach", pod)
+            found: Transport = self._call_verb("reach", pod)
             return found
-        return self.keys.reach(pod)
+        return self.keys.transport_to(pod)
 
-    def forget(self, token: str) -> None:
-        self.keys.forget(token)
+    def delete_local_files(self, token: str) -> None:
+        self.keys.delete(token)
 
     def now(self) -> float:
         return time.time()
@@ -163,7 +163,7 @@ class OwnProvider(Market):
         """Return the bill in micro-USD, or None if the extension does not report bills."""
         if not callable(getattr(self.theirs, "billed", None)):
             return None
-        found = self._ask("billed", pod_id)
+        found = self._call_verb("billed", pod_id)
         return None if found is None else self._checked("billed", found, int)
 
 

@@ -27,16 +27,16 @@ class PodKeys:
     folder: Path
 
     @staticmethod
-    def beside(journal: Path) -> "PodKeys":
+    def for_journal(journal: Path) -> "PodKeys":
         return PodKeys(journal.with_name(f"{journal.stem}-keys"))
 
-    def public(self, token: str) -> str:
+    def ensure_public_key(self, token: str) -> str:
         """Return the public key `ssh-ed25519 ... token` of a pod; make the key pair at the first call."""
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self.private(token)
+        path = self.private_key_path(token)
         if not path.exists():
             new = Ed25519PrivateKey.generate().private_bytes(
                 form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
@@ -46,7 +46,7 @@ class PodKeys:
         words = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)  # type: ignore[union-attr]
         return f"{words.decode()} {token}"
 
-    def private(self, token: str) -> Path:
+    def private_key_path(self, token: str) -> Path:
         """Return the path of the pod's private key. Raise SlipwayError for an invalid token."""
         if not is_token(token):
             raise SlipwayError(f"{token!r} is not a valid token of a pod")
@@ -59,11 +59,11 @@ class PodKeys:
         home = "/root" if user == "root" else f"/home/{user}"
         folder = f"{home}/.slipway/pods/{token}"
         try:
-            return str(Address(user=user, host=host, port=port, key=str(self.private(token)), folder=folder))
+            return str(Address(user=user, host=host, port=port, key=str(self.private_key_path(token)), folder=folder))
         except ValueError as error:
             raise SlipwayError(f"{error}; the vendor sent an invalid address") from None
 
-    def reach(self, pod: Pod) -> Ssh:
+    def transport_to(self, pod: Pod) -> Ssh:
         """Return the transport to one of our pods; the host key is pinned by token, since vendors reuse addresses.
 
         Raise SlipwayError for a pod without an address.
@@ -72,9 +72,9 @@ class PodKeys:
             raise SlipwayError(f"{pod.provider}: {pod.run or pod.pod_id} has no address yet")
         return _way(replace(Address.parse(pod.address), folder="/"), self.folder / f"{pod.token}.host")
 
-    def forget(self, token: str) -> None:
+    def delete(self, token: str) -> None:
         """Remove the keys of an ended pod."""
-        path = self.private(token)
+        path = self.private_key_path(token)
         for one in (path, path.with_name(f"{token}.host")):
             one.unlink(missing_ok=True)
 

@@ -44,7 +44,7 @@ class DrillRecord:
     account: str = ""
 
     @staticmethod
-    def of(vendor: str, settings: Settings) -> "DrillRecord":
+    def from_settings(vendor: str, settings: Settings) -> "DrillRecord":
         return DrillRecord(folder_beside(settings.state_file), vendor, account_of(vendor, settings))
 
     def verdicts(self) -> tuple[DrillVerdict, ...]:

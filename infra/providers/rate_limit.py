@@ -53,17 +53,17 @@ class Pace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
-    def beside(state_file: Path, vendor: str, clock_scale: float) -> "Pace":
+    def for_journal(state_file: Path, vendor: str, clock_scale: float) -> "Pace":
         """Return the rate limit shared by all processes with this journal."""
         return Pace(state_file.with_name(f"{state_file.name}-pace-{vendor}"), clock_scale)
 
     @staticmethod
-    def of_minute(most: int, clock_scale: float = 1.0) -> "Pace":
+    def per_minute(most: int, clock_scale: float = 1.0) -> "Pace":
         """Return a limit of requests in a minute, counted in this process alone."""
         return Pace(None, clock_scale, (RateWindow(60.0, most, 12),))
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Return the limits, for a message."""
         parts = [f"{window.most} in {window.seconds / 60:.0f} min" for window in self.windows]
         return f"the requests of all processes on this machine reach the rate limit ({', '.join(parts)})"

@@ -28,7 +28,7 @@ class Sentence:
     """A part of a refusal's code or text, in lower case, with the source of the observation."""
 
     part: str
-    meaning: RefusalKind
+    kind: RefusalKind
     source: str
 
 
@@ -42,7 +42,7 @@ class RefusalTable:
     sentences: tuple[Sentence, ...] = ()
     statuses: Mapping[int, RefusalKind] = field(default_factory=dict)
 
-    def meaning(self, reply: Reply) -> RefusalKind:
+    def kind_of(self, reply: Reply) -> RefusalKind:
         """Return the kind of a refusal. The statuses 402 and 429 decide alone, regardless of the text."""
         verdicts = {402: RefusalKind.NO_MONEY, 429: RefusalKind.THROTTLED}
         if reply.status in verdicts:
@@ -51,31 +51,31 @@ class RefusalTable:
             return RefusalKind.BAD_REQUEST
         if reply.code in self.codes:
             return self.codes[reply.code]
-        text = f"{reply.code} {reply.said}".lower()
+        text = f"{reply.code} {reply.summary}".lower()
         for sentence in self.sentences:
             if sentence.part in text:
-                return sentence.meaning
+                return sentence.kind
         return self.statuses.get(reply.status, RefusalKind.UNKNOWN)
 
-    def error(self, error: SlipwayError) -> SlipwayError:
+    def to_error(self, error: SlipwayError) -> SlipwayError:
         """Return the error for the caller of `create`, classified by the vendor's answer.
 
         Return an error without an answer unchanged.
         """
         reply = error.reply if isinstance(error, (VendorRefused, UnclearOutcome)) else None
-        return error if reply is None else self.error_of(reply, str(error))
+        return error if reply is None else self.error_for_reply(reply, str(error))
 
-    def error_of(self, reply: Reply, words: str) -> SlipwayError:
+    def error_for_reply(self, reply: Reply, words: str) -> SlipwayError:
         """Return the error for an unsuccessful answer; `words` name the request and the answer."""
-        meaning = self.meaning(reply)
+        meaning = self.kind_of(reply)
         if meaning is RefusalKind.NO_STOCK:
-            return NoOffer(f"{self.vendor}: {reply.said}")
+            return NoOffer(f"{self.vendor}: {reply.summary}")
         if meaning is RefusalKind.NO_MONEY:
             return OutOfMoney(f"{words}; add credit at {self.billing_url}")
         if meaning is RefusalKind.BAD_KEY:
             return AuthError(words)
         if meaning is RefusalKind.THROTTLED:
-            return RateLimited(f"{self.vendor} accepts no more requests now: {reply.said}", reply.retry_after_s)
+            return RateLimited(f"{self.vendor} accepts no more requests now: {reply.summary}", reply.retry_after_s)
         if meaning is RefusalKind.BAD_REQUEST:
             words += f"; {BLOCKED}" if is_blocked(reply) else ""
             return VendorRefused(f"{words}; nothing was rented; other offers would get the same answer", reply)

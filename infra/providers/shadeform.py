@@ -144,13 +144,13 @@ class Shadeform(ByHttp):
     drills: DrillRecord = DrillRecord()
 
     name = "shadeform"
-    one_path, gone = "/instances/{}/info", GONE
+    one_path, gone_states = "/instances/{}/info", GONE
     documented = Abilities(
         time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES
     )
 
     @staticmethod
-    def of(settings: Settings) -> "Shadeform":
+    def from_settings(settings: Settings) -> "Shadeform":
         """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
         api = JsonApi(
@@ -158,14 +158,14 @@ class Shadeform(ByHttp):
             url,
             {"X-API-KEY": settings.shadeform_api_key},
             clock_scale=settings.clock_scale,
-            pace=Pace.beside(settings.state_file, "shadeform", settings.clock_scale),
+            pace=Pace.for_journal(settings.state_file, "shadeform", settings.clock_scale),
         )
-        drills = DrillRecord.of("shadeform", settings)
-        return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key, drills)
+        drills = DrillRecord.from_settings("shadeform", settings)
+        return Shadeform(api, PodKeys.for_journal(settings.state_file), settings.shadeform_api_key, drills)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         headers = {"X-API-KEY": f"{{{SELF_END_KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
-        return (Call("POST", self.api.base + self.path_of("/instances/{}/delete", pod_id), headers),)
+        return (Call("POST", self.api.base + self.format_path("/instances/{}/delete", pod_id), headers),)
 
     def check_self_end(self) -> str:
         """Return the warning: the vendor's keys open the whole account. Raise UsageError for an unusable key."""
@@ -228,9 +228,9 @@ class Shadeform(ByHttp):
             **({"auto_delete": ends} if ends else {}),
         }
         try:
-            made = self.api.decode(self.api.act("POST", "/instances/create", body), Created)
+            made = self.api.decode(self.api.send_change("POST", "/instances/create", body), Created)
         except SlipwayError as error:
-            refusal = REFUSALS.error(error)
+            refusal = REFUSALS.to_error(error)
             if not isinstance(refusal, Ambiguous):
                 with contextlib.suppress(SlipwayError):  # a leftover key opens no machine and costs no money
                     self._drop_key(token)
@@ -262,7 +262,7 @@ class Shadeform(ByHttp):
                 return
             token = found.token
         try:
-            self.api.act("POST", self.path_of("/instances/{}/delete", pod_id))
+            self.api.send_change("POST", self.format_path("/instances/{}/delete", pod_id))
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
@@ -281,7 +281,9 @@ class Shadeform(ByHttp):
     def _add_key(self, token: str) -> str:
         """Add a key; return the id in the account. Every error here is definite: no machine was requested."""
         try:
-            reply = self.api.act("POST", "/sshkeys/add", {"name": token, "public_key": self.keys.public(token)})
+            reply = self.api.send_change(
+                "POST", "/sshkeys/add", {"name": token, "public_key": self.keys.ensure_public_key(token)}
+            )
             return self.api.decode(reply, Created).id
         except SlipwayError as error:  # lost answer, or the name exists: an earlier call added the key
             for key in self._keys():
@@ -295,7 +297,7 @@ class Shadeform(ByHttp):
         for key in self._keys():
             if key.name == token:
                 try:
-                    self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
+                    self.api.send_change("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
                 except VendorRefused as refused:
                     if refused.reply.status != 404:  # 404: a concurrent process for the same pod was faster
                         raise

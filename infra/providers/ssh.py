@@ -54,11 +54,11 @@ class SshPools(Provider):
     pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on the machine
 
     @staticmethod
-    def of(settings: Settings) -> "SshPools":
+    def from_settings(settings: Settings) -> "SshPools":
         """Return the machines of the inventory in force, and report unusable entries. Raise UsageError."""
         found = load(settings.pools)
         tell_unusable(found.unusable)
-        memory = HostMemory.beside(settings.state_file)
+        memory = HostMemory.for_journal(settings.state_file)
         return SshPools(found.hosts, connections(settings), memory, unusable=found.unusable)
 
     @property
@@ -73,22 +73,24 @@ class SshPools(Provider):
 
         Raise NoOffer, or Busy, with the reason per unsuitable machine if fewer machines are free than nodes requested.
         """
-        hosts = self._meant(request)
+        hosts = self._matching_hosts(request)
         found = map_parallel(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
-            why += [f"\n  {one.place}: {one.why}" for one in self.inventory.unusable_in(request.host or request.pool)]
+            why += [
+                f"\n  {one.place}: {one.why}" for one in self.inventory.select_unusable(request.host or request.pool)
+            ]
             kind = Busy if any(isinstance(one, Busy) for one in found) else NoOffer
             wanted = count(request.nodes, "machine")
             raise kind(f"{self.name}: {wanted} wanted, {len(offers)} free and fit:{''.join(why)}")
         return offers
 
-    def places(self, request: Request) -> tuple[str, ...]:
+    def named_places(self, request: Request) -> tuple[str, ...]:
         """Return the machines named by a request, regardless of capacity and use; send no request."""
-        return tuple(host.place for host in self._meant(request))
+        return tuple(host.place for host in self._matching_hosts(request))
 
-    def _meant(self, request: Request) -> "list[Host]":
+    def _matching_hosts(self, request: Request) -> "list[Host]":
         named = self.inventory.select(request.host)
         return [host for host in self.inventory.select(request.pool) if host in named]
 
@@ -146,15 +148,15 @@ class SshPools(Provider):
         ended = run_script(transport, host.python, script, token, str(self.end_s), timeout_s=self.end_s + ANSWER_S)
         survivors, machine = ended["survivors"], f"{self.name}:{host.place}"
         if survivors:
-            self.memory.blame(machine, survivors)
+            self.memory.record_failure(machine, survivors)
             raise SlipwayError(
                 f"{self.name}: {host.place} is {survivors}; end the processes on that machine, then run the command "
                 "again"
             )
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
-        if self.memory.of(machine).failure.startswith("DIRTY"):
-            self.memory.forgive(machine)
+        if self.memory.get(machine).failure.startswith("DIRTY"):
+            self.memory.clear_failure(machine)
 
     def reach(self, pod: Pod) -> Transport:
         """Return the transport by the pod's id. Raise UsageError for a machine no longer in the inventory."""
@@ -162,14 +164,14 @@ class SshPools(Provider):
 
     def _offer(self, host: Host, request: Request) -> Offer:
         """Return the offer of a machine. Raise SlipwayError with the reason for no offer."""
-        known = self.memory.of(f"{self.name}:{host.place}")
+        known = self.memory.get(f"{self.name}:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"the machine failed before: {known.failure}; run: inv hosts --forget {host.place}")
         facts = known.facts if known.facts and not inventory_mismatch(host, known.facts) else {}
         said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
         if not facts:
             facts = said
-            self.memory.see(f"{self.name}:{host.place}", facts)
+            self.memory.save_facts(f"{self.name}:{host.place}", facts)
         what = hardware_of(host, facts)
         problem = (
             inventory_mismatch(host, facts)

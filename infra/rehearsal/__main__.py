@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
         with World(
             flags.state.absolute(), read_offers(flags.offers), plan, speed=flags.speed, seed=flags.seed
         ) as world:
-            print(json.dumps(world.about()), flush=True)
+            print(json.dumps(world.client_config()), flush=True)
             why = wait(world, signals, flags.idle_s)
         write_durably(flags.state / ENDED, json.dumps({"at": int(time.time()), "why": why}))
     except (SlipwayError, OSError) as error:

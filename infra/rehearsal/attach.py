@@ -75,7 +75,7 @@ class Running:
         """Return every request to a vendor so far. Raises NoWorld."""
         return self._ask("/calls")
 
-    def tell(self, path: str, body: Any) -> Any:
+    def send_command(self, path: str, body: Any) -> Any:
         """POST a command to `control`. Raises UsageError for a refused command, and NoWorld if the world has ended."""
         return self._ask(path, body)
 

@@ -56,7 +56,7 @@ class Control(web.Api):
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
+    def refusal_answer(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         return self.error(404 if isinstance(error, Refused) and error.reason == "unknown" else 409, str(error))
 
     def _truth(self, asked: web.WebRequest) -> web.Answer:

@@ -165,7 +165,7 @@ class Faults:
         """Return the number of preemptions still to come."""
         return sum(self._preemptions.values())
 
-    def preempts(self, vendor: str) -> bool:
+    def take_preemption(self, vendor: str) -> bool:
         """Return whether to preempt a running machine of the vendor now; count the preemption."""
         for name in (vendor, ""):
             if self._preemptions.get(name, 0) > 0:
@@ -187,12 +187,12 @@ class Faults:
                 fates.append(MachineFault(rule.trait, rule.after_s, rule.factor))
         return tuple(fates)
 
-    def told(self, vendor: str, body: Any, is_first: bool) -> Any:
+    def apply_row_rules(self, vendor: str, body: Any, is_first: bool) -> Any:
         """Return a listing, or the row of a machine, with the plan's wrong values; add strangers to the first page."""
         if isinstance(body, list):
             return [*(self._row(vendor, row) for row in body), *(self._strangers(vendor) if is_first else ())]
         if key := next((key for key in LISTS if key in body), ""):
-            return {**body, key: self.told(vendor, body[key], is_first)}
+            return {**body, key: self.apply_row_rules(vendor, body[key], is_first)}
         return self._row(vendor, body) if "id" in body else body
 
     def _row(self, vendor: str, row: dict[str, Any]) -> dict[str, Any]:

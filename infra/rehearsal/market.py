@@ -52,7 +52,7 @@ class Market:
         """Rent a machine. Raises Refused."""
         if any(fate.trait == "twice" for fate in fates):
             fates = tuple(fate for fate in fates if fate.trait != "twice")
-            if room := self._for_second(order):
+            if room := self._second_offer_id(order):
                 self.create(replace(order, offer_id=room), fates)
         offer = self.offers.get(order.offer_id)
         if offer is None:
@@ -66,7 +66,7 @@ class Market:
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
-        self.arm(machine, order.expires_at)
+        self.arm_timer(machine, order.expires_at)
         machine.spend_limit_micro_usd = order.spend_limit_micro_usd
         machine.about = dict(order.about)
         self.machines[machine.machine_id] = machine
@@ -77,7 +77,7 @@ class Market:
         self._boot(machine)
         return machine
 
-    def _for_second(self, order: Order) -> str:
+    def _second_offer_id(self, order: Order) -> str:
         """Return the offer for the second machine of a doubled order, or "" without stock for two machines.
 
         Prefers the same offer. A host that is rented whole, as on Lium, has a stock of one.
@@ -88,7 +88,7 @@ class Market:
         others = [one.offer_id for one in self.offers.values() if offer and one.vendor == offer.vendor and one != offer]
         return next((one for one in others if self.stock[one] >= order.quantity), "")
 
-    def replayed(self, vendor: str, replay_key: str) -> Machine | None:
+    def find_replayed(self, vendor: str, replay_key: str) -> Machine | None:
         """Return the machine of an earlier order with this replay key, or None."""
         machine_id = self._replays.get((vendor, replay_key))
         return self.machines[machine_id] if machine_id else None
@@ -102,7 +102,7 @@ class Market:
         machine.gone_at = self.now + TERMS[machine.offer.vendor].deleting_s
         return True
 
-    def arm(self, machine: Machine, expires_at: float | None) -> None:
+    def arm_timer(self, machine: Machine, expires_at: float | None) -> None:
         """Set the time at which the vendor ends a machine, subject to the faults of the machine."""
         machine.expires_at = _armed(expires_at, machine.fates)
 
@@ -133,7 +133,7 @@ class Market:
         except KeyError:
             raise Refused("unknown", f"there is no machine {machine_id}") from None
 
-    def listed(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
+    def list_machines(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
         """Return the machines on the vendor's list.
 
         A list that lags by `lag_s` misses new machines and still shows gone machines.
@@ -151,16 +151,16 @@ class Market:
         grain_s = TERMS[machine.offer.vendor].grain_s
         return sum(_cost(segment, grain_s, self.now) for segment in machine.segments)
 
-    def told_bill_micro_usd(self, machine: Machine) -> int:
+    def reported_bill_micro_usd(self, machine: Machine) -> int:
         """Return the cost of a machine according to the vendor."""
-        return self._told(machine, machine.segments)
+        return self._reported_micro_usd(machine, machine.segments)
 
-    def told_disk_micro_usd(self, machine: Machine) -> int:
+    def reported_disk_micro_usd(self, machine: Machine) -> int:
         """Return the disk part of the cost according to the vendor."""
         of_disk = [replace(one, micro_usd_per_hour=one.disk_micro_usd_per_hour) for one in machine.segments]
-        return self._told(machine, of_disk)
+        return self._reported_micro_usd(machine, of_disk)
 
-    def _told(self, machine: Machine, segments: Sequence[PriceSegment]) -> int:
+    def _reported_micro_usd(self, machine: Machine, segments: Sequence[PriceSegment]) -> int:
         grain_s = max(
             [
                 TERMS[machine.offer.vendor].grain_s,
@@ -182,7 +182,7 @@ class Market:
             if at > now:
                 break
             self.now = max(self.now, at)
-            self._happen(action, machine)
+            self._apply_event(action, machine)
         self.now = max(self.now, now)
 
     def preempt(self, machine_id: str) -> None:
@@ -190,7 +190,7 @@ class Market:
         machine = self.get(machine_id)
         if machine.state not in ("booting", "running"):
             raise Refused("state", f"it is {machine.state}")
-        self._happen("preempted", machine)
+        self._apply_event("preempted", machine)
 
     def attach(self, machine_id: str, boot: int, host: str, port: int) -> None:
         """Record the address of a machine whose processes are up."""
@@ -198,7 +198,7 @@ class Market:
         if machine.boot == boot and machine.state == "running":
             machine.address = (host, port)
 
-    def break_down(self, machine_id: str, boot: int) -> None:
+    def record_failed_start(self, machine_id: str, boot: int) -> None:
         """Record the failed start of a machine's processes."""
         machine = self.machines[machine_id]
         if machine.boot == boot and machine.state == "running":
@@ -214,7 +214,7 @@ class Market:
         for at, _, _ in self.price_changes:
             yield at, "price", None
         for machine in self.machines.values():
-            for at, action in self._prospects(machine):
+            for at, action in self._future_events(machine):
                 yield at, action, machine
         for action, purses in (("balance", self.balance_micro_usd), ("key budget", self.budget_micro_usd)):
             for vendor, purse in purses.items():
@@ -223,7 +223,7 @@ class Market:
                     left = max(0, purse - self.spent_micro_usd(vendor))
                     yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
 
-    def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
+    def _future_events(self, machine: Machine) -> Iterator[tuple[float, str]]:
         """Yield (time, event) for the future of a machine without further requests."""
         terms, state = TERMS[machine.offer.vendor], machine.state
         if state == "gone" or (state == "deleting" and machine.has_processes):
@@ -250,7 +250,7 @@ class Market:
         looks = math.ceil((at - machine.created_at) / terms.check_s - 1e-9)
         return max(self.now, machine.created_at + looks * terms.check_s)
 
-    def _happen(self, action: str, machine: Machine | None) -> None:
+    def _apply_event(self, action: str, machine: Machine | None) -> None:
         if action == "price":
             self._change_price()
         elif machine is None:
@@ -258,7 +258,7 @@ class Market:
         elif action == "running":
             machine.state, machine.active_at = "running", self.now
             if machine.order.expires_after_boot_s is not None:
-                self.arm(machine, self.now + machine.order.expires_after_boot_s)
+                self.arm_timer(machine, self.now + machine.order.expires_after_boot_s)
             machine.history.append((self.now, "running"))
             if not TERMS[machine.offer.vendor].bills_boot:
                 self._bill_running(machine)
@@ -269,11 +269,11 @@ class Market:
         elif action == "gone":
             machine.state = "gone"
         elif action == "preempted":
-            self._take_away(machine)
+            self._apply_preemption(machine)
         else:  # "time limit", "spend limit", "balance", "key budget", "vanished"
             self.delete(machine.machine_id, action)
 
-    def _take_away(self, machine: Machine) -> None:
+    def _apply_preemption(self, machine: Machine) -> None:
         # Only once: a restarted machine is not preempted again by the same fault.
         machine.fates = tuple(fate for fate in machine.fates if fate.trait != "preempted")
         becomes = TERMS[machine.offer.vendor].preempted

@@ -137,11 +137,11 @@ class Pod:
         with self._lock:
             if self._is_over:
                 return None
-            self._furnish()
+            self._create_files()
             for _ in range(TRIES):
                 port = _free_port()
                 self._begin(port)
-                if not self._has_sshd or self._listens():
+                if not self._has_sshd or self._wait_for_sshd():
                     return HOST, port
                 self._stop(0)  # a different process took the port in the meantime
             raise SlipwayError(f"no sshd in {self.folder}: {(self.folder / 'sshd.log').read_text()[-500:]}")
@@ -182,7 +182,7 @@ class Pod:
                     return True
         return False
 
-    def _furnish(self) -> None:
+    def _create_files(self) -> None:
         home = self.folder / "home"
         (home / "bin").mkdir(parents=True, mode=0o700)
         if self._volume:
@@ -239,7 +239,7 @@ class Pod:
             start_new_session=True,
         )
 
-    def _listens(self) -> bool:
+    def _wait_for_sshd(self) -> bool:
         """Return whether this pod's sshd, and not a foreign sshd, listens on the port."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:

@@ -153,7 +153,7 @@ class Machine:
         """Return the product of the factors of a trait; 1 without this trait."""
         return math.prod(fate.factor for fate in self.fates if fate.trait == trait)
 
-    def told_port(self, now: float) -> int | None:
+    def reported_port(self, now: float) -> int | None:
         """Return the SSH port as reported by the vendor, possibly later than the port opens, or None."""
         wait_s = sum(fate.after_s for fate in self.fates if fate.trait == "null port")
         is_told = self.address is not None and now >= (self.active_at or now) + wait_s

@@ -82,7 +82,7 @@ class Api:
         """Return an error in the vendor's format."""
         raise AssertionError("every vendor has its errors")
 
-    def refused(self, error: Exception, asked: WebRequest) -> Answer:
+    def refusal_answer(self, error: Exception, asked: WebRequest) -> Answer:
         """Return the vendor's response to one of the `refusals`."""
         raise AssertionError("every vendor refuses in its own words")
 
@@ -107,7 +107,7 @@ class Api:
         except Invalid as error:
             return self.error(self.invalid_status, str(error))
         except self.refusals as error:
-            return self.refused(error, asked)
+            return self.refusal_answer(error, asked)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Hub:
         self.looks = 0  # number of checks of the machines' disks
         self.is_closing = threading.Event()
 
-    def judge(self, api: Api, route: Route, asked: WebRequest) -> tuple[Answer, faults.RequestRule | None]:
+    def respond(self, api: Api, route: Route, asked: WebRequest) -> tuple[Answer, faults.RequestRule | None]:
         """Return the response, and the fault to apply on the way to the client."""
         with self.lock:
             self.step()
@@ -155,7 +155,9 @@ class Hub:
             elif kind in ("short list", "empty list"):
                 answer = replace(answer, body=_thin(answer.body, kind == "empty list"))
             elif route.call in ("list", "find") and answer.status == 200:
-                told = self.faults.told(api.vendor, answer.body, route.call == "list" and "cursor" not in asked.query)
+                told = self.faults.apply_row_rules(
+                    api.vendor, answer.body, route.call == "list" and "cursor" not in asked.query
+                )
                 answer = replace(answer, body=told)
             self.step()
             line = Line(self.now(), api.vendor, route.call, asked.method, asked.path, answer.status, kind)
@@ -242,9 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(api.error(403, f"API key 'rehearsal' does not have the '{scope}' scope"), None)
         match = re.fullmatch(route.pattern, parts.path)
         asked = replace(asked, words=tuple(unquote(word) for word in match.groups()) if match else ())
-        answer, rule = hub.judge(api, route, asked)
+        answer, rule = hub.respond(api, route, asked)
         if rule is not None and rule.kind in ("dropped", "lost"):
-            return self._hang_up()
+            return self._reset_connection()
         if rule is not None and rule.kind == "late":
             hub.is_closing.wait(rule.delay_s)
         self._send(answer, rule)
@@ -272,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(content)
 
-    def _hang_up(self) -> None:
+    def _reset_connection(self) -> None:
         """Reset the connection, like a failing network device."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True

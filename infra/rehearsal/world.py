@@ -78,11 +78,11 @@ class World:
         self._threads = [web.serve(server) for server in self._servers.values()]
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         self._ticker.start()
-        about = self.about()
+        about = self.client_config()
         write_durably(folder / OVERLAY, json.dumps(overlay(folder, about)), 0o600)
         write_durably(folder / ABOUT, json.dumps(about), 0o600)
 
-    def about(self) -> dict[str, Any]:
+    def client_config(self) -> dict[str, Any]:
         """Return the addresses and keys for clients."""
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
@@ -182,7 +182,7 @@ class World:
         except (SlipwayError, OSError, subprocess.SubprocessError) as error:
             with self.hub.lock:
                 self.hub.problems.append(f"{effect.machine_id}: {error}")
-                self.market.break_down(effect.machine_id, effect.boot)
+                self.market.record_failed_start(effect.machine_id, effect.boot)
             return
         if address:
             with self.hub.lock:
@@ -205,7 +205,7 @@ class World:
             if not self._pods[machine.machine_id, machine.boot].has_stored_checkpoint():
                 continue
             with self.hub.lock:
-                if machine.state == "running" and self.hub.faults.preempts(machine.offer.vendor):
+                if machine.state == "running" and self.hub.faults.take_preemption(machine.offer.vendor):
                     self.market.preempt(machine.machine_id)
 
     def _change_host_keys(self) -> None:

@@ -45,9 +45,9 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
         spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
 
     def blame(offer: Offer, failure: str) -> None:
-        HostMemory.beside(settings.state_file).blame(failure_key(offer), failure)
+        HostMemory.for_journal(settings.state_file).record_failure(failure_key(offer), failure)
 
-    return Terms(accept=accept, admit=admit, blame=blame, boot_s=settings.boot_s)
+    return Terms(accept=accept, admit=admit, on_rejected=blame, boot_s=settings.boot_s)
 
 
 def _accept(settings: Settings) -> Accept:
@@ -60,9 +60,9 @@ def _accept(settings: Settings) -> Accept:
             promised = replace(
                 request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0], gpu_memory_bytes=offer.gpu_memory_bytes
             )
-        report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
+        report = examine(transport, promised, Thresholds.from_settings(settings), python=transport.python)
         if offer.place and not report.is_accepted:
-            HostMemory.beside(settings.state_file).blame(failure_key(offer), report.failure)
+            HostMemory.for_journal(settings.state_file).record_failure(failure_key(offer), report.failure)
         return report.failure
 
     return why_refused
@@ -91,7 +91,7 @@ class Thresholds:
             raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; expected a version such as 13.0")
 
     @staticmethod
-    def of(settings: Settings) -> "Thresholds":
+    def from_settings(settings: Settings) -> "Thresholds":
         return Thresholds(
             cuda=settings.accept_cuda,
             disk_write_bytes_per_s=settings.accept_disk_mb_s * 1e6,

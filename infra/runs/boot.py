@@ -71,7 +71,7 @@ def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
         return pod
     left_s = limit_s - spend.since_request_s(op, read_clocks(), provider.clock_scale)
     try:
-        provider.arm(pod.pod_id, provider.now() + left_s)
+        provider.arm_timer(pod.pod_id, provider.now() + left_s)
         return provider.find(pod.pod_id) or pod
     except SlipwayError as error:
         raise BootFailed(f"{provider.name}'s timer could not be set after the boot: {error}") from None
@@ -155,8 +155,8 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
     """Return the violation of the agreed price or limits in the vendor's report, or ""."""
-    if provider.skew:
-        return f"{provider.name}: {provider.skew}"
+    if provider.skew_problem:
+        return f"{provider.name}: {provider.skew_problem}"
     if pod.micro_usd_per_hour <= 0:
         return f"{provider.name} does not report the price{f': {pod.odd}' if pod.odd else ''}"
     # The row's rate may be a later report of the vendor. The job holds the agreed rate, which includes the disk. The

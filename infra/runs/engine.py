@@ -3,8 +3,8 @@
     Plan -> quote (offers) -> RunStart -> begin (the journal's row)
 
 An engine chooses the machines, recovers runs by itself and ends the pods that it rented. An engine class extends
-`RunEngine` and sets `Provider.keeps_runs` to True. The launch, `resume` and the supervisor call `engine_of(provider)`
-and keep no run of an engine.
+`RunEngine` and sets `Provider.is_run_engine` to True. The launch, `resume` and the supervisor call
+`engine_of(provider)` and keep no run of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,10 +63,10 @@ class RunEngine(Market, Protocol):
     def quote(self, plan: Plan, tell: Say) -> list[Offer]:
         """Return the offers that the engine would currently choose for the plan. Raises NoOffer, UsageError."""
 
-    def begin(self, start: RunStart) -> Op:
+    def submit(self, start: RunStart) -> Op:
         """Submit the run, and return its journal row. Raises as `infra.runs.pods.rent`."""
 
 
 def engine_of(provider: Provider) -> RunEngine | None:
     """Return the provider as an engine, or None if the provider is not an engine."""
-    return cast(RunEngine, provider) if provider.keeps_runs else None
+    return cast(RunEngine, provider) if provider.is_run_engine else None

@@ -109,7 +109,7 @@ def _settle(
     if verdict:
         download_results(op, vendor, settings)
     ended = pods.settle(vendor, op, journal, seen, waits)
-    if vendor.fleeting and not (ended.is_live or verdict):  # The pod may have ended itself.
+    if vendor.is_ephemeral and not (ended.is_live or verdict):  # The pod may have ended itself.
         verdict = save_final_verdict(ended, settings, tell)
     if not ended.is_live and op.is_head:
         notify_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
@@ -153,7 +153,7 @@ def save_final_verdict(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
     from infra.runs.sync import mirror  # Every command settles, and few find a file to copy.
 
     try:
-        return mirror.final_verdict(op, RunHome.of(op.run, settings.homes))
+        return mirror.final_verdict(op, RunHome.for_run(op.run, settings.homes))
     except StoreError as error:
         tell(f"{op.run}: {error}")
         return {}
@@ -176,7 +176,7 @@ def download_results(op: Op, vendor: Provider, settings: Settings, meter: Meter 
     """
     from infra.runs.sync import mirror  # see save_final_verdict
 
-    transport, home = vendor.reach(observation.pod_of(op)), RunHome.of(op.run, settings.homes)
+    transport, home = vendor.reach(observation.pod_of(op)), RunHome.for_run(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     reports.download(op, transport, home)
     if not vendor.pod_store or op.rank > 0:  # Other nodes keep their output.

@@ -54,9 +54,9 @@ class Terms:
     """The terms on which a launch rents machines."""
 
     accept: Accept | None = None
-    blame: Blame | None = None  # Called with every rejected offer.
+    on_rejected: Blame | None = None  # Called with every rejected offer.
     prepare: Prepare | None = None
-    keep: Keep | None = None
+    save_copies: Keep | None = None
     admit: Admit | None = None  # Checks the spend limits.
     boot_s: float = 900.0  # Vendor clock.
     recoveries: int = 0  # Number of recoveries of the run before this pod.
@@ -65,7 +65,7 @@ class Terms:
     spec_hash: str = ""  # Hash of the request, to recognize the same request later.
     budget: int | None = None  # Budget in micro-USD; None = limits of the plan's pods plus cost of earlier pods.
     budget_name: str = ""  # Name of a shared budget in the journal.
-    turn: QueueTicket | None = None  # Turn of a launch after a wait for the machine.
+    ticket: QueueTicket | None = None  # Turn of a launch after a wait for the machine.
     asked: str = ""  # JSON of the launch flags; see `Op.asked`.
     sync: bool = True  # True: send the code. False: use the code on the machine.
 
@@ -117,7 +117,7 @@ def start(
 
 def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
     """Raise UsageError for a service or a held pod on an engine, which only queues runs."""
-    name = next((one.provider for one in offers if vendors(one.provider).recovers), "")
+    name = next((one.provider for one in offers if vendors(one.provider).restarts_runs), "")
     if name and job and (job.kind != "steps" or job.stays):
         what = "a service" if job.kind == "service" else "a pod without work"
         raise UsageError(
@@ -207,7 +207,7 @@ class _RentalState:
     journal: Journal
     say: Say
     terms: Terms
-    back: list[Op] = field(default_factory=list)
+    returned_ops: list[Op] = field(default_factory=list)
     budget: int | None = field(init=False)  # Budget of the run, micro-USD.
     ended_before: frozenset[str] = field(init=False)  # Tokens of pods ended on request before this start.
 
@@ -228,7 +228,7 @@ class _RentalState:
         rows = run_rows.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
-    def refuse_ended(self, rows: Sequence[Op]) -> None:
+    def check_not_ended(self, rows: Sequence[Op]) -> None:
         """Raise EndedDuringStart if the run was ended on request since this start began."""
         if any(row.token not in self.ended_before for row in self._ended(rows)):
             raise EndedDuringStart(f"{self.plan.request.run} was ended by inv down during the start")
@@ -239,14 +239,14 @@ class _RentalState:
 
     def admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes the row."""
-        self.refuse_ended(rows)
+        self.check_not_ended(rows)
         if self.terms.admit:
             self.terms.admit(rows, new)
 
-    def pass_over(self, offer: Offer, why: str) -> None:
+    def skip_offer(self, offer: Offer, why: str) -> None:
         self.say(why)
-        if self.terms.blame:
-            self.terms.blame(offer, why)
+        if self.terms.on_rejected:
+            self.terms.on_rejected(offer, why)
 
     def limits(self, nodes: int) -> Limits:
         """Return the limits of the next pod, which shares the remaining money with all `nodes` still to rent.
@@ -255,7 +255,7 @@ class _RentalState:
         """
         assert self.plan.job is not None
         left = self.plan.job.limits
-        for op in self.back:
+        for op in self.returned_ops:
             left = spend.remaining_limits(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
         if self.budget is not None:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
@@ -279,9 +279,9 @@ def _rent_and_start(renting: _RentalState, work: Callable[[list[Op]], None]) -> 
         except PodTakenAway as error:
             if not starts_left:
                 raise
-            renting.back += ops
+            renting.returned_ops += ops
             used = renting.offers.pop(0)
-            renting.pass_over(used, str(error))
+            renting.skip_offer(used, str(error))
             renting.offers.append(used)  # The vendor may have more machines; try this offer last.
     return ops[0]
 
@@ -325,7 +325,7 @@ def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
     """
     journal = renting.journal
     try:
-        renting.refuse_ended(journal.ops())
+        renting.check_not_ended(journal.ops())
     except EndedDuringStart as error:
         return error
     for op in map(journal.op, [op.token for op in ops]):
@@ -333,7 +333,7 @@ def _why_taken(ops: list[Op], renting: _RentalState) -> SlipwayError | None:
         if rented is None or not op.is_live:
             continue
         seen = observation.observe_pod(op, rented, observation.AskedParties.PROVIDER)
-        if seen.is_there is False:
+        if seen.exists is False:
             if why := spend.due(op, read_clocks(), rented.clock_scale):
                 return LimitHit(f"{op.run}: {why} before the work began; {seen.why}")
             return PodTakenAway(f"{op.run}: the pod was taken away before the work began: {seen.why}")
@@ -365,13 +365,13 @@ def _rent_all(renting: _RentalState, ops: list[Op]) -> None:
                 with rent, defer_interrupts(f"a machine was requested from {offer.provider}", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except RateLimited as error:
-                why = "" if throttling.may_ask_again(provider, offer.offer_id, error) else str(error)
+                why = "" if throttling.wait_for_retry(provider, offer.offer_id, error) else str(error)
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # The pod may exist; end the pod once listed and try the next offer.
                 unclear = journal.ops(run=run_rows.name_of(request.run, len(ops)))[-1]
                 pods.detach(unclear, journal, f"the request for the machine was not answered: {error}")
-                renting.back.append(unclear)
+                renting.returned_ops.append(unclear)
                 why = (
                     f"{error}; the request may have created a machine, which is ended once listed by the vendor. "
                     "Check: inv reap"
@@ -379,16 +379,16 @@ def _rent_all(renting: _RentalState, ops: list[Op]) -> None:
             else:
                 failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
                 if failure:
-                    renting.refuse_ended(journal.ops())
+                    renting.check_not_ended(journal.ops())
                     why = f"{offer.place or offer.offer_id} was given back: {failure}"
                     with defer_interrupts(f"{ops[-1].run} is being given back", say):
-                        renting.back.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
+                        renting.returned_ops.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
                 elif offer.place:
                     break
         if why:
             passed.append(why)
             renting.offers.remove(offer)
-            renting.pass_over(offer, why)
+            renting.skip_offer(offer, why)
     if len(ops) < request.nodes:
         have = f" ({len(ops)} of {request.nodes} were available)" if ops else ""
         kind = Busy if is_busy else NoOffer
@@ -405,7 +405,7 @@ def _rent(renting: _RentalState, offer: Offer, provider: Provider, rank: int) ->
     )
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
-    if rank == 0 and (provider.fleeting or mounts_of(job)):
+    if rank == 0 and (provider.is_ephemeral or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_uploader(job, store, plan.request.run)
     row = pods.RowDraft(
@@ -419,7 +419,7 @@ def _rent(renting: _RentalState, offer: Offer, provider: Provider, rank: int) ->
         spec_hash=terms.spec_hash,
         budget=renting.budget,
         budget_name=terms.budget_name,
-        turn=terms.turn,
+        ticket=terms.ticket,
         asked=terms.asked,
         budget_run=plan.request.run if terms.budget_name else "",
     )
@@ -448,7 +448,7 @@ def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -
 
     Nodes on one machine share the cores. Only node 0 writes to the shared store; other nodes use a local store.
     """
-    if nodes == 1 or provider.pod_store and not provider.recovers:
+    if nodes == 1 or provider.pod_store and not provider.restarts_runs:
         return job
     threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
     environ = {**threads, **job.environ}
@@ -472,13 +472,13 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
         with stage(one.name, say, clock_scale(provider)) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file, anyway=one.anyway)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    is_apart = op.rank and (provider.recovers or not provider.pod_store)
+    is_apart = op.rank and (provider.restarts_runs or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
         with stage("inputs", say, clock_scale(provider)) as told:
             told += mirror.send_artifacts(op.read_job(), pod, pod_store, transport, Store(plan.store))
-    if terms.keep and op.rank == 0:
-        terms.keep(op)
+    if terms.save_copies and op.rank == 0:
+        terms.save_copies(op)
     if terms.prepare and op.rank == 0:
         with stage("what was made", say, clock_scale(provider)):
             terms.prepare(op, transport)
@@ -489,7 +489,7 @@ def _write_node_addresses(ops: list[Op], vendors: Vendors, journal: Journal) -> 
 
     Under an engine the nodes discover each other at every start, so the addresses are only names.
     """
-    if vendors(ops[0].vendor).recovers:
+    if vendors(ops[0].vendor).restarts_runs:
         names, key = tuple(op.run for op in ops), random.token_hex(16)
         found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
         return _noted(ops, found, journal)
@@ -538,7 +538,7 @@ def _reusable_row(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left no files to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
-    if provider.recovers:  # An engine has many machines; request the pool with the run's folder.
+    if provider.restarts_runs:  # An engine has many machines; request the pool with the run's folder.
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = op.read_job()

@@ -20,7 +20,7 @@ from infra.transport.protocol import Transport
 def transport_to(settings: Settings, op: Op) -> Transport:
     """Return the transport to the pod of a row. Raises UsageError when the pod is gone."""
     vendor = registry.provider(settings, op.vendor)
-    if vendor.fleeting and not op.is_live:
+    if vendor.is_ephemeral and not op.is_live:
         raise UsageError(
             f"{op.run} has ended, and the machine is gone; to see the local copies of the logs: inv logs {op.run}"
         )
@@ -58,7 +58,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     For an ended row of a remote machine, read the local copy and do not contact the machine.
     """
     if not op.is_live and op.vendor != LOCAL:
-        verdict = reports.read_local(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+        verdict = reports.read_local(op, RunHome.for_run(op.run, settings.homes)).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return observation.verdict_of(op, registry.provider(settings, op.vendor).reach(observation.pod_of(op)))
 
@@ -67,7 +67,7 @@ def has_machine(op: Op, settings: Settings) -> bool:
     """Return True if the machine of a row is still configured; check only the vendor for replaceable machines."""
     try:
         vendor = registry.provider(settings, op.vendor)
-        if not vendor.fleeting:
+        if not vendor.is_ephemeral:
             vendor.reach(observation.pod_of(op))
     except SlipwayError:
         return False
@@ -82,7 +82,7 @@ def scale_of(op: Op, settings: Settings) -> float:
 def between_pods(journal: Journal) -> list[Op]:
     """Return the last pods of runs that a keeper is moving to new pods, or was moving when the keeper died."""
     kept, newest = (
-        journal.leases.held() | journal.leases.abandoned(),
+        journal.leases.held_names() | journal.leases.abandoned_names(),
         {op.run: op for op in journal.ops() if op.is_head},
     )
     return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or run_rows.is_over(op))]

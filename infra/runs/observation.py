@@ -76,7 +76,7 @@ class ObservationKind(Enum):
 class Observation:
     """An observation of one pod."""
 
-    is_there: bool | None = None
+    exists: bool | None = None
     """True: the machine has the pod and answers. False: proven gone. None: unknown."""
     is_alive: bool | None = None
     """True if the guard or the agent lives. None: unknown, or not asked."""
@@ -93,18 +93,18 @@ class Observation:
     """Speed of the provider's clock relative to the local clock."""
 
     @property
-    def death(self) -> str:
+    def failure_text(self) -> str:
         """Return a display text for a pod without live processes, with the provider's note."""
         said = f" ({self.pod.note})" if self.pod and self.pod.note else ""
         return f"neither guard nor agent is running{said}"
 
     @property
     def kind(self) -> ObservationKind:
-        if self.is_there is False:
+        if self.exists is False:
             return ObservationKind.GONE
         if self.verdict:
             return ObservationKind.LOST if self.verdict.get("state") == NODE_LOST else ObservationKind.OVER
-        if self.is_there is None or self.is_alive is None:
+        if self.exists is None or self.is_alive is None:
             return ObservationKind.SILENT
         return ObservationKind.READY if self.is_alive else ObservationKind.DEAD
 
@@ -114,21 +114,21 @@ def observe_pod(op: Op, provider: Provider, asks: AskedParties = AskedParties.AL
 
     An ended row has no pod: only the files of a local run are read.
     """
-    seen = Observation(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
+    seen = Observation(exists=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and AskedParties.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
-    if seen.is_there is False and provider.keeps_runs and op.is_live:
+    if seen.exists is False and provider.is_run_engine and op.is_live:
         asks = AskedParties.FILES
-    elif seen.is_there is False and not (provider.is_here and not op.is_live):
+    elif seen.exists is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)
     if not op.address:  # The address is not known yet.
-        return replace(seen, is_alive=False if seen.is_there else None)
+        return replace(seen, is_alive=False if seen.exists else None)
     try:
         return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else AskedParties.FILES, seen)
     except (*SILENT, UsageError) as error:  # No answer, or a machine missing in the inventory.
-        return replace(seen, is_there=None, why=str(error))
+        return replace(seen, exists=None, why=str(error))
     except (SlipwayError, OSError, ValueError) as error:  # The machine answers, but the answer is unreadable.
-        return replace(seen, is_there=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
+        return replace(seen, exists=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
 
 
 def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
@@ -139,13 +139,13 @@ def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
             return seen  # The pod may still appear.
         if pod is None:
             gone = f"{provider.name} has it no more" if provider.is_rented else GONE
-            return replace(seen, is_there=False, why=gone) if is_absent(provider, op) else seen
+            return replace(seen, exists=False, why=gone) if is_absent(provider, op) else seen
     except SlipwayError as error:
         return replace(seen, why=str(error))
     if pod.state in STOPPED:
         why = f"{provider.name} says that the pod is {pod.state}{f' ({pod.note})' if pod.note else ''}"
-        return replace(seen, is_there=False, pod=pod, why=why)
-    return replace(seen, is_there=True, pod=pod)
+        return replace(seen, exists=False, pod=pod, why=why)
+    return replace(seen, exists=True, pod=pod)
 
 
 def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation) -> Observation:
@@ -154,7 +154,7 @@ def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation
         said = query_agent(op, transport)
         return replace(
             seen,
-            is_there=True,
+            exists=True,
             is_alive=_lives(said),
             guard=said["guard"],
             agent=said["agent"],
@@ -165,7 +165,7 @@ def _as_told(op: Op, transport: Transport, asks: AskedParties, seen: Observation
         progress, verdict = read_progress_and_verdict(op, transport)
         guard = {} if op.is_live else _read(transport, folder_of(op).state / "guard.json", op.token, "the guard")
         is_alive = None if op.is_live else False
-        return replace(seen, is_there=op.is_live, is_alive=is_alive, progress=progress, verdict=verdict, guard=guard)
+        return replace(seen, exists=op.is_live, is_alive=is_alive, progress=progress, verdict=verdict, guard=guard)
     return seen
 
 
@@ -253,7 +253,7 @@ def unproven_s(provider: Provider, op: Op) -> float:
     if op.sent_at is None or (op.remote_id and op.last_seen_at):
         return 0.0
     lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
-    return max(0.0, lag_s - op.settling_s(read_clocks()))
+    return max(0.0, lag_s - op.boot_clock_age_s(read_clocks()))
 
 
 def pod_of(op: Op) -> Pod:

@@ -56,7 +56,7 @@ def snapshot(
     found = {
         op.token: it if isinstance(it, Observation) else _silent(op, providers, homes, str(it)) for op, it in sights
     }
-    rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
+    rows, told, now = journal.ops(), journal.reported_costs("vendor"), read_clocks()
     of = {op.token: [op] if op.detached else [row for row in rows if row.run == op.run] for op in ops}
     views = [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
     return [replace(one, note="; ".join(filter(None, (one.note, *_cuts(one.run, homes))))) for one in views]
@@ -64,7 +64,7 @@ def snapshot(
 
 def _cuts(run: str, homes: Path) -> list[str]:
     """Return a note about the partly downloaded files of the run's pod, or []."""
-    cuts = read_cuts(RunHome.of(run, homes))
+    cuts = read_cuts(RunHome.for_run(run, homes))
     return [f"the local copy of the pod's files is incomplete: {'; '.join(cuts)}"] if cuts else []
 
 
@@ -140,7 +140,7 @@ def _state(op: Op, seen: Observation) -> str:
         return _state_of_detached(seen)
     if op.is_live and seen.pod and seen.pod.state == QUEUED and not seen.verdict:
         return "planned"
-    if op.is_live and op.stays and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
+    if op.is_live and op.outlives_run and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
         return "idle"  # The pod has not had any work yet.
     why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
     why = why or ("limit" if _is_gone_at_its_limit(op, seen) else "")
@@ -176,7 +176,7 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
 
 def _state_of_detached(seen: Observation) -> str:
     """Return the state of a detached pod, separate from the run: `lost` until the machine answers, then `stopped`."""
-    return "lost" if seen.is_there is None else "stopped"
+    return "lost" if seen.exists is None else "stopped"
 
 
 def _note(op: Op, seen: Observation) -> str:
@@ -187,7 +187,7 @@ def _note(op: Op, seen: Observation) -> str:
     if seen.why:
         return seen.why
     if seen.verdict:
-        stays = f"the pod stays; end the pod: inv pod.down {op.run}" if op.is_live and op.stays else ""
+        stays = f"the pod stays; end the pod: inv pod.down {op.run}" if op.is_live and op.outlives_run else ""
         return "; ".join(filter(None, (str(seen.verdict.get("reason", "")), stays)))
     if op.state == TERMINATING:
         return "being ended, not yet proven gone"
@@ -196,7 +196,7 @@ def _note(op: Op, seen: Observation) -> str:
     if _is_gone_at_its_limit(op, seen):
         return f"the pod was gone at the limit, without a verdict ({op.reason})"
     if op.state == READY and seen.is_alive is False:
-        return seen.death
+        return seen.failure_text
     if op.state == READY and seen.is_alive:
         return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # An earlier reason no longer applies.
     return op.reason
@@ -248,10 +248,10 @@ def _guard_end(seen: Observation, now: Clocks, excess: LimitOverrun) -> str:
     age_s = observation.report_age_s(guard, now)
     if guard.get("alive") and observation.is_fresh(age_s, seen.clock_scale):
         return f"guard alive, {_guard_limit(guard)}"
-    words = ["dead"] if guard.get("alive") is False and not (seen.is_alive is None and seen.is_there is None) else []
+    words = ["dead"] if guard.get("alive") is False and not (seen.is_alive is None and seen.exists is None) else []
     if age_s is not None:
         words.append(f"last heard {duration(age_s * seen.clock_scale)} ago")
-    over = f"; over its limit by {excess.words}" if excess.words else ""
+    over = f"; over its limit by {excess.description}" if excess.description else ""
     return f"guard {', '.join(words) or 'never heard'}{over}"
 
 
@@ -285,7 +285,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) ->
 def _from_home(op: Op, homes: Path, seen: Observation) -> Observation:
     """Return the sight with the downloaded reports of the pod."""
     try:
-        told = observation.own_reports(op, reports.read_local(op, RunHome.of(op.run, homes)))
+        told = observation.own_reports(op, reports.read_local(op, RunHome.for_run(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:
         return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
     return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

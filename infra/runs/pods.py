@@ -70,7 +70,7 @@ class RowDraft:
     budget_name: str = ""
     """Name of the shared budget for the pod."""
     budget_run: str = ""
-    turn: QueueTicket | None = None
+    ticket: QueueTicket | None = None
     """Place in the wait queue, for a launch after a wait."""
     asked: str = ""
 
@@ -94,7 +94,7 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
     job = replace(job, run=request.run, token=token, limits=limits)
 
     def admit(rows: list[Op], new: Op) -> None:
-        wait_queue.admit(journal, rows, new, row.turn)
+        wait_queue.admit(journal, rows, new, row.ticket)
         budgets.admit(journal, rows, new, clock_scale(provider))
         if row.admit:
             row.admit(rows, new)
@@ -139,7 +139,7 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
             if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
                 journal.advance(op, "refused", reason=str(error))
                 if rented := market(provider):
-                    rented.forget(token)
+                    rented.delete_local_files(token)
                 raise
             op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
             found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
@@ -160,8 +160,8 @@ def _account_of(provider: Provider) -> str:
 def _check_clock(provider: Provider) -> None:
     """Raise SlipwayError if the clock skew in the vendor's last answer would make the vendor's timers unreliable."""
     rented = market(provider)
-    if rented and rented.skew:
-        raise SlipwayError(f"{provider.name}: {rented.skew}; nothing was rented")
+    if rented and rented.skew_problem:
+        raise SlipwayError(f"{provider.name}: {rented.skew_problem}; nothing was rented")
 
 
 def check_end(offer: Offer, limits: Limits) -> None:
@@ -253,7 +253,7 @@ def end(
     with contextlib.suppress(Fenced):  # A different process proved the end first.
         op = journal.advance(op, "gone")
         if rented := market(provider):
-            rented.forget(op.token)
+            rented.delete_local_files(op.token)
         from infra.runs import ssh_names  # each command settles, and few prove a pod to be gone
 
         ssh_names.take_away(op, journal)
@@ -311,16 +311,16 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | Non
     if op.state in (PLANNED, CREATING, UNKNOWN):
         return _cut_off(provider, op, journal, patience_s)
     seen = observe_pod(op, provider, LOOK) if seen is None else seen
-    if seen.is_there is False:
+    if seen.exists is False:
         return end(provider, op, journal, seen.why, patience_s=patience_s)
     if op.state == BOOTING:
         return _cut_off(provider, op, journal, patience_s)
     verdict = seen.verdict
-    if seen.is_there is None and not verdict or not verdict and seen.why:
+    if seen.exists is None and not verdict or not verdict and seen.why:
         raise SlipwayError(seen.why or f"{op.run}: the state is not known")
     if rented and verdict.get("state") == "failed" and op.read_job().on_failure == "keep":
         return op
-    if op.stays and verdict.get("state") in STAYS:
+    if op.outlives_run and verdict.get("state") in STAYS:
         with contextlib.suppress(Fenced):  # The pod has received new work in the meantime.
             return journal.note(op, target="") if op.target else op
         return op
@@ -330,7 +330,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | Non
 def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
     """End a pod after the death of the renter; leave a pod still being rented."""
     try:
-        journal.leases.take(run_rows.lease(op.token))
+        journal.leases.acquire(run_rows.lease(op.token))
     except LeaseHeld:
         return op
     return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
@@ -357,7 +357,7 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 @contextlib.contextmanager
 def _holding_pod_lease(journal: Journal, token: str) -> Iterator[None]:
     """Take the lease of a pod for this process; release the lease on an error, so that sweeps can settle the row."""
-    held = journal.leases.take(run_rows.lease(token))
+    held = journal.leases.acquire(run_rows.lease(token))
     try:
         yield
     except BaseException:

@@ -31,7 +31,7 @@ class RunHome:
     folder: Path
 
     @staticmethod
-    def of(run: str, homes: Path) -> "RunHome":
+    def for_run(run: str, homes: Path) -> "RunHome":
         """Return the home of a run below `Settings.homes`. Raises UsageError for an invalid run name."""
         return RunHome(homes / check_name(run))
 
@@ -56,12 +56,12 @@ class RunHome:
         return self.folder / "launch.json"
 
     @property
-    def kept(self) -> PodFolder:
+    def snapshot(self) -> PodFolder:
         return PodFolder(self.folder / "kept")
 
     @property
     def carried(self) -> Path:
-        return self.kept.root / "carried.json"
+        return self.snapshot.root / "carried.json"
 
     @property
     def pod(self) -> PodFolder:

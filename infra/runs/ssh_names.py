@@ -37,8 +37,8 @@ def config_file() -> Path:
 
 def write(journal: Journal, vendors: Vendors) -> WrittenNames:
     """Write the file again with all live pods."""
-    file = PodNames.beside(journal.path)
-    with file.changing():
+    file = PodNames.for_journal(journal.path)
+    with file.hold_lock():
         taken = _taken(file)
         blocks: dict[str, str] = {}
         names, left_out = [], []
@@ -56,11 +56,11 @@ def write(journal: Journal, vendors: Vendors) -> WrittenNames:
 
 def add(op: Op, provider: Provider, journal: Journal) -> None:
     """Add a pod just reached, in place of an earlier pod with the same name; no-op without the file."""
-    file = PodNames.beside(journal.path)
-    if not file.is_wanted:
+    file = PodNames.for_journal(journal.path)
+    if not file.exists:
         return
-    with contextlib.suppress(SlipwayError, OSError), file.changing():  # Names never fail a run; --config shows errors.
-        if not file.is_wanted:
+    with contextlib.suppress(SlipwayError, OSError), file.hold_lock():  # Names never fail a run; --config shows errors.
+        if not file.exists:
             return
         blocks = {token: said for token, said in file.read().items() if f"\nHost {op.run}\n" not in said}
         file.write({**blocks, op.token: _block(op, provider, _taken(file))})
@@ -68,10 +68,10 @@ def add(op: Op, provider: Provider, journal: Journal) -> None:
 
 def take_away(op: Op, journal: Journal) -> None:
     """Remove the name of a gone pod."""
-    file = PodNames.beside(journal.path)
-    if not file.is_wanted:
+    file = PodNames.for_journal(journal.path)
+    if not file.exists:
         return
-    with contextlib.suppress(OSError), file.changing():  # The host key check refuses a stale entry.
+    with contextlib.suppress(OSError), file.hold_lock():  # The host key check refuses a stale entry.
         blocks = file.read()
         if blocks.pop(op.token, None):
             file.write(blocks)

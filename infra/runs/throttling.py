@@ -28,7 +28,7 @@ class Throttling:
     closed: dict[str, str] = field(default_factory=dict)
     """Skipped vendors, with the reason."""
 
-    def may_ask_again(self, provider: Provider, offer_id: str, error: RateLimited) -> bool:
+    def wait_for_retry(self, provider: Provider, offer_id: str, error: RateLimited) -> bool:
         """Wait for the pause that the vendor requests; return True if the same offer may be requested again."""
         pause_s = USUAL_PAUSE_S if error.retry_after_s is None else error.retry_after_s
         if pause_s > LONGEST_PAUSE_S:

@@ -76,7 +76,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
         return of_machines(candidates[0], request)
     asked = [OfferSource(one.name, one.catalog) for one in map(market, candidates) if one]
     found = offers.survey(asked, request)
-    for one in found.silent if found.offers else ():
+    for one in found.failures if found.offers else ():
         tell(f"{one.provider}: {' '.join(str(one.error).split())}")
     fit = without_failed_spot(offers.require(found, request).offers, candidates, tell)
     return doubtful_last(fit, settings, clock_scale(candidates[0]), tell)
@@ -146,7 +146,7 @@ def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer
 
 def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell: Tell) -> list[Offer]:
     """Move offers with a recent failure (unavailable, no boot, broken promise) to the end."""
-    failed = HostMemory.beside(settings.state_file).blamed(DOUBT_S / scale)
+    failed = HostMemory.for_journal(settings.state_file).recent_failures(DOUBT_S / scale)
     doubtful = [one for one in found if failure_key(one) in failed]
     for one in doubtful if len(doubtful) < len(found) else ():
         why = failed[failure_key(one)].failure

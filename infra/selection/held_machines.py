@@ -41,14 +41,14 @@ class HeldPods(Provider):
 
     name = HELD
     is_here, is_rented = False, False
-    fleeting = True
+    is_ephemeral = True
     settle_s = 0.0
     pod_store = ""
 
     @staticmethod
-    def of(settings: Settings, vendors: Vendors) -> "HeldPods":
+    def from_settings(settings: Settings, vendors: Vendors) -> "HeldPods":
         """Return the provider for the journal of an installation."""
-        return HeldPods(settings.state_file, vendors, HostMemory.beside(settings.state_file))
+        return HeldPods(settings.state_file, vendors, HostMemory.for_journal(settings.state_file))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -65,13 +65,13 @@ class HeldPods(Provider):
             if request.host in ("", op.run, place_of(op)) and request.pool in ("", op.pod_set, op.vendor)
         ]
 
-    def whole(self, request: Request) -> Request:
+    def with_gpu_count(self, request: Request) -> Request:
         """Return the request with a GPU count: if open, all GPUs of the smallest matching pod."""
         if request.num_gpus:
             return request
         return replace(request, num_gpus=min((gpus_of(op) for op in self.rows(request)), default=0))
 
-    def likely(self, request: Request) -> Offer | None:
+    def predict_offer(self, request: Request) -> Offer | None:
         """Return the first matching pod as an offer, from the pod's original request; None without a held pod."""
         found = next(iter(self.rows(request)), None)
         if found is None:
@@ -99,7 +99,7 @@ class HeldPods(Provider):
             raise Busy(f"{', '.join(op.run for op in found)}: busy with the work of inv pod.run")
         return self._machines(free).offers(replace(request, host="", pool=""))
 
-    def places(self, request: Request) -> tuple[str, ...]:
+    def named_places(self, request: Request) -> tuple[str, ...]:
         """Return the places of the pods named by a request, regardless of hardware and use; no network access."""
         return tuple(place_of(op) for op in self.rows(request))
 

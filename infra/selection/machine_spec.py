@@ -158,13 +158,13 @@ def request_on(
             raise UsageError(f"--{name} is for rented machines; this provider costs nothing")
     if spec.volume and not candidates[0].is_rented:
         raise UsageError("--volume is for rented machines; own machines keep their disks")
-    if spec.machine_filter and (not candidates[0].is_rented or candidates[0].recovers):
+    if spec.machine_filter and (not candidates[0].is_rented or candidates[0].restarts_runs):
         raise UsageError(
             f"--machine-filter {spec.machine_filter}: {candidates[0].name} does not list single machines; "
             "the flag works only with vendors in: inv offers"
         )
     wanted = request_for(spec)
-    if candidates[0].recovers:
+    if candidates[0].restarts_runs:
         wanted = counted(wanted)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)

@@ -122,7 +122,7 @@ def with_most(limits: Limits, is_rented: bool, tell: Tell) -> Limits:
     """Return the limits of a rented pod with unknown work: the largest default limit if the limits are open."""
     if not (is_rented and is_open(limits)):
         return limits
-    tell(default_limit(None, is_measured=False).words)
+    tell(default_limit(None, is_measured=False).description)
     return replace(limits, spend_micro_usd=MOST_MICRO_USD)
 
 
@@ -164,7 +164,9 @@ def shown_forecast(plan: Plan, offer: Offer, is_cut: bool = True) -> Forecast:
     `is_cut`: apply the job's limits.
     """
     assert plan.job is not None
-    low, expected, high = total(one for one in (plan.shown.steps if plan.shown else ()) if one.step != AROUND)
+    low, expected, high = total(
+        one for one in (plan.displayed_estimate.steps if plan.displayed_estimate else ()) if one.step != AROUND
+    )
     limits = plan.job.limits if is_cut else Limits()
     return forecast((low, expected, high), offer, limits, plan.request.nodes)
 
@@ -267,7 +269,7 @@ class DefaultLimit:
     reason: str
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Return the limit as a sentence, with the flags that set a different limit."""
         given = "neither --ttl nor --spend-limit is given"
         return f"{given}: the limit is {in_usd(self.micro_usd)}, {self.reason}; {OTHER}"

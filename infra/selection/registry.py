@@ -20,7 +20,7 @@ _turn = threading.Lock()
 def open_provider(name: str, settings: Settings) -> Provider:
     """Open the provider with the given name. Raises UsageError for an unknown or unusable provider."""
     if name == HELD:
-        held: Provider = packs.load(OF_HELD_PODS).of(settings, vendors(settings))
+        held: Provider = packs.load(OF_HELD_PODS).from_settings(settings, vendors(settings))
         return held
     if found := open_own(name, settings):
         return found

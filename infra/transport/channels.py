@@ -46,9 +46,9 @@ class Framed:
         self.out, self.err = frame.stdout, frame.stderr
 
     @property
-    def talk(self) -> bytes:
+    def shell_banner(self) -> bytes:
         """Return the beginning of the login shell's own output, outside of the marks."""
-        return self.out.talk + self.err.talk
+        return self.out.shell_banner + self.err.shell_banner
 
     def receive_stderr(self, kept: KeptStream) -> None:
         """Read the available stderr into `kept`. Raises SizeExceeded, NoFrame."""
@@ -56,7 +56,7 @@ class Framed:
             if found := self.err.feed(self._channel.recv_stderr(CHUNK)):
                 kept.add(found)
 
-    def listen(self, out: KeptStream, err: KeptStream, deadline: float) -> None:
+    def read_until_exit(self, out: KeptStream, err: KeptStream, deadline: float) -> None:
         """Collect stdout and stderr until the command ends. Raises TimeoutError, SizeExceeded, NoFrame."""
         channel, arrived = self._channel, _Wake()
         channel.in_buffer.set_event(arrived)
@@ -79,17 +79,18 @@ class Framed:
             raise TimeoutError
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """Return the exit code of the ended command. Raises NoExitCode without an exit code."""
-        if self.out.code is None:
+        if self.out.exit_code is None:
             raise NoExitCode
-        return self.out.code
+        return self.out.exit_code
 
-    def why_not(self) -> str:
+    def start_problem(self) -> str:
         """Return why the command did not start, or "" if the command may have run (lost connection, killed shell)."""
         if self.out.is_open or self._channel.exit_status < 0:
             return ""
-        return f"the login shell did not run the command (exit code {self._channel.exit_status}){says(self.talk)}"
+        code = self._channel.exit_status
+        return f"the login shell did not run the command (exit code {code}){says(self.shell_banner)}"
 
 
 def says(talk: bytes) -> str:
@@ -99,7 +100,7 @@ def says(talk: bytes) -> str:
 
 def begin(link: Link, channel: Any, frame: Frame, script: str, pieces: Iterable[bytes] = ()) -> Iterable[bytes]:
     """Start a script between the marks of the frame and return the pieces to send to stdin."""
-    line = login_line(frame.around(script))
+    line = login_line(frame.wrap(script))
     link.send(channel, "exec", line.line)
     return itertools.chain([line.head], pieces) if line.head else pieces
 
@@ -108,14 +109,14 @@ def kill(link: Link, process: int | None) -> None:
     """Kill the process group of a command if the machine still responds; do nothing for None."""
     if process is not None:
         line = login_line(f"set -- {process}\n{KILL}").line
-        with contextlib.suppress(TimeoutError, *connection_loss_errors()), link.session(KILL_S) as channel:
+        with contextlib.suppress(TimeoutError, *connection_loss_errors()), link.open_session(KILL_S) as channel:
             link.send(channel, "exec", line)
             channel.status_event.wait(KILL_S)
 
 
 def loss_error(link: Link, where: str, name: str, why: str) -> ConnectionLost:
     """Return the error for a command whose connection broke after sending: Silent or Lost."""
-    return (Silent if link.silent else ConnectionLost)(
+    return (Silent if link.is_silent else ConnectionLost)(
         f"{where}: {name}: {silence(link) or why}; the command was sent and may have run, or may"
         " still run: check before you repeat the command"
     )
@@ -123,7 +124,7 @@ def loss_error(link: Link, where: str, name: str, why: str) -> ConnectionLost:
 
 def silence(link: Link) -> str:
     """Return a message about missing signs of life, or "" for a responsive link."""
-    return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
+    return f"no sign of life for {SILENT_S:g} s" if link.is_silent else ""
 
 
 def connection_loss_errors() -> tuple[type[BaseException], ...]:
@@ -160,7 +161,7 @@ class Duplex:
         except connection_loss_errors() as error:
             raise BrokenPipeError(str(error)) from None
 
-    def hush(self) -> None:
+    def shutdown(self) -> None:
         """Wake all readers and writers of the channel, and block further traffic."""
         hush(self._channel)
 
@@ -175,7 +176,7 @@ class Duplex:
         said = StreamEnd(TAIL_BYTES)
         with contextlib.suppress(NoFrame):
             self._framed.receive_stderr(said)
-        return said.value().decode(errors="replace") or self._framed.why_not()
+        return said.value().decode(errors="replace") or self._framed.start_problem()
 
 
 class StdinWriter:

@@ -51,7 +51,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
     folder = ""
     address: Any = None
     known_hosts: Any = None
-    silent = False
+    is_silent = False
     _closed: Any = None
 
     def __init__(self, address: Address, known_hosts: Path, name: str = "", folder: str = "", **more: Any) -> None:
@@ -90,17 +90,17 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
             self.client.get_host_keys().add(name, pin.get_name(), pin)
         connected = _dial(self.address)
-        self.connect_kwargs["sock"], self._sftp, self.silent = connected, None, False
+        self.connect_kwargs["sock"], self._sftp, self.is_silent = connected, None, False
         try:
             opened = super().open()
         except BaseException as error:
             try:
-                self._give_up(error)
+                self._raise_open_error(error)
             finally:
                 connected.close()
             raise
         self._closed = threading.Event()
-        for name, work in (("watch", self._watch), ("ask", self._ask)):
+        for name, work in (("watch", self._watch_silence), ("ask", self._ping_loop)):
             words = (connected, self.transport, self._closed)
             threading.Thread(target=work, args=words, name=f"{name} {self.host}", daemon=True).start()
         return opened
@@ -112,7 +112,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         super().close()
         self.client.close()
 
-    def _give_up(self, error: BaseException) -> None:
+    def _raise_open_error(self, error: BaseException) -> None:
         """Translate an error of opening into StrangeHost, AuthError or Unreachable; return for other errors."""
         where = f"ssh {self.user}@{bracketed(self.host)}:{self.port}"
         alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
@@ -127,7 +127,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if isinstance(error, (SSHException, EOFError, OSError)):
             raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
 
-    def _ask(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
+    def _ping_loop(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
         """Ping the machine every PING_S, independent of other traffic.
 
         Outgoing traffic postpones paramiko's own keep-alive: a client with only outgoing traffic would never get a
@@ -145,7 +145,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         message.add_boolean(True)
         transport._send_user_message(message)
 
-    def _watch(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
+    def _watch_silence(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
         """Close the connection after SILENT_S without received data.
 
         The loop counts ticks instead of clock time, so a suspended process does not count the suspension as silence.
@@ -155,7 +155,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             quiet_s = quiet_s + TICK_S if connected.heard == heard else 0.0
             heard = connected.heard
             if quiet_s >= SILENT_S:
-                self.silent = True
+                self.is_silent = True
                 with contextlib.suppress(OSError):  # the connection broke meanwhile
                     connected.shutdown(socket.SHUT_RDWR)
 
@@ -194,13 +194,13 @@ class LocalConnection(fabric.Connection):  # type: ignore[misc]
 
     def put(self, local: Any, remote: str | None = None, preserve_mode: bool = True) -> Any:
         """Copy a file or the content of a file-like object to `remote`, relative to the home folder."""
-        return self._copied(local, remote, local, os.path.join(Path.home(), remote or ""), preserve_mode)
+        return self._copy(local, remote, local, os.path.join(Path.home(), remote or ""), preserve_mode)
 
     def get(self, remote: str, local: Any = None, preserve_mode: bool = True) -> Any:
         """Copy the file `remote`, relative to the home folder, to a local path or into a file-like object."""
-        return self._copied(local, remote, os.path.join(Path.home(), remote), local or "", preserve_mode)
+        return self._copy(local, remote, os.path.join(Path.home(), remote), local or "", preserve_mode)
 
-    def _copied(self, local: Any, remote: Any, source: Any, target: Any, preserve_mode: bool) -> Any:
+    def _copy(self, local: Any, remote: Any, source: Any, target: Any, preserve_mode: bool) -> Any:
         """Copy as paramiko's transfers do: into a target folder under the source's file name."""
         if hasattr(target, "write"):
             target.write(Path(source).read_bytes())

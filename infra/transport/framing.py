@@ -56,7 +56,7 @@ class Frame:
         """Return a reader for stderr."""
         return FramedStream(_turned(self.begin), _turned(self.end))
 
-    def around(self, script: str) -> str:
+    def wrap(self, script: str) -> str:
         """Wrap a script between the marks. The outer shell stays, in order to report a signal."""
         return f"{self.opening}(\n{script}\n)\ncode=$?\n{self.closing()}"
 
@@ -77,36 +77,36 @@ class FramedStream:
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin.encode(), end.encode()
         self._held = b""
-        self._said_at_end: int | None = None
+        self._exit_code: int | None = None
         self._number = b""
-        self.talk = b""
+        self.shell_banner = b""
         """Beginning of the output before the first mark."""
         self.is_open = False
         self.is_over = False
 
     @property
-    def process(self) -> int | None:
+    def shell_pid(self) -> int | None:
         """Return the process id of the shell, which leads its process group; None without a safe id to signal."""
         return _whole(self._number, _LEAST_NUMBER)
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Return the exit code after the last mark; None before the last mark."""
-        return self._said_at_end
+        return self._exit_code
 
     def feed(self, piece: bytes) -> bytes:
         """Return the bytes between the marks that `piece` adds. Raises NoFrame."""
         if self.is_over:
             return b""
         self._held += piece
-        if not self.is_open and not self._opened():
+        if not self.is_open and not self._find_begin_mark():
             return b""
         return self._payload()
 
-    def _opened(self) -> bool:
+    def _find_begin_mark(self) -> bool:
         at = self._held.find(self._begin)
         line = self._held.find(b"\n", at) if at >= 0 else -1
-        self.talk = self._held[: at if at >= 0 else len(self._held)][:SHOWN_BYTES]
+        self.shell_banner = self._held[: at if at >= 0 else len(self._held)][:SHOWN_BYTES]
         if line < 0:
             if len(self._held) > TALK_BYTES:
                 raise NoFrame
@@ -122,7 +122,7 @@ class FramedStream:
         else:
             line = self._held.find(b"\n", at)
             self.is_over = line >= 0
-            self._said_at_end = _whole(self._held[at + len(self._end) : line].strip(), 0) if self.is_over else None
+            self._exit_code = _whole(self._held[at + len(self._end) : line].strip(), 0) if self.is_over else None
         found, self._held = self._held[:at], b"" if self.is_over else self._held[at:]
         return found
 

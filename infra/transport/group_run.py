@@ -79,20 +79,20 @@ class _Work:
         self.out = _Stream(functools.partial(listen, name, False))
         self.err = _Stream(functools.partial(listen, name, True))
         self.began_at = self.ended_at = time.monotonic()
-        self.is_told = self.has_timed_out = self.is_given_up = self.says_too_much = False
+        self.is_end_requested = self.has_timed_out = self.is_given_up = self.exceeds_output_limit = False
         self.num_kept = 0
         self.is_over = threading.Event()
         self.exit_code: int | None = None
         self.close_stdin: Callable[[], object] | None = None  # None: not started
 
-    def fits(self, piece: str) -> bool:
+    def count_output(self, piece: str) -> bool:
         """Count a piece of output and return whether the total is within KEPT_BYTES."""
         self.num_kept += len(piece.encode(errors="replace"))
         return self.num_kept <= KEPT_BYTES
 
-    def end(self) -> None:
+    def request_end(self) -> None:
         """Close the command's stdin, which terminates the command; prevent the start of a pending command."""
-        self.is_told = True
+        self.is_end_requested = True
         if self.close_stdin is not None:
             with contextlib.suppress(OSError, EOFError):  # the command or the connection has ended
                 self.close_stdin()
@@ -112,55 +112,55 @@ class _Tied:
     """The mixin shared by `_Remote` and `_Local`, the Fabric runners for remote machines and this machine."""
 
     work: _Work
-    code: Callable[[int], int | None]
+    exit_code_of: Callable[[int], int | None]
     """Returns the exit code for Fabric's exit status, or None if the code is unknown."""
 
     def run(self, command: str, **kwargs: Any) -> Any:
         work = self.work
         ours = {"in_stream": False, "out_stream": work.out, "err_stream": work.err, "encoding": "utf-8"}
         try:
-            if work.is_told:
+            if work.is_end_requested:
                 raise EOFError("interrupted before the start")
             result = super().run(work.line, **{**kwargs, **ours})  # type: ignore[misc]
-            work.exit_code = self.code(result.exited)
+            work.exit_code = self.exit_code_of(result.exited)
             return result
         except CommandTimedOut as error:
-            work.exit_code = self.code(error.result.exited)
+            work.exit_code = self.exit_code_of(error.result.exited)
             raise
         finally:
             work.ended_at = time.monotonic()
             work.is_over.set()
 
-    def began(self, close_stdin: Callable[[], object]) -> None:
+    def on_started(self, close_stdin: Callable[[], object]) -> None:
         self.work.close_stdin = close_stdin
-        if self.work.is_told:  # termination was requested during the start
-            self.work.end()
+        if self.work.is_end_requested:  # termination was requested during the start
+            self.work.request_end()
 
     def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Any) -> None:
         for piece in self.read_proc_output(reader):  # type: ignore[attr-defined]
             output.write(piece)
             if not self.work.keeps:  # unbounded output would fill the memory
                 continue
-            if self.work.fits(piece):
+            if self.work.count_output(piece):
                 buffer_.append(piece)
-            elif not self.work.says_too_much:
-                self.work.says_too_much = True
-                self._end_it()
+            elif not self.work.exceeds_output_limit:
+                self.work.exceeds_output_limit = True
+                self._end_work()
 
     def kill(self) -> None:
         """Terminate the command at its timeout."""
         self.work.has_timed_out = True
-        self._end_it()
+        self._end_work()
 
-    def _end_it(self) -> None:
-        self.work.end()
-        threading.Thread(target=self._give_up, daemon=True).start()
+    def _end_work(self) -> None:
+        self.work.request_end()
+        threading.Thread(target=self._kill_after_grace, daemon=True).start()
 
     @property
     def timed_out(self) -> bool:
         return self.work.has_timed_out
 
-    def _give_up(self) -> None:
+    def _kill_after_grace(self) -> None:
         if not self.work.is_over.wait(END_S):
             self.work.is_given_up = True
             super().kill()  # type: ignore[misc]
@@ -177,7 +177,7 @@ class _Remote(_Tied, Remote):  # type: ignore[misc]
         super().start(line.line, shell, env, timeout)
         if line.head:
             self.channel.sendall(line.head)
-        self.began(self.channel.shutdown_write)
+        self.on_started(self.channel.shutdown_write)
 
     def read_proc_stdout(self, num_bytes: int) -> bytes:
         return _between(self._out, lambda: super(_Remote, self).read_proc_stdout(num_bytes))
@@ -185,9 +185,9 @@ class _Remote(_Tied, Remote):  # type: ignore[misc]
     def read_proc_stderr(self, num_bytes: int) -> bytes:
         return _between(self._err, lambda: super(_Remote, self).read_proc_stderr(num_bytes))
 
-    def code(self, exited: int) -> int | None:
-        if self._out.code is not None:  # a wrapper may change the exit status
-            return self._out.code
+    def exit_code_of(self, exited: int) -> int | None:
+        if self._out.exit_code is not None:  # a wrapper may change the exit status
+            return self._out.exit_code
         if exited != -1:
             return exited
         is_told = self.context.is_connected and not self.work.is_given_up  # sshd reports a killed shell
@@ -218,9 +218,9 @@ class _Local(_Tied, Local):
             stderr=subprocess.PIPE,
         )
         assert self.process.stdin is not None
-        self.began(self.process.stdin.close)
+        self.on_started(self.process.stdin.close)
 
-    def code(self, exited: int) -> int | None:
+    def exit_code_of(self, exited: int) -> int | None:
         return 128 - exited if exited < 0 else exited
 
     def stop(self) -> None:
@@ -277,7 +277,7 @@ def _ending(works: Sequence[_Work], interrupted: Callable[[Sequence[str]], None]
         yield
     except BaseException:
         for work in works:
-            work.end()
+            work.request_end()
         deadline = time.monotonic() + END_S
         begun = [work for work in works if work.close_stdin is not None]
         for work in begun:
@@ -295,9 +295,9 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     elif isinstance(found, Exception):
         return CommandOutcome(name=work.name, problem=describe(found))
     elif work.exit_code is None:
-        why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
+        why = f"no sign of life for {SILENT_S:g} s" if machine.is_silent else "the connection was lost"
         problem = f"{why}; the command may still run there"
-    if work.says_too_much and not problem:
+    if work.exceeds_output_limit and not problem:
         problem = f"the output exceeded {size(KEPT_BYTES)}, the limit for kept output; the command was ended"
     seconds = work.ended_at - work.began_at
     return CommandOutcome(

@@ -165,7 +165,7 @@ def retry_while_progressing(
                 since, seen, failures = time.monotonic(), meter.num_bytes, 0
             if time.monotonic() - since > patience_s:
                 raise
-            meter.cuts += 1
+            meter.interruptions += 1
             failures += 1
             tell(f"{error}; {in_words(meter.num_bytes)} were transferred; resuming the transfer")
             time.sleep(BACKOFF.wait_s(failures))

@@ -116,7 +116,7 @@ class Transport(Protocol):
         """Return the module by which the agent is started, stopped and queried on the machine."""
 
     @property
-    def talk(self) -> bytes:
+    def shell_banner(self) -> bytes:
         """Return the beginning of the login shell's own output around the last command."""
 
     def run(
@@ -150,7 +150,7 @@ class Transport(Protocol):
     def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
         """Forward the machine's `remote_port` to a local loopback port (0: any free port); yield the local port."""
 
-    def alongside(
+    def run_in_background(
         self, words: Sequence[str], cwd: str | Path | None = None
     ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
         """Run a program on the machine during the block; the program ends with the block or with the caller's process.
@@ -166,7 +166,7 @@ class ThisMachine:
     # The interpreter below the control environment, which may be rebuilt while the agent runs.
     python: str = getattr(sys, "_base_executable", sys.executable)
     agent: str = "infra.agent"
-    talk: bytes = b""
+    shell_banner: bytes = b""
 
     def run(
         self,
@@ -235,7 +235,9 @@ class ThisMachine:
             yield port
 
     @contextlib.contextmanager
-    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+    def run_in_background(
+        self, words: Sequence[str], cwd: str | Path | None = None
+    ) -> Iterator[Callable[[], Result | None]]:
         said = streams.StreamEnd(TAIL_BYTES)
         with subprocess.Popen(
             end_with_stdin(words),
@@ -282,7 +284,7 @@ class Meter:
 
     bytes_per_s: float | None = None
     num_bytes: int = 0
-    cuts: int = 0
+    interruptions: int = 0
     kept_bytes: int = 0
     """Bytes already on the receiving side, from an interrupted attempt or an older version."""
     ways: set[str] = field(default_factory=set)

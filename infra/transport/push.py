@@ -68,7 +68,7 @@ def push(
     Raises UsageError for a refusal on either side.
     """
     used = meter or Meter()
-    inspector = FileInspector.of(root.resolve(), anyway)
+    inspector = FileInspector.for_folder(root.resolve(), anyway)
     return retry_once(lambda: _push(machine, inspector, dest, token, file, used))
 
 
@@ -134,7 +134,7 @@ def differences(
     machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", anyway: Sequence[str] = ()
 ) -> list[str]:
     """Return the paths to send or remove in a push with these arguments, as of now."""
-    inspector = FileInspector.of(root.resolve(), anyway)
+    inspector = FileInspector.for_folder(root.resolve(), anyway)
     found: dict[str, os.stat_result] = {}
 
     def ask() -> Any:

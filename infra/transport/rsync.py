@@ -128,7 +128,7 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
     for one in pipes:
         os.set_blocking(one, True)
     try:
-        with transport.duplex(command.decode()) as channel:
+        with transport.open_duplex(command.decode()) as channel:
             upward = threading.Thread(target=_pump_up, args=(source, channel, meter), daemon=True)
             upward.start()
             is_cut = False
@@ -142,7 +142,7 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
                     if is_cut:
                         child.kill()  # rsync would wait for the rest of the output
             finally:
-                channel.hush()
+                channel.shutdown()
                 os.close(sink)
                 sink = -1
                 owner.close()  # ends the shell and then rsync

@@ -93,7 +93,7 @@ def measure(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
             raise UsageError(f"{path} cannot be read for sending: permission denied")
     if all(why_unfit(real, path, seen) for path, seen in found.items()):
         raise UsageError(f"{root}: no file to send")
-    inspector = FileInspector.of(real, anyway)
+    inspector = FileInspector.for_folder(real, anyway)
     refused = {path: reason for path, seen in found.items() if (reason := inspector.inspect(path, seen)[1])}
     num_bytes = sum(seen.st_size for path, seen in found.items() if path not in refused)
     return SendSize(len(found) - len(refused), num_bytes, tuple(FileRefusal(*one) for one in sorted(refused.items())))
@@ -110,7 +110,7 @@ def mode(seen: os.stat_result) -> int | str:
 def pack(root: Path, anyway: Sequence[str] = ()) -> Shipment:
     """Return the files to send. Raises UsageError if no file can be sent, or if git fails in a checkout."""
     root = root.resolve()
-    inspector = FileInspector.of(root, anyway)
+    inspector = FileInspector.for_folder(root, anyway)
     contents, refused = {}, []
     for path, seen in survey(root).items():
         sha, reason = inspector.inspect(path, seen)

@@ -58,7 +58,7 @@ class Ssh:
     def __init__(self, address: Address, known_hosts: Path) -> None:
         self.address = address
         self.known_hosts = known_hosts
-        self.talk = b""
+        self.shell_banner = b""
         """Beginning of the login shell's own output around the last command."""
         self._link: Link | None = None
         self._opening = threading.Lock()
@@ -91,9 +91,9 @@ class Ssh:
         """
         script, out, err = _script(words, cwd), WholeStream(limit_bytes), WholeStream(limit_bytes)
         try:
-            code = self._converse(script, words[0], stdin, timeout_s, out, err, env or {})
+            code = self._run_script(script, words[0], stdin, timeout_s, out, err, env or {})
         except SizeExceeded:
-            raise TooLarge(self._where, shlex.join(words), limit_bytes) from None
+            raise TooLarge(self._label, shlex.join(words), limit_bytes) from None
         return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
@@ -113,16 +113,16 @@ class Ssh:
             f"mv -f {draft} {place}",
         ]
         script = f"{' && '.join(steps)} || {{ rm -f {draft}; exit 1; }}"
-        self._checked(script, f"put {path}", LIMIT_BYTES, content)
+        self._run_checked(script, f"put {path}", LIMIT_BYTES, content)
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         # One byte beyond the limit distinguishes a file at the limit from a larger file.
         head = f"head -c {limit_bytes + 1} < {shlex.quote(str(path))}"
-        return self._checked(_regular(path, head), f"get {path}", limit_bytes)
+        return self._run_checked(_regular(path, head), f"get {path}", limit_bytes)
 
     def read(self, path: str | Path, offset: int) -> bytes:
         tail = f"tail -c +{offset + 1} < {shlex.quote(str(path))} | head -c {READ_BYTES}"
-        return self._checked(_regular(path, tail), f"read {path}", READ_BYTES)
+        return self._run_checked(_regular(path, tail), f"read {path}", READ_BYTES)
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
@@ -132,16 +132,18 @@ class Ssh:
         def dial() -> Iterator[Any]:
             with contextlib.ExitStack() as stack:
                 try:
-                    channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).port(remote_port))
+                    channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).open_port(remote_port))
                 except connection_loss_errors() as error:
-                    raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
+                    raise Unreachable(f"{self._label}: port {remote_port} there: {error}") from None
                 yield channel
 
         with relay(local_port, dial) as port:
             yield port
 
     @contextlib.contextmanager
-    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+    def run_in_background(
+        self, words: Sequence[str], cwd: str | Path | None = None
+    ) -> Iterator[Callable[[], Result | None]]:
         over = threading.Event()
 
         def pulse() -> Iterator[bytes]:
@@ -150,7 +152,7 @@ class Ssh:
 
         def run() -> Result:
             out, err, for_days_s = StreamEnd(TAIL_BYTES), StreamEnd(TAIL_BYTES), threading.TIMEOUT_MAX / 2
-            code = self._converse(_script(end_with_stdin(words), cwd), words[0], pulse(), for_days_s, out, err, {})
+            code = self._run_script(_script(end_with_stdin(words), cwd), words[0], pulse(), for_days_s, out, err, {})
             return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
         with ThreadPoolExecutor(1) as pool:
@@ -168,13 +170,13 @@ class Ssh:
         if not shutil.which("ssh"):
             raise UsageError("ssh is not installed on this machine; install openssh-client")
         self._open(time.monotonic() + OPEN_S)  # pins the host key, which `line` requires
-        return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
+        return subprocess.run(self.openssh_command(words, cwd, is_terminal=sys.stdin.isatty())).returncode
 
-    def line(
+    def openssh_command(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
         """Return the OpenSSH command for this machine: same private key, same host key, no forwarding."""
-        options = {**self.options, "BatchMode": "yes", "PasswordAuthentication": "no"}
+        options = {**self.openssh_options, "BatchMode": "yes", "PasswordAuthentication": "no"}
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         key = self.address.key.replace("%", "%%")
         line = ["ssh", "-F", "none", "-i", key, "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
@@ -188,7 +190,7 @@ class Ssh:
         return [*line, begun.line]
 
     @property
-    def options(self) -> dict[str, str]:
+    def openssh_options(self) -> dict[str, str]:
         """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         return {
@@ -207,7 +209,7 @@ class Ssh:
         }
 
     @contextlib.contextmanager
-    def duplex(self, script: str) -> Iterator["Duplex"]:
+    def open_duplex(self, script: str) -> Iterator["Duplex"]:
         """Run a shell script and yield its stdin and stdout; the session ends with the block."""
         with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
             frame = Frame()
@@ -215,32 +217,32 @@ class Ssh:
                 for piece in channels.begin(link, channel, frame, script):
                     channel.sendall(piece)
             except connection_loss_errors() as error:
-                raise self._lost(link, script.split()[0], str(error)) from None
+                raise self._loss_error(link, script.split()[0], str(error)) from None
             yield Duplex(channel, frame)
 
     @property
-    def _where(self) -> str:
+    def _label(self) -> str:
         return f"ssh {self.address.place}"
 
-    def _checked(self, script: str, what: str, limit_bytes: int, stdin: bytes | None = None) -> bytes:
+    def _run_checked(self, script: str, what: str, limit_bytes: int, stdin: bytes | None = None) -> bytes:
         out, err = WholeStream(limit_bytes), StreamEnd(TAIL_BYTES)
         try:
-            code = self._converse(script, what, stdin, FILE_S, out, err, {})
+            code = self._run_script(script, what, stdin, FILE_S, out, err, {})
         except SizeExceeded:
-            raise TooLarge(self._where, what, limit_bytes) from None
+            raise TooLarge(self._label, what, limit_bytes) from None
         if code == _ABSENT:
-            raise FileNotFoundError(f"{self._where}: {what}: no such file")
+            raise FileNotFoundError(f"{self._label}: {what}: no such file")
         if code == _IRREGULAR:
-            raise SlipwayError(f"{self._where}: {what}: not a regular file")
+            raise SlipwayError(f"{self._label}: {what}: not a regular file")
         if code != 0:
             said = err.value().decode(errors="replace").strip()
-            raise SlipwayError(f"{self._where}: {what}: {said or f'exit code {code}'}")
+            raise SlipwayError(f"{self._label}: {what}: {said or f'exit code {code}'}")
         return out.value()
 
     def _open(self, deadline: float) -> Link:
         """Return the live connection; reconnect if necessary."""
         if not self._opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimedOut(f"{self._where}: no connection in time")
+            raise TimedOut(f"{self._label}: no connection in time")
         try:
             if self._link is None or not self._link.is_alive:
                 self.close()
@@ -256,17 +258,17 @@ class Ssh:
             for is_last in (False, True):
                 link = self._open(deadline)
                 try:
-                    channel = stack.enter_context(link.session(deadline - time.monotonic()))
+                    channel = stack.enter_context(link.open_session(deadline - time.monotonic()))
                     break
                 except TimeoutError as error:
-                    raise TimedOut(f"{self._where}: {error}") from None
+                    raise TimedOut(f"{self._label}: {error}") from None
                 except connection_loss_errors() as error:
                     link.close()  # a reader thread may not have noticed the loss
-                    if is_last or link.silent:
-                        raise Unreachable(f"{self._where}: {silence(link) or error}") from None
+                    if is_last or link.is_silent:
+                        raise Unreachable(f"{self._label}: {silence(link) or error}") from None
             yield link, channel
 
-    def _converse(
+    def _run_script(
         self,
         script: str,
         name: str,
@@ -293,36 +295,36 @@ class Ssh:
             feeder = StdinWriter(channel, channels.begin(link, channel, frame, script, pieces))
             try:
                 feeder.start()
-                framed.listen(out, err, deadline)
+                framed.read_until_exit(out, err, deadline)
             except SizeExceeded:
-                channels.kill(link, framed.out.process)
+                channels.kill(link, framed.out.shell_pid)
                 raise
             except TimeoutError:
-                channels.kill(link, framed.out.process)
-                raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
+                channels.kill(link, framed.out.shell_pid)
+                raise TimedOut(f"{self._label}: {name}: no end after {timeout_s:g} s") from None
             except NoFrame:
                 raise SlipwayError(
-                    f"{self._where}: {name}: the login shell prints without end{says(framed.talk)}; let "
+                    f"{self._label}: {name}: the login shell prints without end{says(framed.shell_banner)}; let "
                     "the start-up files of that shell print only on a terminal"
                 ) from None
             except connection_loss_errors() as error:
-                raise self._lost(link, name, str(error)) from None
+                raise self._loss_error(link, name, str(error)) from None
             finally:
-                self.talk = framed.talk
+                self.shell_banner = framed.shell_banner
                 hush(channel)
                 feeder.stop()
             if feeder.error is not None:
                 raise feeder.error
             try:
-                code = framed.code
+                code = framed.exit_code
             except NoExitCode:
-                if why := framed.why_not():
-                    raise SlipwayError(f"{self._where}: {name}: {why}") from None
-                raise self._lost(link, name, "the connection was closed") from None
+                if why := framed.start_problem():
+                    raise SlipwayError(f"{self._label}: {name}: {why}") from None
+                raise self._loss_error(link, name, "the connection was closed") from None
         return 128 - code if 128 < code <= 128 + 64 else code
 
-    def _lost(self, link: Link, name: str, why: str) -> ConnectionLost:
-        return channels.loss_error(link, self._where, name, why)
+    def _loss_error(self, link: Link, name: str, why: str) -> ConnectionLost:
+        return channels.loss_error(link, self._label, name, why)
 
 
 def _script(words: Sequence[str], cwd: str | Path | None) -> str:

@@ -48,37 +48,37 @@ class Link:
         self.transport = self._connection.transport
 
     @property
-    def silent(self) -> bool:
+    def is_silent(self) -> bool:
         """Return whether the connection was closed because the machine stopped responding."""
-        return bool(self._connection.silent)
+        return bool(self._connection.is_silent)
 
     @property
     def is_alive(self) -> bool:
-        return not self.silent and self.transport.is_active()
+        return not self.is_silent and self.transport.is_active()
 
     @contextlib.contextmanager
-    def session(self, timeout_s: float) -> Iterator[Any]:
+    def open_session(self, timeout_s: float) -> Iterator[Any]:
         """Yield a channel for a command. Raises TimeoutError, or paramiko's error for a lost connection."""
         deadline = time.monotonic() + max(0.1, timeout_s)
         if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
         try:
-            with self._closing(self._opened(min(deadline, time.monotonic() + OPEN_S))) as channel:
+            with self._closing_channel(self._open_channel(min(deadline, time.monotonic() + OPEN_S))) as channel:
                 yield channel
         finally:
             self._free.release()
 
     @contextlib.contextmanager
-    def port(self, number: int) -> Iterator[Any]:
+    def open_port(self, number: int) -> Iterator[Any]:
         """Yield a socket-like channel to a port on the pod's loopback interface.
 
         Raises paramiko's error if no server listens on the port.
         """
         here = there = ("127.0.0.1", number)
-        with self._closing(self.transport.open_channel("direct-tcpip", there, here, timeout=OPEN_S)) as channel:
+        with self._closing_channel(self.transport.open_channel("direct-tcpip", there, here, timeout=OPEN_S)) as channel:
             yield _Port(channel)
 
-    def _opened(self, deadline: float) -> Any:
+    def _open_channel(self, deadline: float) -> Any:
         from paramiko import SSHException
 
         while True:
@@ -94,7 +94,7 @@ class Link:
                 self._closed.wait(REFUSED_S)
 
     @contextlib.contextmanager
-    def _closing(self, channel: Any) -> Iterator[Any]:
+    def _closing_channel(self, channel: Any) -> Iterator[Any]:
         """Send CLOSE to the pod after the channel's last user has finished: see `_transport`."""
         from paramiko import SSHException
         from paramiko.common import cMSG_CHANNEL_CLOSE

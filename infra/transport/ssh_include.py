@@ -39,16 +39,16 @@ class PodNames:
     path: Path
 
     @staticmethod
-    def beside(journal: Path) -> "PodNames":
+    def for_journal(journal: Path) -> "PodNames":
         return PodNames(journal.absolute().with_name(f"{journal.stem}-ssh-config"))
 
     @property
-    def is_wanted(self) -> bool:
+    def exists(self) -> bool:
         """Return whether the file exists; the file is created on a user's request."""
         return self.path.is_file()
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Hold the lock of the file; read the inputs of a change within the block."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with local_files.holding_lock(self.path.with_name(f"{self.path.name}.lock"), mode=0o600):
@@ -63,7 +63,7 @@ class PodNames:
     def write(self, blocks: Mapping[str, str]) -> None:
         """Write the blocks, unless the file already holds exactly them."""
         text = "\n".join([HEAD, *blocks.values()]).encode()
-        if not self.is_wanted or self.path.read_bytes() != text:
+        if not self.exists or self.path.read_bytes() != text:
             local_files.replace(self.path, text, mode=0o600)
 
     def remove(self) -> bool:
@@ -73,7 +73,7 @@ class PodNames:
         return was_there
 
     @property
-    def line(self) -> str:
+    def include_line(self) -> str:
         """Return the `Include` line for this file."""
         return f"Include {_quoted(self.path)}"
 
@@ -86,7 +86,7 @@ def block(name: str, token: str, way: Ssh) -> str:
         "Port": str(way.address.port),
         "User": way.address.user,
         "IdentityFile": _quoted(Path(way.address.key)).replace("%", "%%"),
-        **way.options,
+        **way.openssh_options,
         **PLAIN,
     }
     return f"# pod {name} {token}\nHost {name}\n" + "".join(f"  {key} {value}\n" for key, value in told.items())

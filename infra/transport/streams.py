@@ -176,7 +176,7 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
         server.join()
         listener.close()
         for call in calls:
-            call.hang_up()
+            call.close()
         for call in calls:
             call.join()
 
@@ -204,7 +204,7 @@ class _Call(threading.Thread):
         except (OSError, SlipwayError) as error:
             logging.getLogger(__name__).warning("the remote port does not answer: %s", error)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         self._is_over = True
         for end in tuple(self._ends):
             _hang_up(end)

@@ -8,7 +8,7 @@ PACK = Pack(
     providers={
         "skypilot": PackProvider(
             where="packs.skypilot.control.managed_jobs:ManagedJobs",
-            keeps_runs=True,
+            is_run_engine=True,
             doctor="packs.skypilot.control.doctor:server",
         ),
     },

@@ -60,7 +60,7 @@ def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
 
 def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
     """Run the import step of a plan with `--init FOLDER` into the store of the settings; return the artifact name."""
-    work = PlannedWork.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
+    work = PlannedWork.from_spec(WorkSpec(phase=BEGINS, init=str(folder)), settings)
     assert work.init is not None, "--init names a model"
     if not work.init.has_tokenizer:
         name = work.init.format

@@ -29,7 +29,7 @@ def init(spec: CkptInitFlags) -> None:
         made = None
         render.say("dry run: nothing was created; the vendor's own command:")
         if not spec.json:
-            print(place.creation())
+            print(place.create_command())
     else:
         made = place.create()
         render.say(
@@ -37,4 +37,4 @@ def init(spec: CkptInitFlags) -> None:
             f"Use the store: --store {spec.to}, or SLIPWAY_STORE={spec.to}"
         )
     if spec.json:
-        print_json({"uri": spec.to, "made": made, "command": place.creation()})
+        print_json({"uri": spec.to, "made": made, "command": place.create_command()})

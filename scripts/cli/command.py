@@ -81,17 +81,17 @@ class Command(Task):
     @property
     def word(self) -> str:
         """Return the flag for bare words, or "" without such a flag."""
-        return next((one.spelled.replace("-", "_") for one in self.flags if one.is_word), "")
+        return next((one.spelling.replace("-", "_") for one in self.flags if one.is_word), "")
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """Return the flags as arguments of invoke's parser."""
         found = []
         for one in self.flags:
-            name = one.spelled.replace("-", "_")
+            name = one.spelling.replace("-", "_")
             about = f"{one.about} (also as a bare word)" if one.is_word else one.about
             found.append(
                 Argument(
-                    names=(name, *one.also),
+                    names=(name, *one.aliases),
                     kind=list if one.is_many else one.kind,
                     default=None if one.is_many else one.default,
                     help=about,

@@ -34,13 +34,13 @@ OF_PHASE = "Phase "  # title prefix for the flag group of a phase
 def spelling(one: Flag) -> str:
     """Return the spelling of a flag: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
     unit = one.unit or KINDS.get(one.kind, "TEXT")
-    name = f"-{one.spelled}" if len(one.spelled) == 1 else f"--{one.spelled}"
+    name = f"-{one.spelling}" if len(one.spelling) == 1 else f"--{one.spelling}"
     if one.kind is bool and not one.is_many:
-        names = [f"--no-{one.spelled}" if one.default is True else name]
+        names = [f"--no-{one.spelling}" if one.default is True else name]
     else:
         names = [f"{name} [{unit}]" if one.is_bare else f"{name} {unit}"]
-    names += [f"--{name}" for name in one.also if len(name) > 1]
-    return ", ".join([*(f"-{name}" for name in one.also if len(name) == 1), *names])
+    names += [f"--{name}" for name in one.aliases if len(name) > 1]
+    return ", ".join([*(f"-{name}" for name in one.aliases if len(name) == 1), *names])
 
 
 def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
@@ -63,7 +63,7 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
     """
     width = min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
     word = next((one for one in task.flags if one.is_word), None)
-    words = f" [{word.spelled.upper()}{'...' if word.is_many else ''}]" if word else ""
+    words = f" [{word.spelling.upper()}{'...' if word.is_many else ''}]" if word else ""
     yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''} [NEXT COMMAND ...]"
     yield ""
     yield from (line.strip() for line in (task.__doc__ or "").strip().splitlines())

@@ -383,7 +383,7 @@ class CommandParser:
                     wanted = "true or false" if argument.kind is bool else "one word or number (quote yes, no, on, off)"
                     raise Exit(f"inv {here.name}: {called}: expected {wanted}", code=2)
                 else:
-                    self.give(here, argument, called, value)
+                    self.set_value(here, argument, called, value)
 
     def read_bare(self, word: str) -> None:
         here = self.read_so_far[-1] if self.read_so_far else None
@@ -397,7 +397,7 @@ class CommandParser:
         argument = here.args[taken]
         if argument.raw_value is not None and argument.kind is not list:
             raise usage_error(f"{taken} is already given, and {word!r} is no task", word, self.contexts, here.name)
-        self.give(here, argument, taken.upper(), word)
+        self.set_value(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
         """Parse a flag and the value. Raises Exit with code 2 for an unknown flag or a bad value."""
@@ -418,7 +418,7 @@ class CommandParser:
                     raise Exit(f"inv {here.name}: {flag} takes no value", code=2)
                 argument.value = True
             elif equals or self.has_value(here, argument):
-                self.give(here, argument, flag, value if equals else self.words.pop(0))
+                self.set_value(here, argument, flag, value if equals else self.words.pop(0))
             elif argument.optional:
                 argument.set_value(True, cast=False)
             else:
@@ -446,7 +446,7 @@ class CommandParser:
             return False
         return self.words[0] not in self.contexts
 
-    def give(self, here: Any, argument: Any, called: str, value: str) -> None:
+    def set_value(self, here: Any, argument: Any, called: str, value: str) -> None:
         task = self.collection[here.name]
         try:
             argument.value = value
@@ -455,6 +455,6 @@ class CommandParser:
         except ValueError:
             kind = KINDS.get(argument.kind, argument.kind.__name__)
             raise Exit(f"inv {here.name}: {called} {value[:40]!r} is not {kind}", code=2) from None
-        least = next((one.least for one in getattr(task, "flags", ()) if one.name == argument.name), None)
+        least = next((one.minimum for one in getattr(task, "flags", ()) if one.name == argument.name), None)
         if least is not None and argument.value < least:
             raise Exit(f"inv {here.name}: {called} is {value}; it must be at least {least}", code=2)

@@ -56,5 +56,5 @@ def _records() -> list[type[LineFlags]]:
 
 def _typed(commands: Sequence[Any], one: Flag) -> Any:
     """Return the value of a flag at the first command with a non-empty value, or the default."""
-    name = one.spelled.replace("-", "_")
+    name = one.spelling.replace("-", "_")
     return next(filter(None, (each.args[name].value for each in commands if name in each.args)), one.default)

@@ -19,7 +19,7 @@ LONG_S = 3600.0  # on this machine: a longer simulation is unsuitable for practi
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    found = plan.shown if plan.shown and plan.shown.steps else None
+    found = plan.displayed_estimate if plan.displayed_estimate and plan.displayed_estimate.steps else None
     low, estimate, high = map(whole_s, found.range_s) if found else (None, None, None)
     return {
         "target": plan.target,
@@ -32,7 +32,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "estimate_from": evidence(found) if found else None,
         "simulation_s": whole_s(total(plan.forecast)[1]) if plan.imitated and plan.forecast else None,
         "estimate_usd": usd(0) if plan.request.provider == "local" else None,
-        "mounts": [asdict(one) | {"asks": one.asks} for one in plan.mounts],
+        "mounts": [asdict(one) | {"asks": one.needs_confirmation} for one in plan.mounts],
         "notes": list(plan.notes),
         "doubtful": [one.name for one in plan.doubtful],
     }
@@ -43,7 +43,11 @@ def mount_lines(plan: Plan) -> list[str]:
     lines = []
     for one in plan.mounts:
         where = f"to {one.at}" if one.at else "as the working folder of the job"
-        asks = f"; {one.hidden} is a hidden folder of your home: the launch asks before the upload" if one.asks else ""
+        asks = (
+            f"; {one.hidden} is a hidden folder of your home: the launch asks before the upload"
+            if one.needs_confirmation
+            else ""
+        )
         what = f"{count(one.files, 'file')}, {size(one.bytes)}" if one.files else "no file"
         lines.append(f"sends {one.source} {where}: {what}{asks}")
         lines += [f"  not sent: {refused}" for refused in one.refused[:MOST_REFUSED]]
@@ -84,7 +88,7 @@ def time_lines(plan: Plan) -> list[str]:
         return []
     steps, lines = count(len(plan.job.steps), "step"), []
     is_rented = costs(plan.request.provider)
-    found = plan.shown
+    found = plan.displayed_estimate
     if found and found.steps:
         # For rented machines the offers table shows the time around the steps.
         shown = replace(found, steps=tuple(one for one in found.steps if one.step != AROUND or not is_rented))

@@ -84,15 +84,15 @@ class FittedTable:
 
     def __init__(self, *headings: str, least: Sequence[int]) -> None:
         """Store the headings, and the indices of the optional columns, the least important first."""
-        self._headings, self._least = headings, least
+        self._headings, self._optional_columns = headings, least
         self._rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
         self._rows.append(cells)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        for left_out in range(len(self._least) + 1):
-            shown = [at for at in range(len(self._headings)) if at not in self._least[:left_out]]
+        for left_out in range(len(self._optional_columns) + 1):
+            shown = [at for at in range(len(self._headings)) if at not in self._optional_columns[:left_out]]
             table = new_table(*(self._headings[at] for at in shown))
             for row in self._rows:
                 table.add_row(*(row[at] for at in shown if at < len(row)))

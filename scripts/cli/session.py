@@ -53,7 +53,7 @@ def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
 def found_over_limit(journal: Journal) -> list[OverLimit]:
     """Return the over-limit pods of this line that had to be ended, each with the current journal row."""
     found = [replace(one, op=journal.op(token)) for token, one in _over.items()]
-    return [one for one in found if one.had_to_be_ended]
+    return [one for one in found if one.was_running]
 
 
 def past_limit_words(over: Sequence[OverLimit]) -> str:

@@ -51,7 +51,7 @@ def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str
         if not path.is_file():
             raise UsageError(f"there is no file {name}")
         yield "config", path.absolute()
-        said = [one.said for one in strict_yaml.documents(path)]
+        said = [one.value for one in strict_yaml.documents(path)]
     else:
         said = dataclasses.asdict(planning.profile_named(name))
     known = {one: value for one, value in variables.items() if value is not None}

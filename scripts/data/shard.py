@@ -173,7 +173,7 @@ def shard(spec: ShardFlags) -> None:
     if spec.gzip and spec.compression not in ("", "gzip"):
         raise UsageError(f"--gzip and --compression {spec.compression} contradict each other; choose one")
     chosen = source_of(spec)
-    render.say(f"source: {chosen.told}")
+    render.say(f"source: {chosen.description}")
     try:
         made = write(chosen)
     except HubUnreachable as error:
@@ -189,7 +189,7 @@ class ChosenSource:
 
     spec: ShardFlags
     settings: Settings
-    told: str
+    description: str
     is_stdin: bool = False
     may_fall_back: bool = False
     """True if a smoke test may fall back to pydocs: no source was named, and no push, engine or multi-machine flag."""
@@ -213,14 +213,16 @@ def source_of(spec: ShardFlags) -> ChosenSource:
             "hf://user/name@revision/config:split"
         )
     if spec.source in STDIN:
-        return ChosenSource(spec=spec, settings=context.settings(), told=spec.source, is_stdin=True)
+        return ChosenSource(spec=spec, settings=context.settings(), description=spec.source, is_stdin=True)
     settings = context.settings(source=spec.source)
     is_named = bool(spec.source or asked) or settings.sources["source"] != "default"
     if not spec.source and (asked or not is_named):
         spec = of_hub(spec)
         settings = context.settings(source=spec.source)
     may_fall_back = not is_named and spec.mode == "smoke" and not (spec.push or spec.engine or spec.world > 1)
-    return ChosenSource(spec=spec, settings=settings, told=describe_source(spec, settings), may_fall_back=may_fall_back)
+    return ChosenSource(
+        spec=spec, settings=settings, description=describe_source(spec, settings), may_fall_back=may_fall_back
+    )
 
 
 def of_hub(spec: ShardFlags) -> ShardFlags:

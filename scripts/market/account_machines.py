@@ -25,7 +25,7 @@ def exit_for_findings(
 
     `over`: pods found past their limit, ended or not.
     """
-    wrong = [one for one in found if one.is_wrong]
+    wrong = [one for one in found if one.wastes_money]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
     unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
     said = [past_limit_words(over)] if over else []

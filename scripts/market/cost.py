@@ -76,7 +76,7 @@ def cost(spec: CostFlags) -> None:
             raise UsageError("--estimate is about planned work, --accuracy about finished runs; give only one")
         show_estimate(spec, spec.json)
         return
-    typed = [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
+    typed = [one.spelling for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
     if typed := [*typed, *(name for one in spec.added for name in nondefault_flags(one))]:
         raise UsageError(f"--{typed[0]} needs --estimate")
     run, month = spec.run, spec.month

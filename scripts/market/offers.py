@@ -61,7 +61,7 @@ def offers(spec: OffersFlags) -> None:
         save(found, settings)
     notes = account_notes.of_accounts(settings, [one.name for one in asked])
     if spec.json:
-        silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
+        silent = [{"provider": one.provider, "error": str(one.error)} for one in found.failures]
         print_json(
             {
                 "offers": [about(one) for one in found.offers],
@@ -73,7 +73,7 @@ def offers(spec: OffersFlags) -> None:
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
     print(render.clean(offers_table.table(found.offers, time.time())))
-    for one in found.silent:
+    for one in found.failures:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
     for line in (line for one in notes.values() for line in one.lines):
         render.say(line)
@@ -97,7 +97,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
 
 def save(found: Survey, settings: Settings) -> None:
     """Save the prices of the vendors that answered to the catalogue."""
-    silent = {one.provider for one in found.silent}
+    silent = {one.provider for one in found.failures}
     vendors = {one.provider for one in found.considered if one.provider in VENDORS} - silent
     file = catalogue.file_beside(settings.state_file)
     kept = catalogue.save(file, found.considered, vendors, time.time())

@@ -27,7 +27,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     assert plan.job is not None
     show_offers(plan.request, offers)
     first = offers[0]
-    found = plan.shown
+    found = plan.displayed_estimate
     if found is None or not found.steps:
         render.say(
             f"first offer: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD per hour; the "
@@ -75,7 +75,7 @@ def show_ends(
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
     if not here:
-        is_open = vendor.takes_self_end and not stays and not self_end
+        is_open = vendor.uses_self_end and not stays and not self_end
         print_laptop_options([ITSELF] if is_open else [])
 
 
@@ -102,7 +102,7 @@ def show_laptop_off(
 
 def always_on_here(settings: Settings) -> str:
     """Return the plan's name for this machine if always on, or "" for a laptop."""
-    return next(filter(None, (one.name_here(settings) for one in packs.always_on_machines())), "")
+    return next(filter(None, (one.this_machine_name(settings) for one in packs.always_on_machines())), "")
 
 
 def print_laptop_options(ways: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ def catalogue_table(found: Sequence[PricedOffer]) -> str:
         whose = f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider
         rows.append(
             (
-                one.mark,
+                one.label,
                 f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
                 dollars(offer.micro_usd_per_hour),
                 per_gpu(offer) if offer.num_gpus else "",

@@ -36,7 +36,7 @@ def reap(spec: ReapFlags) -> None:
     if seen.is_alone:
         render.say(NOBODY)
     if spec.json:
-        due = [machine_json(one) for one in seen.found if one.is_wrong]
+        due = [machine_json(one) for one in seen.found if one.wastes_money]
         print_json({"done": [asdict(one) for one in seen.done], "due": due, "problems": seen.problems})
     else:
         for one in seen.done:

@@ -54,7 +54,7 @@ class Subject:
         return results_name(self.name)
 
     @property
-    def only_reads(self) -> bool:
+    def is_base_model(self) -> bool:
         """Return whether the model only continues texts, as a base model, and does not chat."""
         return self.name.split("/")[0] in READERS
 
@@ -112,7 +112,7 @@ def eval(spec: EvalFlags) -> None:
             lm_eval=spec.lm_eval,
             endpoint=spec.endpoint,
             served_name=spec.served_name,
-            as_text=spec.as_text or one.only_reads,
+            as_text=spec.as_text or one.is_base_model,
         )
         tell([one.name], [store_results(settings, one, {"measures": measures})], spec.json)
         return
@@ -130,7 +130,7 @@ def eval(spec: EvalFlags) -> None:
             "model": str(one.folder),
             **part,
             "tasks": tasks if is_asked else [],
-            "as_text": spec.as_text or one.only_reads,
+            "as_text": spec.as_text or one.is_base_model,
             "shots": spec.shots,
         }
         if core and is_asked:
@@ -306,7 +306,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, di
         found[name] = {
             "unit": ours["unit"],
             "values": [{key: one[key] for key in ("value", "low", "high")} for one in (ours, theirs)],
-            "difference": difference.plain(),
+            "difference": difference.to_dict(),
             "method": method,
             "is_same_material": ours["material"] == theirs["material"],
             **more,

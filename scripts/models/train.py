@@ -54,12 +54,12 @@ def train(spec: TrainFlags) -> None:
         raise UsageError("--profile and --config mean the same; choose one")
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store)
-    work = PlannedWork.of(spec, settings)
+    work = PlannedWork.from_spec(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
     plan = plan_for(work, settings, Request(run="foreground"), here, limits)
     if made := prompts.ask_about_made(plan, yes=spec.json):
-        plan = plan_for(replace(work, made=made), settings, Request(run="foreground"), here, limits)
+        plan = plan_for(replace(work, remake_policy=made), settings, Request(run="foreground"), here, limits)
     if not spec.json:
         plan_text.show_plan(plan)
     move_names(plan)

@@ -68,7 +68,7 @@ def apply(spec: ApplyFlags) -> None:
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
             if limit:
-                limit.open(journal, settings)
+                limit.open_budget(journal, settings)
             with supervisor_client.hand_over_on_error(settings):
                 for step in changes:
                     with with_continue_hint(f"inv apply {spec.file}"):
@@ -78,7 +78,7 @@ def apply(spec: ApplyFlags) -> None:
         for name in turned:
             again = "a new pod takes" if specs[name].recover else "no other pod takes"
             render.say(f"{name}: from now on {again} the place of a pod that the vendor takes away")
-        is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change(journal, settings))
+        is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change_budget(journal, settings))
     if spec.json:
         print_json(
             {
@@ -116,7 +116,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
         except SlipwayError as error:
             raise UsageError(f"{path}: {spec.name}: {error}") from None
     found = {spec.name: spec for spec in specs}
-    return set_name, found, SetLimit.of(set_name, said or pod_set.limit_of(str(path), document), found)
+    return set_name, found, SetLimit.for_set(set_name, said or pod_set.limit_of(str(path), document), found)
 
 
 @contextlib.contextmanager

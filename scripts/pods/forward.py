@@ -81,7 +81,7 @@ def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: 
     line = [transport.python, "-m", "infra.agent.own_environment", tracker.environment, tracker.page]
     line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
     render.say(f"{op.run}: starting {tracker.title} on the machine; the first start creates an environment")
-    with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:
+    with transport.run_in_background(line, pod.code) as look, transport.forward(local, there) as port:
         deadline = time.monotonic() + PAGE_S
         while not answers(port):
             ending = look()

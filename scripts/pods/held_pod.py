@@ -24,13 +24,13 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     The pod becomes the current pod of the line. Raises UsageError for an unsuitable or ambiguous pod, SlipwayError
     without a pod.
     """
-    there = [op for op in journal.ops(live=True) if op.stays]
+    there = [op for op in journal.ops(live=True) if op.outlives_run]
     name = name or session.current()
     if name:
         op = find_run(journal, name)
         if not op.is_live:
             raise UsageError(f"{op.run} has ended. Create a new pod: inv pod.create --run-name {op.run}")
-        if not op.stays:
+        if not op.outlives_run:
             raise UsageError(f"{op.run} belongs to a launch and ends with the launch. Create a pod: inv pod.create")
     elif len(there) == 1:
         op = there[0]

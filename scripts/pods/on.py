@@ -65,7 +65,7 @@ def on(spec: OnFlags) -> None:
     outcomes = run_on(
         machines,
         command,
-        (lambda *_: None) if spec.json else lines.take,
+        (lambda *_: None) if spec.json else lines.write,
         sudo=spec.sudo,
         timeout_s=timeout_s,
         keeps=spec.json,
@@ -105,25 +105,25 @@ class NamedLines:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._width = max(map(len, names))
-        self._held = {(name, is_error): "" for name in names for is_error in (False, True)}
-        self._turn = threading.Lock()
+        self._partial_lines = {(name, is_error): "" for name in names for is_error in (False, True)}
+        self._lock = threading.Lock()
 
-    def take(self, name: str, is_error: bool, text: str) -> None:
+    def write(self, name: str, is_error: bool, text: str) -> None:
         """Print complete lines; of a line overwritten by carriage returns (progress bars), the last state."""
-        with self._turn:
-            *lines, rest = (self._held[name, is_error] + text).split("\n")
+        with self._lock:
+            *lines, rest = (self._partial_lines[name, is_error] + text).split("\n")
             if len(rest) > LONGEST_LINE:
                 lines, rest = [*lines, rest], ""
-            self._held[name, is_error] = rest
+            self._partial_lines[name, is_error] = rest
             self._print(name, is_error, lines)
 
     def flush(self) -> None:
         """Print the buffered incomplete lines."""
-        with self._turn:
-            for (name, is_error), rest in self._held.items():
+        with self._lock:
+            for (name, is_error), rest in self._partial_lines.items():
                 if rest:
                     self._print(name, is_error, [rest])
-            self._held = dict.fromkeys(self._held, "")
+            self._partial_lines = dict.fromkeys(self._partial_lines, "")
 
     def _print(self, name: str, is_error: bool, lines: Sequence[str]) -> None:
         out = sys.stderr if is_error else sys.stdout

@@ -41,6 +41,8 @@ def pull(spec: PullFlags) -> None:
     if spec.json:
         print_json({"run": op.run, "brought": names, "store": op.store, **about(meter)})
         return
-    render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {RunHome.of(op.run, settings.homes).pod.logs}")
+    render.say(
+        f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {RunHome.for_run(op.run, settings.homes).pod.logs}"
+    )
     if names:
         render.say(moved(meter))

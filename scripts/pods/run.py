@@ -36,13 +36,13 @@ def run(spec: RunFlags) -> None:
     """
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings_of(spec)
-    work = PlannedWork.of(spec, settings)
+    work = PlannedWork.from_spec(spec, settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)
         plan = held_pods.plan(op, work, settings)
         if not spec.dry_run and (made := prompts.ask_about_made(plan, yes=spec.json)):
-            plan = held_pods.plan(op, replace(work, made=made), settings)
+            plan = held_pods.plan(op, replace(work, remake_policy=made), settings)
         if not spec.json:
             plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:

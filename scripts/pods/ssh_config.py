@@ -15,22 +15,22 @@ def config(is_removed: bool, yes: bool) -> None:
     settings = context.settings()
     theirs = ssh_names.config_file()
     with open_journal(settings) as journal:
-        file = PodNames.beside(journal.path)
+        file = PodNames.for_journal(journal.path)
         if is_removed:
             return remove(file, yes)
         made = ssh_names.write(journal, registry.vendors(settings))
     for one in made.left_out:
         render.tell(f"left out: {one}")
     render.say(f"{file.path}: {', '.join(made.names) or 'no pod yet'}")
-    if not ssh_include.is_included(theirs, file.line):
-        print(file.line, flush=True)
+    if not ssh_include.is_included(theirs, file.include_line):
+        print(file.include_line, flush=True)
         if not (yes or ask_yes_no(f"Put this line at the top of {theirs}?")):
             render.say(
                 f"put this line at the top of {theirs}, above any Host; or let the command do so: ./inv ssh "
                 "--config --yes"
             )
             return
-        ssh_include.include(theirs, file.line)
+        ssh_include.include(theirs, file.include_line)
         render.say(f"the line is now at the top of {theirs}")
     render.say(f"Try: ssh {made.names[-1] if made.names else 'RUN'}. New pods are added, and ended pods are removed")
 
@@ -38,14 +38,16 @@ def config(is_removed: bool, yes: bool) -> None:
 def remove(file: PodNames, yes: bool) -> None:
     """Remove the file of names, and with consent the include line in ~/.ssh/config."""
     theirs = ssh_names.config_file()
-    with file.changing():
+    with file.hold_lock():
         render.say(f"{file.path} {'was removed' if file.remove() else 'does not exist'}")
-    if not ssh_include.is_included(theirs, file.line):
+    if not ssh_include.is_included(theirs, file.include_line):
         return
-    if (yes or ask_yes_no(f"Remove the include line from {theirs}?")) and ssh_include.leave_out(theirs, file.line):
+    if (yes or ask_yes_no(f"Remove the include line from {theirs}?")) and ssh_include.leave_out(
+        theirs, file.include_line
+    ):
         render.say(f"the include line was removed from {theirs}")
     else:
-        render.say(f"{theirs} still has the include line, which has no effect: {file.line}")
+        render.say(f"{theirs} still has the include line, which has no effect: {file.include_line}")
 
 
 def ask_yes_no(question: str) -> bool:

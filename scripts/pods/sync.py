@@ -45,7 +45,7 @@ def sync(spec: SyncFlags) -> None:
         assert op is not None
         if not op.is_live:
             raise UsageError(f"{op.run} has ended, so no code was sent. A new launch sends the current code")
-        if op.stays:
+        if op.outlives_run:
             session.use(op)
         meter = Meter(rate(spec.bwlimit))
         done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say, meter)

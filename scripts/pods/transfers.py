@@ -22,12 +22,14 @@ def rate(text: str) -> float | None:
 
 
 def about(meter: Meter) -> dict[str, Any]:
-    return {"bytes_moved": meter.num_bytes, "cuts": meter.cuts, "by": sorted(meter.ways)}
+    return {"bytes_moved": meter.num_bytes, "cuts": meter.interruptions, "by": sorted(meter.ways)}
 
 
 def moved(meter: Meter) -> str:
     """Return a summary of the transferred bytes, methods and lost connections."""
     ways = {"rsync": "large files by rsync", "pieces": "large files in parts"}
     more = [ways[one] for one in sorted(meter.ways)]
-    more += [f"the connection was interrupted {render.count(meter.cuts, 'time')}"] if meter.cuts else []
+    more += (
+        [f"the connection was interrupted {render.count(meter.interruptions, 'time')}"] if meter.interruptions else []
+    )
     return ", ".join([f"{render.size(meter.num_bytes)} sent over the connection", *more])

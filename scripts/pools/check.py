@@ -28,7 +28,7 @@ def check(spec: CheckFlags) -> None:
     looks = survey.reachable(hosts, connections(settings))
     seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
     if spec.json:
-        says = [one.shell_says for one in looks] + [""] * len(unusable)
+        says = [one.shell_output for one in looks] + [""] * len(unusable)
         print_json(
             [
                 {"host": place, "problem": problem or None, "shell_says": said}

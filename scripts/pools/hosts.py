@@ -22,7 +22,7 @@ def hosts(spec: HostsFlags) -> None:
 
     The list has the reason and the time of each failure.
     """
-    memory = HostMemory.beside(context.settings().state_file)
+    memory = HostMemory.for_journal(context.settings().state_file)
     failed = {machine: known for machine, known in memory.all().items() if known.failure}
     for word in spec.forget:
         found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
@@ -31,7 +31,7 @@ def hosts(spec: HostsFlags) -> None:
                 f"{word!r} is not in the list of failed machines; available: {', '.join(failed) or 'none'}"
             )
         for machine in found:
-            memory.forgive(machine)
+            memory.clear_failure(machine)
             failed.pop(machine)
             render.say(f"{machine} can be offered again")
     if spec.json:

@@ -27,7 +27,7 @@ def list_(spec: ListFlags) -> None:
     """
     settings = context.settings()
     hosts, unusable = select_machines(settings, spec.pool)
-    known = HostMemory.beside(settings.state_file).all()
+    known = HostMemory.for_journal(settings.state_file).all()
     with Journal.open(settings.state_file) as journal:
         leases = {op.place: op.run for op in journal.ops(live=True) if op.vendor == "ssh" and op.place}
     rows = [about(host, known.get(f"ssh:{host.place}"), leases.get(host.place)) for host in hosts]

@@ -28,7 +28,7 @@ def up(spec: UpFlags) -> None:
     """
     settings = context.settings()
     hosts, unusable = select_machines(settings, spec.pool)
-    looks = survey.survey_hosts(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    looks = survey.survey_hosts(hosts, connections(settings), HostMemory.for_journal(settings.state_file))
     seen = [(one.host.place, one.facts, one.problem) for one in looks] + [(one.place, {}, one.why) for one in unusable]
     if spec.json:
         print_json([{"host": place, "problem": problem or None, **facts} for place, facts, problem in seen])

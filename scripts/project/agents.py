@@ -146,7 +146,7 @@ def _row(name: str, summary: str, marks: Sequence[bool]) -> tuple[str, ...]:
 
 
 def _has(task: Any, flag: str) -> bool:
-    return any(one.spelled == flag for one in task.flags)
+    return any(one.spelling == flag for one in task.flags)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -156,7 +156,7 @@ def _listed(names: Sequence[str]) -> str:
 def _typed(found: Any, words: str) -> str:
     """Return a command line ready to copy. Raises KeyError for an unknown command or flag."""
     name, *rest = words.split()
-    flags = {f"--{one.spelled}" for one in found[name].flags}
+    flags = {f"--{one.spelling}" for one in found[name].flags}
     if unknown := [word for word in rest if word.startswith("--") and word not in flags]:
         raise KeyError(f"inv {name} has no {unknown[0]}")
     return f"`./inv {words}`"

@@ -44,7 +44,7 @@ def config(spec: ConfigFlags) -> None:
 
         print_json(schemas.schema(spec.schema))
         return
-    shown = Settings.load(ROOT).shown()
+    shown = Settings.load(ROOT).list_settings()
     if spec.json:
         print_json({one.name: one for one in shown})
     else:

@@ -133,7 +133,7 @@ def check_key(name: str, key: str, settings: Settings) -> KeyCheck:
 
 def in_words(found: KeyCheck) -> str:
     words = {Verdict.GOOD: "good", Verdict.REFUSED: "refused", Verdict.UNKNOWN: "could not be checked"}
-    return f"{words[found.verdict]}: {found.said}"
+    return f"{words[found.verdict]}: {found.message}"
 
 
 def read_secret(question: str) -> str:

@@ -25,8 +25,8 @@ def index(namespace: Any) -> dict[str, Any]:
             "about": pack.about,
             "needs": list(pack.needs),
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
-            "line_flags": {f"--{one.spelled}": _about_flag(one) for one in line_flags(pack)},
-            "command_flags": [f"{at} --{one.spelled}" for at, flags in command_flags(pack).items() for one in flags],
+            "line_flags": {f"--{one.spelling}": _about_flag(one) for one in line_flags(pack)},
+            "command_flags": [f"{at} --{one.spelling}" for at, flags in command_flags(pack).items() for one in flags],
             "works": [*pack.works],
             "file_keys": [key for entry in pack.works.values() for key in entry.file_keys],
             "settings": dict(_settings(pack)),
@@ -56,7 +56,7 @@ def page(
     lines = [f"# The pack `{pack.name}`", "", f"{pack.about}.", "", *sections]
     if pack.line_flags:
         lines += ["## Flags of every command", ""]
-        lines += [*(f"- `--{one.spelled} {one.unit}`: {one.about}" for one in line_flags(pack)), ""]
+        lines += [*(f"- `--{one.spelling} {one.unit}`: {one.about}" for one in line_flags(pack)), ""]
     for where in dict.fromkeys(pack.command_flags.values()):
         names = ", ".join(f"`{name}`" for name, its in pack.command_flags.items() if its == where)
         lines += [f"## Flags of {names}", ""]
@@ -72,7 +72,7 @@ def page(
 
 
 def _about_command(task: Any) -> dict[str, Any]:
-    flags = {one.spelled for one in task.flags}
+    flags = {one.spelling for one in task.flags}
     return {
         "summary": packs_summary(task),
         "dry_run": "dry-run" in flags,
@@ -83,7 +83,7 @@ def _about_command(task: Any) -> dict[str, Any]:
 
 
 def _about_provider(entry: PackProvider) -> dict[str, Any]:
-    traits = ("keeps_runs", "pool", "host", "inventory")
+    traits = ("is_run_engine", "pool", "host", "inventory")
     return {name: getattr(entry, name) for name in traits}
 
 

@@ -131,12 +131,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def is_common(one: Flag) -> bool:
     """Return whether the common section documents the flag."""
-    return one.spelled in COMMON and (one.spelled != "yes" or one.about == "ask nothing") or is_of_line(one)
+    return one.spelling in COMMON and (one.spelling != "yes" or one.about == "ask nothing") or is_of_line(one)
 
 
 def is_of_line(one: Flag) -> bool:
     """Return whether the flag is a pack's flag for every command."""
-    return f"--{one.spelled}" in packs.words("line_flags")
+    return f"--{one.spelling}" in packs.words("line_flags")
 
 
 def flag_row(one: Flag) -> tuple[str, str, str]:
@@ -167,7 +167,7 @@ def commands() -> str:
         "",
     ]
     every = [one for name in found.task_names for one in found[name].flags if is_common(one)]
-    common = {one.spelled: one for one in every}
+    common = {one.spelling: one for one in every}
     meant = [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON]
     meant += [
         (f"`{flag} {row['unit']}`", cell(row["about"]))
@@ -207,7 +207,7 @@ def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) ->
         for pack, entry in packs.known().items():
             if added := [f"`{word.split()[1]}`" for word in entry["command_flags"] if word.split()[0] == name]:
                 lines += [f"The pack [`{pack}`](../../packs/{pack}/reference.md) adds {', '.join(added)}.", ""]
-        taken = [f"`--{one.spelled}`" for one in flags if is_common(one) and not is_of_line(one)]
+        taken = [f"`--{one.spelling}`" for one in flags if is_common(one) and not is_of_line(one)]
         taken += [] if task.is_here else [f"`{one}`" for one in packs.words("line_flags")]
         lines += [f"Also takes {', '.join(taken)}.", ""] if taken else []
     return lines

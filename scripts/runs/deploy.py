@@ -101,7 +101,7 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
         "age_s": round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1),
         "ttl_s": op.ttl_s,
         "limit_usd": None if op.cap is None else render.usd(op.cap),
-        "stays": op.stays,
+        "stays": op.outlives_run,
         "set": op.pod_set or None,
         "for": held_pods.purpose(op),
     }

@@ -46,7 +46,7 @@ def down(spec: DownFlags) -> None:
         groups = [
             (kind, name)
             for kind in run_groups.kinds()
-            for name in kind.known(journal, settings)
+            for name in kind.started_groups(journal, settings)
             if spec.all or name == run
         ]
         rows = [op for kind, name in groups for op in kind.stop(name, journal, settings, render.tell)]

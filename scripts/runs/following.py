@@ -95,7 +95,7 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
         then = THEN.get(verdict["state"], "continue: ") + f"./inv resume {op.run}"
-        if journal.op(op.token).is_live and op.stays:
+        if journal.op(op.token).is_live and op.outlives_run:
             then = f"fix the cause, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 

@@ -48,14 +48,14 @@ def launch(spec: LaunchFlags) -> None:
     Existing artifacts are reused. After Ctrl-C the run continues; the same launch follows the run again.
     """
     work = work_kinds.work_of_command(spec, spec.file)
-    spec = work.placed(spec)
+    spec = work.with_provider(spec)
     if spec.no_deploy:
         spec = use_case.on_held(spec)
     settings = context.settings_of(spec)
     context.set_environment([f"{name}={value}" for name, value in work.variables(settings).items()])
-    spec = work.applied(spec, settings, render.tell)
+    spec = work.with_flags(spec, settings, render.tell)
     settings = context.settings_of(spec)
-    resolved = work.understand(spec, settings)
+    resolved = work.resolve(spec, settings)
     if spec.deploy_only:
         is_rented = registry.candidates(settings)[0].is_rented
         limits = with_most(resolved.limits, is_rented, render.tell)
@@ -68,11 +68,13 @@ def launch(spec: LaunchFlags) -> None:
         with terminal.show_while("comparing the plan with the store, and estimating cost"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
-        if found.is_open:
+        if found.needs_decision:
             assert isinstance(resolved.work, PlannedWork)
-            resolved = replace(resolved, work=replace(resolved.work, made=prompts.ask_about_made(found.plan, spec.yes)))
+            resolved = replace(
+                resolved, work=replace(resolved.work, remake_policy=prompts.ask_about_made(found.plan, spec.yes))
+            )
             found = use_case.prepare(resolved, journal, settings, render.tell)
-        plan, at_work = found.plan, found.at_work
+        plan, at_work = found.plan, found.active_run
         if not spec.json:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             plan_text.show_plan(plan)
@@ -86,8 +88,8 @@ def launch(spec: LaunchFlags) -> None:
                 run_leases.move_names(plan)
             report_plan(plan, journal, spec)
             return
-        if found.to_ask:
-            prompts.ask_to_send(found.to_ask, use_case.refusal(found.to_ask), spec.yes)
+        if found.mounts_to_approve:
+            prompts.ask_to_send(found.mounts_to_approve, use_case.refusal(found.mounts_to_approve), spec.yes)
             found = replace(found, may_send=True)
         if found.offers:
             found = ask_which_offer(found, spec, spec.yes, settings)
@@ -155,7 +157,7 @@ def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, setting
             except UsageError as error:
                 render.say(f"{error}; nothing was rented")
         elif isinstance(picked, str):
-            render.say(machines[picked].how(context.rerun_command))
+            render.say(machines[picked].setup_hint(context.rerun_command))
             return use_case.with_picked_offers(found, [], settings)
         else:
             return use_case.with_picked_offers(found, picked, settings)

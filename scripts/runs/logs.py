@@ -62,7 +62,7 @@ def logs(spec: LogsFlags) -> None:
 
 def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     """Print logs to stdout. Raises UsageError for an unknown log, Exit with the run's exit code after `--follow`."""
-    home = RunHome.of(op.run, settings.homes)
+    home = RunHome.for_run(op.run, settings.homes)
     folder = home.pod.logs
     wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s

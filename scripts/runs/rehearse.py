@@ -97,7 +97,7 @@ def rehearse(spec: RehearseFlags) -> None:
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.attach_process(world)
     if not spec.dry_run:  # a fault left over from a dry run would hit a later launch
-        world.tell("/faults", plan)
+        world.send_command("/faults", plan)
     settings = context.settings()
     if not spec.provider and settings.provider not in (MARKET, *VENDORS):
         spec = replace(spec, provider=MARKET)
@@ -209,7 +209,7 @@ def end(as_json: bool) -> None:
     journal_file = found.folder / attach.JOURNAL
     if journal_file.exists():
         with Journal.open(journal_file) as journal:
-            for name in journal.leases.held():
+            for name in journal.leases.held_names():
                 keeper = journal.leases.holder(name) if name.startswith(KEEPER) else None
                 if keeper:
                     send(keeper, signal.SIGTERM)

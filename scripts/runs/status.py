@@ -69,7 +69,7 @@ def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -
         render.say("no runs yet. Start a run: ./inv launch --phase sft")
     for line in budget_lines(journal, settings):
         render.say(line)
-    for said in filter(None, (one.state_here(settings) for one in packs.always_on_machines())):
+    for said in filter(None, (one.this_machine_status(settings) for one in packs.always_on_machines())):
         render.say(said)
 
 

@@ -211,7 +211,7 @@ def money(view: PodView) -> str:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
     rate = per_hour(view.micro_usd_per_hour)
-    excess = LimitOverrun(view.over_limit_micro_usd, view.over_limit_s).words
+    excess = LimitOverrun(view.over_limit_micro_usd, view.over_limit_s).description
     until = f"over its limit by {excess}" if excess else f"the limit is reached in {duration(view.limit_in_s)}"
     return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; {until}"
 

@@ -113,7 +113,7 @@ def _alerts(settings: Settings) -> DoctorLine:
 def _door(name: str, settings: Settings) -> DoctorLine:
     """Return the line about access: API keys are checked here; HTTPS is the task of a proxy before the gateway."""
     proxy = "for public access, put an HTTPS proxy before the service, such as a Cloudflare tunnel or nginx"
-    if ServicePaths.of(settings, name).keys.exists():
+    if ServicePaths.for_service(settings, name).keys.exists():
         return DoctorLine("access", "ok", f"clients need an API key; {proxy}")
     return DoctorLine(
         "access",

@@ -30,30 +30,30 @@ class ServicePartner:
 
     def __init__(self, client: Any, url: str, name: str, asked: dict[str, Any], goes_on: bool) -> None:
         self.client, self.url, self.name, self.asked = client, url, name, asked
-        self.goes_on: tuple[type[Exception], ...] = (SlipwayError,) if goes_on else ()
+        self.recoverable_errors: tuple[type[Exception], ...] = (SlipwayError,) if goes_on else ()
         self.system = ""
         self.tokens: int | None = None
         self.messages: list[terminal_chat.Said] = []
-        self.has_forgotten = False
+        self.has_dropped_turns = False
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Clear the conversation."""
         self.messages.clear()
-        self.has_forgotten = False
+        self.has_dropped_turns = False
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """Return the name and address of the partner as text."""
         return render.clean(f"{self.name} at {self.url}")
 
-    def choose(self, name: str) -> str:
+    def switch_model(self, name: str) -> str:
         """Switch to a different model of the service and return a message. Raises SlipwayError."""
         known = models(self.client, self.url)
         if name not in known:
             return render.clean(f"{self.url} has no model {name!r}; available: {', '.join(known)}")
         self.name = name
-        return self.about()
+        return self.describe()
 
-    def say(self, words: str) -> Iterator[str]:
+    def stream_answer(self, words: str) -> Iterator[str]:
         """Yield the answer; drop the oldest turns if the conversation is too long, with a single notice.
 
         Raises SlipwayError; the failed question is then removed from the conversation.
@@ -71,11 +71,11 @@ class ServicePartner:
                     if len(self.messages) < 3:
                         raise
                     del self.messages[:2]
-                    if not self.has_forgotten:
+                    if not self.has_dropped_turns:
                         terminal_chat.print_status(
                             "the conversation is longer than the model's context; the oldest turns are dropped"
                         )
-                    self.has_forgotten = True
+                    self.has_dropped_turns = True
         except SlipwayError:
             del self.messages[-1]
             raise

@@ -35,7 +35,7 @@ def key(spec: KeyFlags) -> None:
         name = check_name(name) if name else controller_client.find("", journal)
     if spec.drop and not spec.for_:
         raise UsageError("--drop requires --for NAME")
-    path = controller_process.ServicePaths.of(settings, name).keys
+    path = controller_process.ServicePaths.for_service(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
     if not spec.for_:

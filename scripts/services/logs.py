@@ -59,13 +59,13 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     known = [one.name for one in service_rows.list_services(journal)]
     if (
         name not in known
-        and controller_process.ServicePaths.of(settings, name or "-").folder.is_dir()
+        and controller_process.ServicePaths.for_service(settings, name or "-").folder.is_dir()
         and number is None
     ):
         pass  # an ended service: the logs remain on this machine
     else:
         name = controller_client.find(name, journal)
-    places = controller_process.ServicePaths.of(settings, name)
+    places = controller_process.ServicePaths.for_service(settings, name)
     if controller:
         return places.log
     if number is None:
@@ -73,7 +73,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
         raise UsageError(f"{name} never had a replica {number}; see: inv serve.status {name} --all")
-    home = RunHome.of(rows[-1].run, settings.homes)
+    home = RunHome.for_run(rows[-1].run, settings.homes)
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], transport_to(settings, rows[-1]), home)
     log = home.pod.log("engine")

@@ -134,7 +134,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         taken = min(left, 1 if one.place else left)
         rate, left = rate + taken * one.micro_usd_per_hour, left - taken
     missing = f" (machines are available for {least - left} replicas only)" if left else ""
-    limit = service.ours.spend_limit
+    limit = service.slipway.spend_limit
     cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
     until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")

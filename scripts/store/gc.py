@@ -91,7 +91,7 @@ def artifacts_in_use(journal: Journal) -> set[What]:
 
 
 def unread(store: str, work: Collection[What], before: float) -> list[Artifact]:
-    named, kept = Store(store).everything()
+    named, kept = Store(store).list_all()
     held = references.readers(references.live_leases(store, time.time()))
     return references.unread(named, kept, {*held, *work}, before)
 

@@ -101,7 +101,7 @@ class Saver:
             self._publish(draft, step, metrics or {}, model_type)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        self._tidy()
+        self._remove_oldest()
 
     def load_latest(self) -> Optional[Tuple[Any, int]]:
         """Return the state and step of the newest valid checkpoint, or None without any checkpoint.
@@ -151,7 +151,7 @@ class Saver:
         draft.rename(target)
         _sync(self.folder)
 
-    def _tidy(self) -> None:
+    def _remove_oldest(self) -> None:
         for step in self.steps()[: -self.keep]:
             shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
         for old in self.folder.glob(".old-*"):
@@ -203,7 +203,7 @@ def save_checkpoint(
             model = kwargs.get("model", args[1] if len(args) > 1 else None)
             model_type = "" if model is None else type(model).__name__
             if state is None:
-                files.note(int(step), before, model_type)
+                files.register(int(step), before, model_type)
             else:
                 saver.save(state, int(step), model_type=model_type)
             return state
@@ -271,7 +271,7 @@ class OwnFiles:
             found[path.relative_to(self.folder).as_posix()] = (seen.st_size, seen.st_mtime_ns, seen.st_ino)
         return found
 
-    def note(self, step: int, before: Mapping[str, Tuple[int, int, int]], model_type: str) -> None:
+    def register(self, step: int, before: Mapping[str, Tuple[int, int, int]], model_type: str) -> None:
         """Register the files written since `before` as the checkpoint of `step`, and remove the oldest checkpoints.
 
         Without new files, log a warning and register no checkpoint.
@@ -299,7 +299,7 @@ class OwnFiles:
         _sync(draft)
         draft.rename(target)
         _sync(self.folder)
-        self._tidy()
+        self._remove_oldest()
         log.info("Saved checkpoint at step %d", step)
 
     def load(self, read: Callable[[int], T]) -> Optional[T]:
@@ -325,7 +325,7 @@ class OwnFiles:
         except (OSError, ValueError, KeyError, TypeError):  # written by a different program
             return found
 
-    def _tidy(self) -> None:
+    def _remove_oldest(self) -> None:
         steps = self.steps()
         kept = {name for step in steps[-self.keep :] for name in self._files(step)}
         for step in steps[: -self.keep]:

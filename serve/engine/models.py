@@ -120,7 +120,7 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 def size_there(uri: str) -> int:
     """Return the size in bytes of the model at `uri`, without a download. Raises UsageError, StoreError."""
     place = open_place(uri)
-    _, wanted = _wanted(uri, place.listing(at=place.pin()))
+    _, wanted = _wanted(uri, place.listing(at=place.current_revision()))
     return sum(one.size for one in wanted.values())
 
 
@@ -130,10 +130,10 @@ def remote_config(uri: str) -> tuple[dict[str, Any], int]:
     Raises UsageError, StoreError.
     """
     place = open_place(uri)
-    at = place.pin()
+    at = place.current_revision()
     inside, wanted = _wanted(uri, place.listing(at=at))
     try:
-        config = untrusted_input.mapping(place.small(f"{inside}{CONFIG}", at), model_files.CONFIG_BYTES)
+        config = untrusted_input.mapping(place.read_small(f"{inside}{CONFIG}", at), model_files.CONFIG_BYTES)
         model_files.check_sizes(config)
     except ValueError as error:
         raise UsageError(f"{uri}: {CONFIG}: {error}") from None
@@ -154,13 +154,13 @@ def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, L
 def _bring(uri: str, cache: Path, say: Say) -> Path:
     """Return a folder with the current model at `uri`, downloaded if missing. Raises UsageError, StoreError."""
     place = open_place(uri)
-    at = place.pin()
+    at = place.current_revision()
     there = place.listing(at=at)
     inside, wanted = _wanted(uri, there)
     sums: dict[str, str] = {}
     if MANIFEST in there:
         try:
-            sums = {file.path: file.sha256 for file in Manifest.from_json(place.small(MANIFEST, at)).files}
+            sums = {file.path: file.sha256 for file in Manifest.from_json(place.read_small(MANIFEST, at)).files}
         except ValueError as error:
             raise StoreError(f"{uri}: {error}") from None
     content = "".join(f"{name} {one.size} {one.version}\n" for name, one in wanted.items())
@@ -200,7 +200,7 @@ def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: s
             while chunk := copy.read(1 << 20):
                 digest.update(chunk)
             start = copy.tell()
-            for piece in place.pieces(name, at, start, "" if at else entry.version):
+            for piece in place.read_chunks(name, at, start, "" if at else entry.version):
                 copy.write(piece)
                 digest.update(piece)
             copy.flush()

@@ -55,14 +55,14 @@ async def serve(path: Path) -> None:
     gateway.replace(setup.replicas)
     certificate = Certificate(setup.tls) if setup.tls else None
     if certificate is not None:
-        gateway.speak_tls(certificate.context)
+        gateway.set_tls(certificate.context)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def reread() -> None:
         try:
             gateway.replace(read(path).replicas)
             if certificate is not None and certificate.renew():
-                gateway.speak_tls(certificate.context)
+                gateway.set_tls(certificate.context)
         except (UsageError, ValueError) as error:  # keep the current replicas and certificate
             print(f"serve.gateway: {error}", file=sys.stderr, flush=True)
 

@@ -40,7 +40,7 @@ class Charge:
         self._size = size
         self._until = time.monotonic() + limits.charged_s
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._size:
             delay_s = max(0.0, self._until - time.monotonic())
             asyncio.get_running_loop().call_later(delay_s, self._add, -self._size)

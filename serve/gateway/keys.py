@@ -35,7 +35,7 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
-    def take(self, others: "Keys") -> None:
+    def replace(self, others: "Keys") -> None:
         """Replace the keys for every holder of this object."""
         self._hashes = others._hashes
 

@@ -68,10 +68,10 @@ class GatewayMetrics(Collector):
         if visit.tries > 1:
             self._retries += visit.tries - 1
 
-    def failed(self, replica_id: str) -> None:
+    def count_failure(self, replica_id: str) -> None:
         self._failures[replica_id] += 1
 
-    def nonsense(self) -> None:
+    def count_malformed(self) -> None:
         self._nonsense += 1
 
     def count_lost_lines(self, count: int) -> None:

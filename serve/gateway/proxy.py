@@ -78,7 +78,7 @@ class Proxy:
             visit.status = CLIENT_LEFT
             raise
         finally:
-            self._note(visit)
+            self._queue_record(visit)
 
     def key_of(self, request: ClientRequest) -> str:
         """Return the name of the authorizing key, "" without keys. Raises RequestRefused."""
@@ -107,37 +107,37 @@ class Proxy:
             raise RequestRefused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
-        deadline = self._deadlines.begin(request.task, self.limits.total_s)
+        deadline = self._deadlines.start(request.task, self.limits.total_s)
         charge = Charge(self._charges, visit.key, request.address)
         try:
             ask = EngineRequest(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
                     raise RequestRefused(415, "BadRequestError", "compressed bodies are not accepted")
-                body = request.rest() if request.is_whole else await self._receive(request, charge, deadline)
+                body = request.take_unread() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
                 charge.grow_to(len(body), self.limits)
                 visit.bytes_in = len(body)
                 ask = await self._read(request.path, body)
                 visit.streams = ask.streams
-            assignment = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
+            assignment = self.turns.assign(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
-            answer = await self._try(request, ask, assignment, visit, deadline)
+            answer = await self._try_replica(request, ask, assignment, visit, deadline)
             if answer is not None:
                 visit.status, visit.bytes_out = answer.status, len(answer.body)
                 request.answer(answer.status, _lines(answer, visit), answer.body)
                 if request.is_slow:
-                    await self._until_taken(request, deadline)
+                    await self._wait_received(request, deadline)
         except asyncio.CancelledError:
-            if not deadline.forgive():
+            if not deadline.clear_cancellation():
                 raise
             if deadline.what == "body":
                 raise RequestRefused(408, "Request Timeout", "the body did not arrive in time") from None
             raise RequestRefused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
         finally:
             deadline.clear()
-            charge.give_back()
+            charge.release()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
@@ -167,24 +167,24 @@ class Proxy:
             parts.append(part)
             size += len(part)
             charge.grow_to(size, self.limits)
-            if request.is_torn:
+            if request.has_too_many_pieces:
                 raise RequestRefused(
                     400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer pieces"
                 )
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
 
-    async def _until_taken(self, request: ClientRequest, deadline: Deadline) -> None:
+    async def _wait_received(self, request: ClientRequest, deadline: Deadline) -> None:
         """Wait until the client has received a short answer; cut the connection after `client_idle_s` seconds."""
         deadline.set("client", self.limits.client_idle_s)
         try:
-            await request.taken()
+            await request.drain()
         except asyncio.CancelledError:
-            if not deadline.forgive():
+            if not deadline.clear_cancellation():
                 raise
-            request.cut(at_once=True)
+            request.close_connection(at_once=True)
 
-    async def _try(
+    async def _try_replica(
         self,
         request: ClientRequest,
         ask: EngineRequest,
@@ -203,40 +203,40 @@ class Proxy:
             visit.tries += 1
             outcome = NEITHER
             try:
-                answer = await self.engines.ask(request.method, ask, assignment.replica, lines, deadline)
+                answer = await self.engines.send_request(request.method, ask, assignment.replica, lines, deadline)
                 visit.first_byte_s = assignment.slot.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = _outcome(answer.status)
-                    return self._whole(answer, visit)
-                outcome = await self._pass_on(request, answer, assignment, visit, deadline)
+                    return self._without_paths(answer, visit)
+                outcome = await self._forward(request, answer, assignment, visit, deadline)
                 return None
             except Failed as error:
                 failed, outcome = error, error.outcome
             except asyncio.CancelledError:
                 if deadline.is_over:
                     outcome = LOST if deadline.what == "connect" else FAILED
-                if deadline.what not in ("connect", "first byte") or not deadline.forgive():
+                if deadline.what not in ("connect", "first byte") or not deadline.clear_cancellation():
                     raise
                 failed = Failed(f"{deadline.what}: the time limit has passed", outcome)
             finally:
                 self._release(assignment, outcome)
                 if outcome is SERVED and failing:
-                    self.turns.blame(failing)
+                    self.turns.record_failures(failing)
             visit.failures.append(f"{visit.replica}: {failed.why}")
             tried.append(assignment.slot)
             if outcome is FAILED:
                 failing.append(assignment.slot)
-            other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
+            other = self.turns.assign_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
             # A retry is free if the request has reached no engine.
             if other is not None and outcome is not LOST and not budget.spend():
                 self._release(other, NEITHER)
                 other = None
             if other is None:
-                return self._given_up(failed, visit)
+                return self._final_failure(failed, visit)
             assignment = other
 
-    async def _pass_on(
+    async def _forward(
         self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: RequestRecord, deadline: Deadline
     ) -> RequestOutcome:
         """Forward an answer chunk by chunk, at the pace of the client.
@@ -248,7 +248,7 @@ class Proxy:
         visit.status, why = answer.status, ""
         try:
             visit.bytes_out = len(answer.body)
-            request.begin(answer.status, _lines(answer, visit), answer.body)
+            request.start_answer(answer.status, _lines(answer, visit), answer.body)
             while True:
                 deadline.set("idle", limits.idle_s)
                 try:
@@ -265,14 +265,14 @@ class Proxy:
                 request.write(chunk)
                 if request.is_slow:
                     deadline.set("client", limits.client_idle_s)
-                    await request.taken()
+                    await request.drain()
         except asyncio.CancelledError:
-            if not deadline.forgive():
+            if not deadline.clear_cancellation():
                 raise
             visit.note = f"cut off: {deadline.what} limit"
             why = f"silent for {limits.idle_s:g} s" if deadline.what == "idle" else ""
             if not why:
-                request.cut(at_once=deadline.what == "client")
+                request.close_connection(at_once=deadline.what == "client")
                 return NEITHER
         finally:
             rest.close()
@@ -281,7 +281,7 @@ class Proxy:
             is_told = (watch.error_code or 0) >= 500  # the engine itself reported the error
             if is_told:
                 why = "an error mid-stream"
-            elif watch.error_code is None and not watch.is_whole:
+            elif watch.error_code is None and not watch.is_complete:
                 why = "ended without [DONE]"
         if not why:
             return _outcome(answer.status)
@@ -290,7 +290,7 @@ class Proxy:
             _break_off(request, watch is not None)
         return FAILED
 
-    def _whole(self, answer: Answer, visit: RequestRecord) -> Answer:
+    def _without_paths(self, answer: Answer, visit: RequestRecord) -> Answer:
         if visit.route == "models" and answer.status == 200:
             try:
                 answer.body = request_body.without_paths(answer.body)
@@ -298,11 +298,11 @@ class Proxy:
                 raise RequestRefused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer
 
-    def _given_up(self, failed: Failed, visit: RequestRecord) -> Answer:
+    def _final_failure(self, failed: Failed, visit: RequestRecord) -> Answer:
         """Return the last replica's own answer with a Retry-After header. Raises RequestRefused without an answer."""
         if failed.answer is None:
             raise RequestRefused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
-        answer = self._whole(failed.answer, visit)
+        answer = self._without_paths(failed.answer, visit)
         if b"Retry-After: " not in answer.lines:
             answer.lines += b"Retry-After: 1\r\n"
         return answer
@@ -310,20 +310,20 @@ class Proxy:
     def _release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
         self.turns.release(assignment, outcome)
         if outcome is FAILED or outcome is LOST:
-            self.metrics.failed(assignment.replica.replica_id)
+            self.metrics.count_failure(assignment.replica.replica_id)
 
-    def _note(self, visit: RequestRecord) -> None:
+    def _queue_record(self, visit: RequestRecord) -> None:
         visit.total_s = time.monotonic() - visit.began_at
         if not self._ended:
-            asyncio.get_running_loop().call_later(NOTE_S, self.note)
+            asyncio.get_running_loop().call_later(NOTE_S, self.flush_records)
         self._ended.append(visit)
 
     def close(self) -> None:
         """Flush log and metrics and stop the thread, when no request is in progress."""
-        self.note()
+        self.flush_records()
         self._aside.shutdown(wait=False, cancel_futures=True)
 
-    def note(self) -> None:
+    def flush_records(self) -> None:
         """Count and log all requests ended since the last call, in one batch: a single write, and warm code."""
         ended, self._ended = self._ended, []
         if not ended:
@@ -379,6 +379,6 @@ def _break_off(request: ClientRequest, tell: bool) -> None:
     error = RequestRefused(502, "Bad Gateway", "the replica failed during this answer; send the request again")
     # Do not wait for a client that has left or currently takes no bytes.
     with contextlib.suppress(ConnectionError):
-        if tell and not request.is_behind:
+        if tell and not request.has_unsent_bytes:
             request.write(b"\n\ndata: " + error.body() + b"\n\n")
-    request.cut()
+    request.close_connection()

@@ -141,7 +141,7 @@ class Fleet:
         slot = self.slots.get(replica) or self.leaving.get(replica)
         return slot.in_flight if slot else 0
 
-    def take(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
+    def assign(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
         """Return an assignment to the best replica outside `tried`; None when no replica has room."""
         limits, least, fit = self.limits, math.inf, list[ReplicaSlot]()
         most = limits.max_in_flight_per_replica
@@ -186,20 +186,20 @@ class Fleet:
                 slot.ejections = 0
         elif outcome is LOST:
             slot.lost += 1
-            self._blame(slot, now)
+            self._record_failure(slot, now)
         elif outcome is FAILED:
             slot.lost = 0
             slot.errors += 1
 
-    def blame(self, slots: Iterable[ReplicaSlot], now: float) -> None:
+    def record_failures(self, slots: Iterable[ReplicaSlot], now: float) -> None:
         """Count a request against the replicas that failed it, after a different replica has served the request.
 
         A request failing everywhere counts against no replica: otherwise a client could take out the whole fleet.
         """
         for slot in slots:
-            self._blame(slot, now)
+            self._record_failure(slot, now)
 
-    def _blame(self, slot: ReplicaSlot, now: float) -> None:
+    def _record_failure(self, slot: ReplicaSlot, now: float) -> None:
         slot.failures += 1
         is_due = slot.failures >= self.limits.eject_after if slot.ejected_until is None else now >= slot.ejected_until
         if is_due:

@@ -50,7 +50,7 @@ class Gateway:
                 f"other machines can reach {host}, but no API key exists. Make a key: inv serve.key NAME --for WHO; "
                 "or listen on 127.0.0.1"
             )
-        self.limit(self.limits)
+        self.set_limits(self.limits)
         self._engines = Engines(self.limits)
         own = f"[{host}]" if ":" in host else host
         self._proxy = Proxy(
@@ -78,15 +78,15 @@ class Gateway:
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
 
-    def limit(self, limits: GatewayLimits) -> None:
+    def set_limits(self, limits: GatewayLimits) -> None:
         """Set the limits from the next request on, fitted to the open-file limit; retry budgets stay unchanged."""
         self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:
             self._proxy.limits = self._engines.limits = limits
         if self._listener is not None:
-            self._listener.limit(limits)
+            self._listener.set_limits(limits)
 
-    def speak_tls(self, context: ssl.SSLContext) -> None:
+    def set_tls(self, context: ssl.SSLContext) -> None:
         """Use TLS for new connections; open connections stay unchanged."""
         self._tls = context
         if self._listener is not None:
@@ -104,7 +104,7 @@ class Gateway:
             until = time.monotonic() + drain_s
             while self._proxy and self._proxy.in_flight and time.monotonic() < until:
                 await asyncio.sleep(0.05)
-            await listener.leave()
+            await listener.close_connections()
         if self._proxy is not None:
             self._proxy.close()
         if self._engines is not None:
@@ -116,14 +116,14 @@ class Gateway:
     def _handle(self, request: ClientRequest) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
         if request.fault is not None or request.path in (b"/health", b"/metrics"):
-            return self._own(request, self._proxy)
+            return self._answer_own(request, self._proxy)
         return self._proxy.answer(request)
 
-    async def _own(self, request: ClientRequest, proxy: Proxy) -> None:
+    async def _answer_own(self, request: ClientRequest, proxy: Proxy) -> None:
         """Answer invalid requests and the gateway's own routes, without an engine."""
         try:
             if request.fault is not None:
-                self.metrics.nonsense()
+                self.metrics.count_malformed()
                 status, why = request.fault
                 raise RequestRefused(status, "BadRequestError", why)
             if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
@@ -133,7 +133,7 @@ class Gateway:
                 request.answer(status, JSON, body)
             elif request.path == b"/metrics" and request.method == b"GET":
                 proxy.key_of(request)
-                proxy.note()
+                proxy.flush_records()
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
             else:
                 await proxy.answer(request)

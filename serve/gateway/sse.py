@@ -35,14 +35,14 @@ class StreamWatch:
         if b"event: response." in lines and LAST.search(lines):
             self._is_last = True
         if b'"error"' in lines and self.error_code is None:
-            self._look(lines)
+            self._scan(lines)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the stream is complete: the last line was [DONE], or a final event was seen."""
         return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
-    def _look(self, lines: bytes) -> None:
+    def _scan(self, lines: bytes) -> None:
         for line in lines.splitlines():
             if line.startswith(b"data:") and b'"error"' in line:
                 try:

@@ -59,7 +59,9 @@ class Engines:
         for url in [one for one in self._homes if one not in urls]:
             self._homes.pop(url).close()
 
-    async def ask(self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
+    async def send_request(
+        self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline
+    ) -> Answer:
         """Send a request to a replica with extra header lines, and return the answer.
 
         Raises Failed, RequestRefused. The caller must close an answer with a `rest`.
@@ -74,13 +76,13 @@ class Engines:
                 deadline.set("connect", limits.connect_s)
                 line = await home.connect()
             deadline.set("first byte", limits.first_byte_s if ask.streams else limits.total_s)
-            reply = line.ask(_request(method, ask, replica, home.name, lines), home)
+            reply = line.send_request(_request(method, ask, replica, home.name, lines), home)
             answer = None
             try:
                 while not reply.status:
-                    await reply.more()
+                    await reply.wait_data()
                 if reply.is_whole and not reply.is_events:  # true of most short answers
-                    answer = _judged(Answer(reply.status, reply.lines, reply.rest()))
+                    answer = _judged(Answer(reply.status, reply.lines, reply.take_unread()))
                 else:
                     answer = _judged(await _begin(reply))
                 return answer

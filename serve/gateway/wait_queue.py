@@ -28,11 +28,11 @@ class WaitQueue:
     def replace(self, replicas: Iterable[Target]) -> None:
         """Replace all replicas at once: no request sees half of the change."""
         self.fleet.replace(replicas, self.clock())
-        self._serve_line()
+        self._serve_queue()
 
-    def take(self, affinity: bytes) -> Assignment | None:
+    def assign(self, affinity: bytes) -> Assignment | None:
         """Return an assignment, or None if the request must `wait`."""
-        return None if self._line else self.fleet.take(self.clock(), (), affinity)
+        return None if self._line else self.fleet.assign(self.clock(), (), affinity)
 
     async def wait(self, affinity: bytes) -> Assignment:
         """Return an assignment after a wait in the queue, when `take` returned None. Raises RequestRefused."""
@@ -55,24 +55,24 @@ class WaitQueue:
             timer.cancel()
             self._line.pop(turn, None)
 
-    def take_other(self, tried: Collection[ReplicaSlot], affinity: bytes) -> Assignment | None:
+    def assign_other(self, tried: Collection[ReplicaSlot], affinity: bytes) -> Assignment | None:
         """Return an assignment to a replica outside `tried`, for a retry without a second wait; None = no replica."""
-        return self.fleet.take(self.clock(), tried, affinity)
+        return self.fleet.assign(self.clock(), tried, affinity)
 
     def release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
         self.fleet.release(assignment, outcome, self.clock())
         if self._line:
-            self._serve_line()
+            self._serve_queue()
 
-    def blame(self, slots: Iterable[ReplicaSlot]) -> None:
+    def record_failures(self, slots: Iterable[ReplicaSlot]) -> None:
         """Count a served request against the replicas that failed it before."""
-        self.fleet.blame(slots, self.clock())
+        self.fleet.record_failures(slots, self.clock())
 
-    def _serve_line(self) -> None:
+    def _serve_queue(self) -> None:
         for turn in list(self._line):
             if turn.done():
                 continue  # the waiting task is about to remove the turn
-            assignment = self.fleet.take(self.clock(), (), self._line[turn])
+            assignment = self.fleet.assign(self.clock(), (), self._line[turn])
             if assignment is None:
                 return
             del self._line[turn]

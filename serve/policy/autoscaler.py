@@ -79,7 +79,7 @@ class Decision:
 
 
 def rule_of(service: Service) -> Rule:
-    policy, ours = service.policy, service.ours
+    policy, ours = service.policy, service.slipway
     target = policy.target_qps_per_replica
     return Rule(
         least=policy.min_replicas,

@@ -148,7 +148,7 @@ def _read(text: str, kind: type[T]) -> T:
 
 def served_name(name: str, service: Service) -> str:
     """Return the model name for clients of the service `name`."""
-    return service.ours.served_name or name
+    return service.slipway.served_name or name
 
 
 def environ_of(service: Service) -> Mapping[str, str]:

@@ -54,10 +54,10 @@ def undo_start(name: str, settings: Settings, journal: Journal) -> None:
     The call has no effect while a controller holds the lease.
     """
     try:
-        lease = journal.leases.take(service_lease(name))
+        lease = journal.leases.acquire(service_lease(name))
     except LeaseHeld:
         return
-    gateway_orders.send_sigterm(ServicePaths.of(settings, name))
+    gateway_orders.send_sigterm(ServicePaths.for_service(settings, name))
     service_rows.delete_service(journal, name, lease)
     journal.leases.release(lease)
 

@@ -42,7 +42,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     seen = parse_observed(row.seen)
     if is_kept(name, journal) and seen.endpoint:
         return seen
-    before, places = seen.began_at, ServicePaths.of(settings, name)
+    before, places = seen.began_at, ServicePaths.for_service(settings, name)
     process = None if is_kept(name, journal) else _start([str(python()), "-m", "serve.controller", name], places, root)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

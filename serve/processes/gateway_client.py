@@ -51,19 +51,19 @@ class GatewayClient:
         """Error that keeps the gateway from working."""
         self.is_found = False
         """True if the gateway was started before this controller."""
-        self._obeyed: Order | None = None
-        self._changed, self._heard = asyncio.Event(), asyncio.Event()
+        self._applied_order: Order | None = None
+        self._changed, self._has_news = asyncio.Event(), asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
 
     # Orders to the gateway.
 
-    async def begin(self) -> GatewayReport:
+    async def start(self) -> GatewayReport:
         """Start or find the gateway, and return the first report once it listens. Raises UsageError, SlipwayError."""
-        self._task = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._keep_connected())
         while self.report is None:
-            self._heard.clear()
-            waiting = asyncio.create_task(self._heard.wait())
+            self._has_news.clear()
+            waiting = asyncio.create_task(self._has_news.wait())
             await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             if self._task.done():
@@ -72,27 +72,27 @@ class GatewayClient:
                 raise self.trouble
         return self.report
 
-    def hear(self) -> None:
+    def connect(self) -> None:
         """Connect to a living gateway but start none, for an ending service."""
         if not gateway_orders.is_free(self.places):
-            self._task = asyncio.create_task(self._keep())
+            self._task = asyncio.create_task(self._keep_connected())
 
-    def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
+    def send_order(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
         """Send these replicas, limits and certificate to the gateway, in force from the gateway's next report on."""
         order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
         if order != self.order:
             self.order = order
             self._changed.set()
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         """Disconnect from the gateway, which runs on for the next controller."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def end(self, drain_s: float) -> None:
+    async def shut_down(self, drain_s: float) -> None:
         """End the gateway after draining requests for up to `drain_s` seconds. Return when the process is gone."""
-        await self.leave()
+        await self.disconnect()
         gateway = gateway_orders.living(self.places)
         if gateway is None:
             return
@@ -100,7 +100,7 @@ class GatewayClient:
         with contextlib.suppress(OSError, _Gone):  # the gateway may end by itself meanwhile
             if near := gateway_orders.call(self.places):
                 async with _open(near) as (reader, writer):
-                    await self._ask(reader, writer, last, REPLY_S)
+                    await self._send_order(reader, writer, last, REPLY_S)
             else:
                 send(gateway, signal.SIGTERM)
         until = time.monotonic() + drain_s + REPLY_S
@@ -120,62 +120,62 @@ class GatewayClient:
         """
         if self._task is None or self.trouble is not None:  # no gateway lives, so there are no requests
             return 0
-        if self.report is None or self._obeyed != self.order:
+        if self.report is None or self._applied_order != self.order:
             return 1
         return self.report.in_flight.get(replica_id, 0)
 
     def failures(self, replica_id: str) -> Failures:
         """Return the consecutive request failures of a replica; NO_FAILURES while unknown."""
-        if self.report is None or self._obeyed != self.order:
+        if self.report is None or self._applied_order != self.order:
             return NO_FAILURES
         return self.report.failures.get(replica_id, NO_FAILURES)
 
     # Supervision of the gateway process.
 
-    async def _keep(self) -> None:
+    async def _keep_connected(self) -> None:
         """Keep a gateway alive and receive reports for as long as this task runs."""
         failures = 0
         while self.trouble is None:
             try:
                 async with self._connected() as (reader, writer):
-                    await self._hear(reader, writer)
+                    await self._exchange_orders(reader, writer)
             except (_Gone, ConnectionError) as error:
-                was_known, self.report, self._obeyed = self.report is not None, None, None
+                was_known, self.report, self._applied_order = self.report is not None, None, None
                 if was_known:
                     self.say(f"the gateway has ended: {error or 'it hung up'}; starting a new gateway")
                     self.restarts += 1
                 failures = 0 if was_known else failures + 1
                 if failures >= MOST_FAILURES:
                     self.trouble = SlipwayError(f"the gateway did not start: {error}")
-                    self._heard.set()
+                    self._has_news.set()
                 elif failures:
                     await asyncio.sleep(AGAIN_S)
             except OSError as error:  # this machine lacks a resource
                 self.say(f"the gateway cannot be called: {error}")
                 await asyncio.sleep(AGAIN_S)
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange_orders(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the order on every change, and store the reports, until the connection ends."""
         limit_s = START_S
         while True:
             self._changed.clear()
             order = self.order
-            found = await self._ask(reader, writer, order, limit_s)
+            found = await self._send_order(reader, writer, order, limit_s)
             if found.problem:
                 self.trouble = UsageError(found.problem)
-                self._heard.set()
+                self._has_news.set()
                 return
             # Keep the port chosen for port 0 for the life of the service.
             if self.order.port != found.port:
                 self.order = replace(self.order, port=found.port)
                 order = replace(order, port=found.port)
-            self.report, self._obeyed, limit_s = found, order, REPLY_S
-            self._heard.set()
+            self.report, self._applied_order, limit_s = found, order, REPLY_S
+            self._has_news.set()
             with contextlib.suppress(asyncio.TimeoutError):
                 async with timeout(HEAR_S):
                     await self._changed.wait()
 
-    async def _ask(
+    async def _send_order(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
     ) -> GatewayReport:
         """Send an order and return the report; kill the gateway after `limit_s` seconds of silence. Raises _Gone."""

@@ -24,7 +24,7 @@ class ServicePaths:
     folder: Path
 
     @staticmethod
-    def of(settings: HasPods, name: str) -> "ServicePaths":
+    def for_service(settings: HasPods, name: str) -> "ServicePaths":
         return ServicePaths(settings.pods.parent / "services" / name)
 
     @property

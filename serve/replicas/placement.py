@@ -77,7 +77,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
         asked = replace(request, spot=is_spot, provider=MARKET)
         survey = offers.survey(sources, asked)
         found += [one for one in survey.offers if one.spot is is_spot]
-        said += [f"{one.provider}: {one.error}" for one in survey.silent]
+        said += [f"{one.provider}: {one.error}" for one in survey.failures]
     if sources and not found and survey.considered:
         said.append(explain(asked, survey.considered))
     if not found:

@@ -48,13 +48,13 @@ class Prober:
             self.doubt = after_probe(self.doubt, doubt.errors)
         return found
 
-    def suspect(self, errors: int) -> None:
+    def record_errors(self, errors: int) -> None:
         """Record the number of consecutive failed requests; a growing number makes a careful probe due."""
         self.doubt = after_failures(self.doubt, errors)
         if self.doubt.is_open:
             self._is_due.set()
 
-    def verdict(self, before: ReplicaDoubt) -> str:
+    def doubt_message(self, before: ReplicaDoubt) -> str:
         """Return a message if the doubt `before` was open and is settled now; "" otherwise or soon after a message."""
         now = time.monotonic()
         if not before.is_open or self.doubt.settled < before.errors or now - self._told_at < TOLD_EVERY_S:
@@ -65,7 +65,7 @@ class Prober:
             "the failures, and the replica stays"
         )
 
-    async def rest(self, asked: Probe, is_well: bool, was_doubted: bool) -> None:
+    async def wait_due(self, asked: Probe, is_well: bool, was_doubted: bool) -> None:
         """Wait until the next probe is due."""
         most_s = asked.endpoint_probe_interval_seconds
         if not is_well:

@@ -80,7 +80,7 @@ class ReplicaLauncher:
         """Return the provider with this name. Raises UsageError for an unusable provider."""
         return registry.provider(self.settings, name)
 
-    def begin(self, version: Version, member: Member) -> Op:
+    def launch(self, version: Version, member: Member) -> Op:
         """Launch a replica and return the row of the pod, with the engine loading."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service with this name
         wanted = version.service
@@ -90,7 +90,7 @@ class ReplicaLauncher:
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model
-        tuning = wanted.ours.engine
+        tuning = wanted.slipway.engine
         engine = engines.ReplicaConfig(
             engine=version.engine,
             source=f"{CACHE_THERE}/{version.weights}" if is_sent else version.model,
@@ -98,7 +98,7 @@ class ReplicaLauncher:
             port=member.port,
             store=version.store if is_here else "",
             tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
-            bounds=wanted.ours.limits,
+            bounds=wanted.slipway.limits,
         )
         step = Step(
             STEP,
@@ -150,7 +150,7 @@ class ReplicaLauncher:
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(observation.pod_of(op))
 
-    def look(self, op: Op, asks: AskedParties) -> Observation:
+    def observe(self, op: Op, asks: AskedParties) -> Observation:
         """Return the observed state of a replica's pod."""
         return observe_pod(op, self.vendor(op.vendor), asks)
 
@@ -176,21 +176,21 @@ class ReplicaLauncher:
         provider = self.vendor(op.vendor)
         if op.is_live:
             if provider.is_rented and op.address:  # a rented machine cannot be read afterwards
-                self._bring_log(op)
+                self._fetch_log(op)
             with self._journal() as journal:
                 pods.end(provider, journal.op(op.token), journal, reason)
         if not provider.is_rented and op.address:
-            self._bring_log(op)
+            self._fetch_log(op)
             self._remove(op)
 
     def log_of(self, run: str) -> Path:
         """Return the folder of the engine's log after the end."""
-        return RunHome.of(run, self.settings.homes).pod.logs
+        return RunHome.for_run(run, self.settings.homes).pod.logs
 
-    def _bring_log(self, op: Op) -> None:
+    def _fetch_log(self, op: Op) -> None:
         """Fetch the log if possible: an unreachable pod is ended all the same."""
         try:
-            mirror.bring_logs(op, self.reach(op), RunHome.of(op.run, self.settings.homes))
+            mirror.bring_logs(op, self.reach(op), RunHome.for_run(op.run, self.settings.homes))
         except (SlipwayError, OSError) as error:
             self.say(f"{op.run}: the log was not copied: {error}")
 

@@ -50,7 +50,7 @@ class KeptReplica:
     """A replica with the state that the controller keeps in memory."""
 
     member: Member
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    end_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the replica must end."""
     drains: bool = True
     has_failed: bool = False
@@ -81,7 +81,7 @@ class Replicas:
         take_off: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
+        self.name, self.journal, self.launcher, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
         """Callback that sends the gateway the list of replicas without ending replicas."""
         self.wanted = wanted
@@ -116,17 +116,17 @@ class Replicas:
     def service(self) -> Service:
         return self.wanted.newest.service
 
-    def begin(self, member: Member, write_down: Callable[[], None]) -> None:
+    def start(self, member: Member, write_down: Callable[[], None]) -> None:
         """Launch a replica after `write_down` has recorded the member."""
         one = self.kept[member.number] = KeptReplica(member)
         write_down()
-        one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
+        one.task = asyncio.create_task(self._run_guarded(one, self._launch(one)))
 
-    def end(
+    def request_end(
         self, one: KeptReplica, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False
     ) -> None:
         """Request the end of a replica. After a repeated call the first reason counts."""
-        if one.told.is_set():
+        if one.end_requested.is_set():
             return
         facts = facts or one.member.facts
         launch = (
@@ -137,12 +137,12 @@ class Replicas:
         one.drains, one.has_failed = drains, has_failed
         one.member = replace(one.member, why=why)
         self.say(f"{one.member.run}: ending: {why}")
-        self.note(one, replace(facts, launch=launch, down=ProcessStatus.SCHEDULED))
-        one.told.set()
+        self.set_facts(one, replace(facts, launch=launch, down=ProcessStatus.SCHEDULED))
+        one.end_requested.set()
 
     # Tasks of the replicas.
 
-    async def _guarded(self, one: KeptReplica, life: Awaitable[None]) -> None:
+    async def _run_guarded(self, one: KeptReplica, life: Awaitable[None]) -> None:
         """Run the care of a replica.
 
         A bug in our own code ends this controller and not only the care of the replica; a transient shortage ends
@@ -158,9 +158,9 @@ class Replicas:
                 self.changed.set()
                 return
             self.say(f"{one.member.run}: tried again in {RETRY_S:g} s: {error}")
-            one.task = asyncio.create_task(self._guarded(one, self._again(one)))
+            one.task = asyncio.create_task(self._run_guarded(one, self._retry_later(one)))
 
-    async def _again(self, one: KeptReplica) -> None:
+    async def _retry_later(self, one: KeptReplica) -> None:
         await asyncio.sleep(RETRY_S)
         await self._in_thread(one.links.close)
         self._take_over(one)
@@ -169,10 +169,10 @@ class Replicas:
         version = self.wanted.version(one.member.version)
         try:
             async with self.launching:
-                if not one.told.is_set():
-                    self.note(one, replace(one.member.facts, launch=ProcessStatus.RUNNING))
+                if not one.end_requested.is_set():
+                    self.set_facts(one, replace(one.member.facts, launch=ProcessStatus.RUNNING))
                     self.say(f"{one.member.run}: launching version {version.number}")
-                    op = await self._in_thread(self.landing.begin, version, one.member)
+                    op = await self._in_thread(self.launcher.launch, version, one.member)
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
                     one.endpoint = self._endpoint(one, op)
@@ -184,39 +184,39 @@ class Replicas:
                 return
             self.say(f"{one.member.run}: the launch failed: {error}")
             one.member = replace(one.member, why=str(error), ended_at=time.time())
-            self.note(one, replace(one.member.facts, launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED))
+            self.set_facts(one, replace(one.member.facts, launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED))
             self._retire(one)
             return
-        if not one.told.is_set():
-            self.note(one, replace(one.member.facts, launch=ProcessStatus.SUCCEEDED))
-        await self._keep(one)
+        if not one.end_requested.is_set():
+            self.set_facts(one, replace(one.member.facts, launch=ProcessStatus.SUCCEEDED))
+        await self._manage(one)
 
-    async def _keep(self, one: KeptReplica) -> None:
+    async def _manage(self, one: KeptReplica) -> None:
         """Manage a replica from the hand-over to the end."""
         op = self._op(one)
-        if op is not None and not one.told.is_set():
+        if op is not None and not one.end_requested.is_set():
             try:
                 port = one.member.port
-                way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
+                way = self.launcher.reach(op).forward(port if self.launcher.vendor(op.vendor).is_here else 0, port)
                 near = await self._in_thread(one.links.enter_context, way)
                 one.replica = Target(
                     replica_id=one.member.run,
                     url=f"http://127.0.0.1:{near}",
                     version=one.member.version,
-                    key=self.landing.key_of(one.member.run),
+                    key=self.launcher.key_of(one.member.run),
                 )
-                await self._care(one)
+                await self._supervise(one)
             except SlipwayError as error:
                 facts = replace(one.member.facts, app_failed=True)
-                self.end(one, f"the replica cannot be reached: {error}", facts, drains=False, has_failed=True)
-        await one.told.wait()
+                self.request_end(one, f"the replica cannot be reached: {error}", facts, drains=False, has_failed=True)
+        await one.end_requested.wait()
         await self._drain(one)
         await self._finish(one)
 
-    async def _care(self, one: KeptReplica) -> None:
+    async def _supervise(self, one: KeptReplica) -> None:
         """Probe and watch a replica until an end is requested."""
         cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
-        told = asyncio.create_task(one.told.wait())
+        told = asyncio.create_task(one.end_requested.wait())
         try:
             done, _ = await asyncio.wait([told, *cares], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -243,45 +243,47 @@ class Replicas:
             is_new = found.why != known and one.member.ready_at is None
             if found.why and (is_new or not known):  # the state shows later reasons
                 self.say(f"{one.member.run}: {found.why}")
-            if verdict := prober.verdict(doubt):
+            if verdict := prober.doubt_message(doubt):
                 self.say(f"{one.member.run}: {verdict}")
             facts = replica_states.after_probe(one.member.facts, found.passed, now)
             if facts.first_ready_at is not None and one.member.ready_at is None:
                 one.member = replace(one.member, ready_at=time.time())
             if facts.is_ready is not one.member.facts.is_ready:
                 self.say(f"{one.member.run}: {'ready' if facts.is_ready else f'not ready: {found.why}'}")
-            self.note(one, facts)
+            self.set_facts(one, facts)
             facts, why = replica_states.with_end_reason(facts, asked, now)
             if why:
                 at = f"; it was at: {one.stage.phase}" if facts.is_late else ""
-                self.end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
+                self.request_end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
                 return
             op = self._op(one)
             if not found.passed and op and op.is_live and now - gone_asked_at > GONE_EVERY_S:
                 gone_asked_at = now
-                if self._is_lost(one, op, await self._in_thread(self.landing.look, op, AskedParties.ALL)):
+                if self._is_lost(one, op, await self._in_thread(self.launcher.observe, op, AskedParties.ALL)):
                     return
-            await prober.rest(asked, facts.is_ready and found.passed, doubt.is_open)
+            await prober.wait_due(asked, facts.is_ready and found.passed, doubt.is_open)
 
     async def _watch(self, one: KeptReplica) -> None:
         """Watch the engine and the startup progress, as reported by the pod's agent."""
         while True:
             op = self._op(one)
-            seen = await self._in_thread(self.landing.look, op, AskedParties.FILES) if op else Observation(False)
+            seen = await self._in_thread(self.launcher.observe, op, AskedParties.FILES) if op else Observation(False)
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
                 with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes detect readiness
-                    self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
-            await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
+                    self._record_stage(one, await self._in_thread(self.launcher.stage, op, seen.progress, one.stage))
+            await asyncio.sleep(FATE_S if op and self.launcher.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Observation) -> bool:
         """Request the end of a replica whose pod will never serve again, and return True. Silence proves no loss."""
-        if decide([seen], REPLICA).do is not RecoveryAction.BEGIN_ANEW:
+        if decide([seen], REPLICA).action is not RecoveryAction.BEGIN_ANEW:
             return False
         facts = one.member.facts
         if op is not None and op.is_live and seen.kind is ObservationKind.GONE:
-            self.end(one, f"the machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False)
+            self.request_end(
+                one, f"the machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False
+            )
             return True
         if op is None:
             why = "the row is no longer in the journal"
@@ -293,10 +295,10 @@ class Replicas:
             why = f"the engine has ended: {seen.verdict['reason'] or state}"
         else:
             why = "neither the guard nor the agent is running"
-        self.end(one, why, replace(facts, app_failed=True, is_ready=False), drains=False, has_failed=True)
+        self.request_end(one, why, replace(facts, app_failed=True, is_ready=False), drains=False, has_failed=True)
         return True
 
-    def _hear(self, one: KeptReplica, stage: Stage) -> None:
+    def _record_stage(self, one: KeptReplica, stage: Stage) -> None:
         """Record a new report of the pod; a silent agent reports nothing new."""
         if stage.told_at != one.stage.told_at:
             facts = replica_states.after_engine_report(one.member.facts, stage.engine_s, time.monotonic())
@@ -318,20 +320,20 @@ class Replicas:
         """End the replica, with retries and backoff until the end is proven."""
         failures = 0
         while True:
-            self.note(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
+            self.set_facts(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
             try:
                 op = self._op(one)
                 if op is not None:
-                    await self._in_thread(self.landing.end, op, one.member.why)
+                    await self._in_thread(self.launcher.end, op, one.member.why)
                 break
             except SlipwayError as error:
                 self.say(f"{one.member.run}: {error}")
-                self.note(one, replace(one.member.facts, down=ProcessStatus.FAILED))
+                self.set_facts(one, replace(one.member.facts, down=ProcessStatus.FAILED))
                 failures += 1
                 await asyncio.sleep(BACKOFF.wait_s(failures))
         await self._in_thread(one.links.close)
         one.member = replace(one.member, ended_at=time.time())
-        self.note(one, replace(one.member.facts, down=ProcessStatus.SUCCEEDED))
+        self.set_facts(one, replace(one.member.facts, down=ProcessStatus.SUCCEEDED))
         self.say(f"{one.member.run}: ended, nothing of it runs")
         if one.has_failed:
             self._retire(one)
@@ -374,18 +376,18 @@ class Replicas:
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late
-            one.told.set()
+            one.end_requested.set()
         elif facts.launch is not ProcessStatus.SUCCEEDED:
-            self.end(one, "its launch was cut off", drains=False)
+            self.request_end(one, "its launch was cut off", drains=False)
         if op is not None and op.address:
             one.endpoint = self._endpoint(one, op)
-        one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
+        one.task = asyncio.create_task(self._run_guarded(one, self._manage(one)))
 
     def _endpoint(self, one: KeptReplica, op: Op) -> ReplicaEndpoint:
         return ReplicaEndpoint(
             replica_id=one.member.run,
             version=one.member.version,
-            key=self.landing.key_of(one.member.run),
+            key=self.launcher.key_of(one.member.run),
             port=one.member.port,
             vendor=op.vendor,
             pod_id=op.remote_id or "",
@@ -393,7 +395,7 @@ class Replicas:
             address=op.address or "",
         )
 
-    def note(self, one: KeptReplica, facts: Facts) -> None:
+    def set_facts(self, one: KeptReplica, facts: Facts) -> None:
         before = one.member.state
         one.member = replace(one.member, facts=facts)
         if one.member.state is not before:

@@ -46,9 +46,9 @@ class Store:
         """
         self._kind.write_note(Path(folder), name, fingerprint, about)
 
-    def point(self, name: str, fingerprint: str) -> None:
+    def point_name(self, name: str, fingerprint: str) -> None:
         """Point `name` to the artifact with this kind and fingerprint. Raise StoreError if no such artifact exists."""
-        self._kind.point(name, fingerprint, flat=False)
+        self._kind.point_name(name, fingerprint, flat=False)
 
     def remove(self, artifact: str) -> None:
         """Remove an artifact, given the `by-fingerprint/...` name used in the store. Raise StoreError on failure."""
@@ -63,9 +63,9 @@ class Store:
 
     def artifacts(self) -> list[Artifact]:
         """Return all artifacts that names point to, sorted by name; see `everything`."""
-        return self.everything()[0]
+        return self.list_all()[0]
 
-    def everything(self) -> tuple[list[Artifact], list[Artifact]]:
+    def list_all(self) -> tuple[list[Artifact], list[Artifact]]:
         """Return two lists sorted by name: artifacts under user-visible names, and artifacts under fingerprint names.
 
         A local store verifies every sha256. A remote store compares manifests with the listing of the backend.

@@ -68,7 +68,7 @@ class FolderStore:
             if before.problem:
                 whole = Manifest(kept, fingerprint, about, (), time.time())
                 self._write(folder, sources, whole, replaces=before.problem != MISSING)
-            self.point(name, fingerprint, flat)
+            self.point_name(name, fingerprint, flat)
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
@@ -97,7 +97,7 @@ class FolderStore:
                 if replaces or not os.path.exists(self._at(f"{manifest.name}/{MANIFEST}")):
                     self._swap(staging, manifest)
 
-    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+    def point_name(self, name: str, fingerprint: str, flat: bool) -> None:
         """Point `name` to the artifact with this fingerprint, atomically.
 
         Raise StoreError if the artifact does not exist, or if a file of the user occupies the path of the name.
@@ -109,12 +109,12 @@ class FolderStore:
                 raise StoreError(f"{name} in {self.uri}: {found.problem or MISSING}")
             if not before.problem and before.fingerprint == fingerprint:
                 return
-            while not self._moved(name, kept, flat):
+            while not self._try_point_name(name, kept, flat):
                 pass
         except (OSError, ValueError) as error:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
-    def _moved(self, name: str, kept: str, flat: bool) -> bool:
+    def _try_point_name(self, name: str, kept: str, flat: bool) -> bool:
         """Try to point `name` to the artifact `kept`; return False if a concurrent publisher changed the name first."""
         before = self.check(name)
         with self._staging(name) as staging:
@@ -124,7 +124,7 @@ class FolderStore:
             local_files.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
             self._sync(staging)
             with self._locked(exclusive=True):
-                if self.check_fingerprint(name) not in ("", before.fingerprint):
+                if self.read_fingerprint(name) not in ("", before.fingerprint):
                     return False
                 self._swap(staging, manifest)
                 return True
@@ -200,7 +200,7 @@ class FolderStore:
         """Return the verified artifact with this fingerprint and the name of the folder in the store; see `choose`."""
         return choose(name, fingerprint, self.check)
 
-    def check_fingerprint(self, name: str) -> str:
+    def read_fingerprint(self, name: str) -> str:
         """Return the unverified fingerprint under `name`, or "" if no manifest can be read."""
         try:
             return self.manifest(name).fingerprint
@@ -234,7 +234,7 @@ class FolderStore:
             else:
                 shutil.rmtree(folder)
             if not is_kept(manifest.name):
-                self.point(manifest.name, manifest.fingerprint, manifest.flat)
+                self.point_name(manifest.name, manifest.fingerprint, manifest.flat)
         except OSError as error:
             raise StoreError(f"{manifest.name} could not be moved into {self.uri}: {error}") from error
 

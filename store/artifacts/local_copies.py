@@ -28,22 +28,24 @@ class Mirror:
         self.store = FolderStore(str(root.absolute()))
         self.root = Path(os.path.realpath(root))
 
-    def bring(self, manifest: Manifest, place: Backend, at: str, there: Mapping[str, ListedFile]) -> Path:
+    def ensure_local(self, manifest: Manifest, place: Backend, at: str, there: Mapping[str, ListedFile]) -> Path:
         """Return a folder with the verified files of the artifact; download a missing artifact.
 
         Raise StoreError if the download or the verification fails.
         """
         try:
-            with self._alone(manifest) as draft:  # the first process of a training job downloads; the others wait
-                if not self._holds(manifest):
-                    self._bring_all(manifest, draft, place, at, there)
+            with self._locked_folder(
+                manifest
+            ) as draft:  # the first process of a training job downloads; the others wait
+                if not self._is_complete(manifest):
+                    self._download_all(manifest, draft, place, at, there)
         except OSError as error:
             raise StoreError(f"{manifest.name} could not be copied from {self.uri} to {self.root}: {error}") from error
         return self.store.path(manifest.name, manifest.fingerprint)
 
     def seed(self, folder: Path, manifest: Manifest) -> None:
         """Add a freshly published artifact to the cache, by hard links if possible, so that later steps find a copy."""
-        with self._alone(manifest) as draft:
+        with self._locked_folder(manifest) as draft:
             shutil.rmtree(draft, ignore_errors=True)
             for entry in manifest.files:
                 target = draft / entry.path
@@ -54,17 +56,17 @@ class Mirror:
                     shutil.copyfile(folder / entry.path, target)
             self.store.adopt(draft, _kept(manifest), replaces=True)
 
-    def _bring_all(
+    def _download_all(
         self, manifest: Manifest, draft: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
     ) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
         for path in [path for path in draft.rglob("*") if path.is_file() and path not in wanted]:
             path.unlink()  # left by an earlier attempt for this name
         for entry in manifest.files:
-            self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
+            self._download_file(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
         self.store.adopt(draft, _kept(manifest), replaces=True)
 
-    def _holds(self, manifest: Manifest) -> bool:
+    def _is_complete(self, manifest: Manifest) -> bool:
         kept = _kept(manifest).name
         if self.store.check(kept).problem:
             return False
@@ -72,14 +74,14 @@ class Mirror:
         return here == {(entry.path, entry.sha256) for entry in manifest.files}
 
     @contextlib.contextmanager
-    def _alone(self, manifest: Manifest) -> Iterator[Path]:
+    def _locked_folder(self, manifest: Manifest) -> Iterator[Path]:
         """Yield the download folder of the artifact, locked against other processes."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
         with local_files.holding_lock(f"{draft}.lock"):
             yield draft
 
-    def _bring(
+    def _download_file(
         self, file: FileEntry, name: str, path: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +95,7 @@ class Mirror:
                     digest.update(chunk)
                 start = copy.tell()
                 with contextlib.suppress(FileNotFoundError):
-                    for piece in place.pieces(name, at, start, "" if at else there[name].version):
+                    for piece in place.read_chunks(name, at, start, "" if at else there[name].version):
                         copy.write(piece)
                         digest.update(piece)
             if digest.hexdigest() == file.sha256:

@@ -120,7 +120,7 @@ def _file(name: str) -> str:
 def _read(place: Backend, name: str) -> Reference | None:
     """Return the lease in a file, or None if the lease was released meanwhile."""
     try:
-        said = untrusted_input.mapping(place.small(name))
+        said = untrusted_input.mapping(place.read_small(name))
         reads = frozenset(
             (str(kind), str(fingerprint)) for kind, fingerprint in untrusted_input.typed(said, "reads", list)
         )

@@ -52,10 +52,10 @@ class RemoteStore:
         try:
             there = self.place.listing()
             _refuse_overlap(self.uri, name, flat, there)
-            if self._look(kept, there).problem:
+            if self._check(kept, there).problem:
                 manifest = self._write(folder, sources, Manifest(kept, fingerprint, about, (), time()), there)
                 Mirror(self.uri).seed(folder, manifest)
-            self.point(name, fingerprint, flat)
+            self.point_name(name, fingerprint, flat)
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
@@ -80,10 +80,10 @@ class RemoteStore:
         seen = there[where].version if where in there else ""
         if not self.place.is_atomic:
             return self._put_one_by_one(new, gone, where, manifest, there)
-        self._put_at_once(new, gone, where, manifest, seen)
+        self._put_atomically(new, gone, where, manifest, seen)
         return manifest
 
-    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+    def point_name(self, name: str, fingerprint: str, flat: bool) -> None:
         """Point `name` to the artifact with this fingerprint by copying the files within the backend.
 
         Raise StoreError if the artifact does not exist. After an error the name is unchanged, or missing on a backend
@@ -93,14 +93,14 @@ class RemoteStore:
         there = self.place.listing()
         _refuse_overlap(self.uri, name, flat, there)
         try:
-            kept, before = self._kept(name, fingerprint, there), self._look(name, there)
+            kept, before = self._fingerprint_manifest(name, fingerprint, there), self._check(name, there)
             if not before.problem and before.fingerprint == fingerprint:
                 return
             self._copy(kept, replace(kept, name=name, flat=flat), where, there)
         except (OSError, ValueError) as error:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
-    def _kept(self, name: str, fingerprint: str, there: Mapping[str, ListedFile]) -> Manifest:
+    def _fingerprint_manifest(self, name: str, fingerprint: str, there: Mapping[str, ListedFile]) -> Manifest:
         """Return the manifest under the fingerprint name of an artifact. Raise StoreError."""
         kept = kept_name(name, fingerprint)
         if places(kept)[0] not in there:
@@ -128,7 +128,7 @@ class RemoteStore:
         self.place.put(new)
         now = self.place.listing()  # list before reading the bytes: a later change shows as a different version
         for entry in target.files:
-            if target.place(entry.path) not in now or not self._reads_back(target, entry, ""):
+            if target.place(entry.path) not in now or not self._verify_upload(target, entry, ""):
                 raise Conflict(
                     f"{target.name} in {self.uri}: a different writer has changed the artifact meanwhile; try again"
                 )
@@ -160,17 +160,17 @@ class RemoteStore:
             raise NoStore(f"the store {self.uri} is not writable: {clean(error)}") from None
 
     def artifacts(self) -> list[Artifact]:
-        at = self.place.pin()
+        at = self.place.current_revision()
         there = self.place.listing(at=at)
         manifests = [path for path in there if is_manifest(path) and not is_hidden(path) and not path.startswith(RUNS)]
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(lambda path: self._verified(path, there, at, deep=False), sorted(manifests)))
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        at = self.place.pin()
-        return self._look(check_name(name), self.place.listing(at=at), at, deep)
+        at = self.place.current_revision()
+        return self._check(check_name(name), self.place.listing(at=at), at, deep)
 
-    def _look(self, name: str, there: Mapping[str, ListedFile], at: str = "", deep: bool = False) -> Artifact:
+    def _check(self, name: str, there: Mapping[str, ListedFile], at: str = "", deep: bool = False) -> Artifact:
         for manifest in places(name):
             if manifest in there:
                 return self._verified(manifest, there, at, deep)
@@ -178,23 +178,23 @@ class RemoteStore:
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
         """Return the artifact with this fingerprint and the name of the folder in the store; see `choose`."""
-        at = self.place.pin()
+        at = self.place.current_revision()
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
     def _find(self, name: str, fingerprint: str, there: Mapping[str, ListedFile], at: str) -> tuple[Artifact, str]:
-        return choose(name, fingerprint, lambda one: self._look(one, there, at))
+        return choose(name, fingerprint, lambda one: self._check(one, there, at))
 
     def path(self, name: str, fingerprint: str) -> Path:
-        at = self.place.pin()
+        at = self.place.current_revision()
         there = self.place.listing(at=at)
         found, lies = self._find(name, fingerprint, there, at)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
         where = next(one for one in places(lies) if one in there)
-        return Mirror(self.uri).bring(self._read(where, at), self.place, at, there)
+        return Mirror(self.uri).ensure_local(self._read(where, at), self.place, at, there)
 
     def manifest(self, name: str) -> Manifest:
-        at = self.place.pin()
+        at = self.place.current_revision()
         for where in places(check_name(name)):
             try:
                 return self._read(where, at)
@@ -223,12 +223,14 @@ class RemoteStore:
             return []
         return [manifest.place(entry.path) for entry in manifest.files]
 
-    def _put_at_once(self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, seen: str) -> None:
+    def _put_atomically(
+        self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, seen: str
+    ) -> None:
         guard = (where, seen) if self.place.compares_and_sets else None
         self.place.put({**new, where: manifest.to_json().encode()}, gone, guard)
-        at = self.place.pin()
+        at = self.place.current_revision()
         for entry in manifest.files:
-            if not self._reads_back(manifest, entry, at):
+            if not self._verify_upload(manifest, entry, at):
                 self.place.put({}, [where])
                 raise StoreError(
                     f"{self.uri}: {manifest.place(entry.path)} reads back with other bytes; publish the artifact again"
@@ -242,13 +244,13 @@ class RemoteStore:
         for entry, (path, source) in zip(manifest.files, new.items(), strict=True):
             is_there = path in there and there[path].size == entry.size
             # Skip unchanged files and files from an interrupted upload.
-            if not (is_there and self._reads_back(manifest, entry, "")):
+            if not (is_there and self._verify_upload(manifest, entry, "")):
                 due.append((entry, path, source))
         if where in there:  # delete first: from here on the files differ from the old manifest
             self.place.put({}, [where])
         for entry, path, source in due:
             self.place.put({path: source})
-            if not self._reads_back(manifest, entry, ""):
+            if not self._verify_upload(manifest, entry, ""):
                 self.place.put({}, [path])
                 raise StoreError(
                     f"{self.uri}: {path} reads back with other bytes than were written; nothing was published"
@@ -260,7 +262,7 @@ class RemoteStore:
         self.place.put({where: manifest.to_json().encode()}, gone, guard)
         return manifest
 
-    def _reads_back(self, manifest: Manifest, entry: FileEntry, at: str) -> bool:
+    def _verify_upload(self, manifest: Manifest, entry: FileEntry, at: str) -> bool:
         try:
             return self.place.sha256(manifest.place(entry.path), at) == entry.sha256
         except FileNotFoundError:
@@ -296,13 +298,13 @@ class RemoteStore:
         if entry.size != file.size:
             return f"{path} has {entry.size} bytes, but {file.size} bytes in the manifest"
         is_other = entry.sha256 != file.sha256 if entry.sha256 else file.version and entry.version != file.version
-        if is_other or (deep and not self._reads_back(manifest, file, at)):
+        if is_other or (deep and not self._verify_upload(manifest, file, at)):
             return f"{path} has changed since the publication (other sha256)"
         return ""
 
     def _read(self, where: str, at: str) -> Manifest:
         """Return the manifest in the file `where`. Raise FileNotFoundError or ValueError."""
-        return Manifest.from_json(self.place.small(where, at))
+        return Manifest.from_json(self.place.read_small(where, at))
 
 
 def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, ListedFile]) -> None:

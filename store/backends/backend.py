@@ -67,7 +67,7 @@ class Backend(ABC):
     def __init__(self, uri: str) -> None:
         self.uri = uri
 
-    def pin(self) -> str:
+    def current_revision(self) -> str:
         """Return the current revision as a value for `at`, or "" on backends without revisions."""
         return ""
 
@@ -95,7 +95,7 @@ class Backend(ABC):
         """Create the bucket, repository or folder; return False if it existed already. Raise StoreError."""
 
     @abstractmethod
-    def creation(self) -> str:
+    def create_command(self) -> str:
         """Return the vendor's shell command that creates the bucket or repository."""
 
     def check_writable(self) -> None:
@@ -108,7 +108,7 @@ class Backend(ABC):
         """Return the version that a local file will have after upload; "" if only the backend can tell."""
         return ""
 
-    def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
+    def read_chunks(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
         """Yield the bytes of a file from offset `start`, range by range.
 
         The first range is small (FIRST_BYTES) because the latency grows with the size of a range.
@@ -121,13 +121,13 @@ class Backend(ABC):
                 return
             wanted = PART_BYTES
 
-    def small(self, name: str, at: str = "") -> bytes:
+    def read_small(self, name: str, at: str = "") -> bytes:
         """Return the content of a small file: a manifest, mark or list.
 
         Raise FileNotFoundError, or StoreError (FileTooLarge above SMALL_BYTES).
         """
         content = b""
-        for piece in self.pieces(name, at):
+        for piece in self.read_chunks(name, at):
             content += piece
             if len(content) > SMALL_BYTES:
                 raise FileTooLarge(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes; a valid {name} is smaller")
@@ -136,7 +136,7 @@ class Backend(ABC):
     def sha256(self, name: str, at: str = "") -> str:
         """Return the sha256 of the file, computed from all bytes. Raise FileNotFoundError or StoreError."""
         digest = hashlib.sha256()
-        for piece in self.pieces(name, at):
+        for piece in self.read_chunks(name, at):
             digest.update(piece)
         return digest.hexdigest()
 

@@ -59,7 +59,7 @@ class Folder(Backend):
         os.makedirs(self.root, exist_ok=True)
         return not was_there
 
-    def creation(self) -> str:
+    def create_command(self) -> str:
         return f"mkdir -p {self.root}"
 
 

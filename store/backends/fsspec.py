@@ -49,5 +49,5 @@ class Other(Backend):
         self._fs.makedirs(self._root, exist_ok=True)
         return not was_there
 
-    def creation(self) -> str:
+    def create_command(self) -> str:
         return f"make {self.uri}"

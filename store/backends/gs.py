@@ -119,7 +119,7 @@ class GoogleBucket(BucketBackend):
                 part = {"Content-Range": f"bytes {at}-{stop - 1}/{size}"}
                 return _reached(self._request(what, "PUT", upload, part, _range(source, at, stop)), size)
 
-            at = self.patience.ask(f"{self.uri}: {what}", send, stop - at)
+            at = self.patience.retry(f"{self.uri}: {what}", send, stop - at)
 
     def create(self) -> bool:
         try:
@@ -136,7 +136,7 @@ class GoogleBucket(BucketBackend):
         self._ask("making the bucket", "POST", f"{_host()}/storage/v1/b", asked, kind, body)
         return True
 
-    def creation(self) -> str:
+    def create_command(self) -> str:
         return f"gcloud storage buckets create gs://{self.bucket}"
 
     def _objects(self, name: str = "", upload: bool = False) -> str:
@@ -175,7 +175,7 @@ class GoogleBucket(BucketBackend):
                     raise
                 return None
 
-        return self.patience.ask(f"{self.uri}: {what}", ask, num_bytes)
+        return self.patience.retry(f"{self.uri}: {what}", ask, num_bytes)
 
     def _request(self, what: str, verb: str, address: str, headers: Mapping[str, str], body: bytes = b"") -> Any:
         """Send a single request. Raise Again for a retryable failure, else the error for the response status."""
@@ -197,9 +197,9 @@ class GoogleBucket(BucketBackend):
             raise Retryable(f"{type(error).__name__}: {error}") from None
         if answer.status < 300 or answer.status in (308, 416):
             return answer
-        raise self._in_words(what, answer)
+        raise self._translate_error(what, answer)
 
-    def _in_words(self, what: str, answer: Any) -> Exception:
+    def _translate_error(self, what: str, answer: Any) -> Exception:
         status, said, reason = answer.status, answer.data[:2000].decode("utf-8", "replace"), ""
         try:
             error = json.loads(said)["error"]
@@ -235,10 +235,10 @@ class GoogleAccount:
         self.keys: Any = None
         self.project = os.environ.get("GOOGLE_CLOUD_PROJECT")
         if not self.is_anonymous:
-            self.keys, project = self._found(said)
+            self.keys, project = self._find_credentials(said)
             self.project = self.project or project
 
-    def _found(self, said: str) -> tuple[Any, str | None]:
+    def _find_credentials(self, said: str) -> tuple[Any, str | None]:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
         from google.oauth2 import credentials as users

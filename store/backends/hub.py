@@ -64,7 +64,7 @@ class Repository(Backend):
     def _where(self) -> dict[str, str]:
         return {"repo_id": self.repo, "repo_type": self.kind}
 
-    def pin(self) -> str:
+    def current_revision(self) -> str:
         return self._ask("asking for its newest commit", lambda: self._head())
 
     def _head(self) -> str:
@@ -132,7 +132,7 @@ class Repository(Backend):
         with contextlib.ExitStack() as open_files:
             adds = {name: self._operation(name, source, open_files) for name, source in ours.items()}
             for _ in range(TRIES):
-                head = self.pin()
+                head = self.current_revision()
                 there = self.listing(at=head)
                 if guard and (there[guard[0]].version if guard[0] in there else "") != guard[1]:
                     raise Conflict(f"{self.uri}: a different writer has committed {guard[0]} meanwhile")
@@ -149,7 +149,7 @@ class Repository(Backend):
                     )
                     return
                 except _BranchMoved:
-                    if self._has(ours, gone):  # an earlier attempt committed; the response was lost
+                    if self._is_committed(ours, gone):  # an earlier attempt committed; the response was lost
                         return
             raise Conflict(f"{self.uri}: other writers commit all the time; gave up after {TRIES} tries")
 
@@ -158,9 +158,9 @@ class Repository(Backend):
 
         if isinstance(source, Copy):
             return CommitOperationCopy(src_path_in_repo=self.prefix + source.name, path_in_repo=self.prefix + name)
-        return self._bring(name, source, open_files)
+        return self._prepare_add(name, source, open_files)
 
-    def _bring(self, name: str, source: Path | bytes, open_files: contextlib.ExitStack) -> Any:
+    def _prepare_add(self, name: str, source: Path | bytes, open_files: contextlib.ExitStack) -> Any:
         """Return the add operation of a file for a later commit; upload the content of a large file first."""
         from huggingface_hub import CommitOperationAdd
 
@@ -176,7 +176,7 @@ class Repository(Backend):
 
         return self._ask(f"writing {name}", bring, size)
 
-    def _announce(self, name: str) -> None:
+    def _request_write(self, name: str) -> None:
         from huggingface_hub import CommitOperationAdd
 
         one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=b"x")
@@ -195,7 +195,7 @@ class Repository(Backend):
         small = sum(one.upload_info.size for one in operations if getattr(one, "_upload_mode", "") == "regular")
         self._ask("committing", lambda: self._api.create_commit(operations=operations, **words), small + num_bytes)
 
-    def _has(self, new: Mapping[str, Source], gone: Iterable[str]) -> bool:
+    def _is_committed(self, new: Mapping[str, Source], gone: Iterable[str]) -> bool:
         there = self.listing()
         same = all(name in there and there[name].version in _versions(source) for name, source in new.items())
         return same and not any(name in there for name in gone)
@@ -208,26 +208,26 @@ class Repository(Backend):
 
         No commit follows, so nothing remains in the repository.
         """
-        self.pin()
-        self._announce(".probe")
+        self.current_revision()
+        self._request_write(".probe")
 
     def create(self) -> bool:
         try:
-            self.pin()
+            self.current_revision()
             return False
         except NoStore:
             make = functools.partial(self._api.create_repo, **self._where, private=True, exist_ok=True)
             self._ask("making the repository", make)
             return True
 
-    def creation(self) -> str:
+    def create_command(self) -> str:
         return f"hf repo create {self.repo} --type {self.kind} --private"
 
     def _ask(self, what: str, action: Callable[[], Any], num_bytes: int = 0) -> Any:
         self._api  # noqa: B018 whatever is asked, is asked with our deadlines
-        return self.patience.ask(f"{self.uri}: {what}", lambda: self._in_words(what, action), num_bytes)
+        return self.patience.retry(f"{self.uri}: {what}", lambda: self._with_store_errors(what, action), num_bytes)
 
-    def _in_words(self, what: str, action: Callable[[], Any]) -> Any:
+    def _with_store_errors(self, what: str, action: Callable[[], Any]) -> Any:
         """Return the result of `action`; translate errors of the client into errors of the store."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
@@ -236,11 +236,11 @@ class Repository(Backend):
         try:
             return action()
         except RuntimeError as error:  # the client wraps errors of uploads
-            raise self._of(what, error.__cause__ or error) from None
+            raise self._translate_error(what, error.__cause__ or error) from None
         except (HfHubHTTPError, httpx2.TransportError, OSError, ValueError) as error:
-            raise self._of(what, error) from None
+            raise self._translate_error(what, error) from None
 
-    def _of(self, what: str, error: BaseException) -> Exception:
+    def _translate_error(self, what: str, error: BaseException) -> Exception:
         import httpx2
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 

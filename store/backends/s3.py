@@ -78,7 +78,7 @@ class Bucket(BucketBackend):
         if stop <= start:
             return b""
         try:
-            return self._patiently(f"reading {name}", read, stop - start)
+            return self._retry(f"reading {name}", read, stop - start)
         except _Beyond:
             return b""
 
@@ -115,7 +115,7 @@ class Bucket(BucketBackend):
         if source.size <= self.copy_bytes:
             self._ask(what, "copy_object", source.size, Key=key, **origin)
             return
-        for other in self._begun(key):  # unfinished uploads of dead writers
+        for other in self._unfinished_uploads(key):  # unfinished uploads of dead writers
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
         upload = self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
         parts = []
@@ -130,9 +130,9 @@ class Bucket(BucketBackend):
     def _put_parts(self, name: str, source: Path | bytes, size: int, condition: dict[str, Any]) -> None:
         key, what = self.prefix + name, f"writing {name}"
         part_bytes = max(self.part_bytes, math.ceil(size / MOST_PARTS))
-        begun = self._begun(key)
+        begun = self._unfinished_uploads(key)
         upload = begun[-1] if begun else self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
-        there = self._arrived(key, upload) if begun else {}
+        there = self._uploaded_parts(key, upload) if begun else {}
         parts = []
         for number, start in enumerate(range(0, size, part_bytes), 1):
             body = _range(source, start, min(size, start + part_bytes))
@@ -146,13 +146,13 @@ class Bucket(BucketBackend):
         for other in begun[:-1]:  # unfinished uploads of dead writers, billed until removed
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
-    def _begun(self, key: str) -> list[str]:
+    def _unfinished_uploads(self, key: str) -> list[str]:
         """Return the ids of unfinished uploads of an object, the newest last."""
         page = self._ask(f"looking for uploads of {key}", "list_multipart_uploads", Prefix=key)
         ours = [one for one in page.get("Uploads", ()) if one["Key"] == key]
         return [one["UploadId"] for one in sorted(ours, key=lambda one: one["Initiated"])]
 
-    def _arrived(self, key: str, upload: str) -> dict[int, tuple[int, str]]:
+    def _uploaded_parts(self, key: str, upload: str) -> dict[int, tuple[int, str]]:
         """Return the size and ETag of the uploaded parts, by part number."""
         found: dict[int, tuple[int, str]] = {}
         more: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class Bucket(BucketBackend):
             self._ask("making the bucket", "create_bucket", **where)
             return True
 
-    def creation(self) -> str:
+    def create_command(self) -> str:
         return f"aws s3 mb s3://{self.bucket}"
 
     def _ask(self, what: str, verb: str, num_bytes: int = 0, **words: Any) -> Any:
@@ -186,13 +186,13 @@ class Bucket(BucketBackend):
                 raise Retryable("the answer was cut short")
             return answer
 
-        return self._patiently(what, ask, num_bytes)
+        return self._retry(what, ask, num_bytes)
 
-    def _patiently(self, what: str, action: Callable[[], Any], num_bytes: int) -> Any:
+    def _retry(self, what: str, action: Callable[[], Any], num_bytes: int) -> Any:
         self._client  # noqa: B018 not within the time of an attempt: to make one takes a while
-        return self.patience.ask(f"{self.uri}: {what}", lambda: self._told(what, action), num_bytes)
+        return self.patience.retry(f"{self.uri}: {what}", lambda: self._with_store_errors(what, action), num_bytes)
 
-    def _told(self, what: str, action: Callable[[], Any]) -> Any:
+    def _with_store_errors(self, what: str, action: Callable[[], Any]) -> Any:
         """Return the result of `action`; translate errors of botocore into errors of the store."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
         from urllib3.exceptions import HTTPError
@@ -200,7 +200,7 @@ class Bucket(BucketBackend):
         try:
             return action()
         except ClientError as error:
-            raise self._in_words(what, error) from None
+            raise self._translate_error(what, error) from None
         except NoCredentialsError:
             raise AccessDenied(f"{self.uri}: no credentials for the store; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
@@ -210,7 +210,7 @@ class Bucket(BucketBackend):
                 raise Retryable(str(error)) from None
             raise StoreError(f"{self.uri}: {what}: {clean(error)}") from None
 
-    def _in_words(self, what: str, error: Any) -> Exception:
+    def _translate_error(self, what: str, error: Any) -> Exception:
         code, answer = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
         status, said = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {}).get("retry-after", "")
         words = f"{self.uri}: {what}: {clean(error)}"

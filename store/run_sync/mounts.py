@@ -29,16 +29,16 @@ class MountFolder:
         self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
         self.here = root / WORK / name
         self._place = open_place(str(store))
-        self._kept = self.here.parent / f".{name}.kept"  # record of files in sync with the store
+        self._record_path = self.here.parent / f".{name}.kept"  # record of files in sync with the store
         self._seen: dict[str, Stamp] = {}
-        self._same: dict[str, Stamp] = self._read_kept()
+        self._synced: dict[str, Stamp] = self._read_record()
 
-    def bring(self, told: Callable[[int, int], object]) -> int:
+    def download_missing(self, told: Callable[[int, int], object]) -> int:
         """Download all stored files missing on the pod; return their number.
 
         The callback `told` receives the bytes so far and the total bytes.
         """
-        there = self._there()
+        there = self._stored_files()
         missing = {name: one for name, one in there.items() if not (self.here / name).exists()}
         total, done = sum(one.size for one in missing.values()), 0
         self.here.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class MountFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.here.parent, prefix=".tmp-", delete=False) as draft:
                 try:
-                    for piece in self._place.pieces(f"{self.under}/{name}", self._place.pin()):
+                    for piece in self._place.read_chunks(f"{self.under}/{name}", self._place.current_revision()):
                         draft.write(piece)
                         told(done + draft.tell(), total)
                     draft.flush()
@@ -56,27 +56,27 @@ class MountFolder:
                 except BaseException:
                     Path(draft.name).unlink(missing_ok=True)
                     raise
-            self._same[name] = stamp_of(path)
-        self._keep()
+            self._synced[name] = stamp_of(path)
+        self._write_record()
         return len(missing)
 
     def pending(self) -> list[str]:
         """Return the files to upload, oldest first, then the files to delete in the store."""
-        now = self._now()
-        new = sorted((one for one, stamp in now.items() if self._same.get(one) != stamp), key=lambda one: now[one][1])
-        return [*new, *(name for name in self._same if name not in now)]
+        now = self._local_stamps()
+        new = sorted((one for one, stamp in now.items() if self._synced.get(one) != stamp), key=lambda one: now[one][1])
+        return [*new, *(name for name in self._synced if name not in now)]
 
-    def carry(self, last: bool = False) -> list[str]:
+    def upload_changes(self, last: bool = False) -> list[str]:
         """Upload files unchanged since the last look, or all files if `last`; return the names still pending."""
-        now = self._now()
+        now = self._local_stamps()
         for name in self.pending():
             if name not in now:
                 self._place.put({}, [f"{self.under}/{name}"])
-                del self._same[name]
+                del self._synced[name]
             elif last or self._seen.get(name) == now[name]:
                 self._put(name, now[name])
         self._seen = now
-        self._keep()
+        self._write_record()
         return self.pending()
 
     def _put(self, name: str, stamp: Stamp) -> None:
@@ -87,10 +87,10 @@ class MountFolder:
                 return  # still being written; retry at the next look
             at = f"{self.under}/{name}"
             self._place.put({at: source})
-            if self._place.sha256(at, self._place.pin()) == digest:
-                self._same[name] = stamp
+            if self._place.sha256(at, self._place.current_revision()) == digest:
+                self._synced[name] = stamp
 
-    def _now(self) -> dict[str, Stamp]:
+    def _local_stamps(self) -> dict[str, Stamp]:
         found = {}
         for path in self.here.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
@@ -98,22 +98,22 @@ class MountFolder:
                     found[path.relative_to(self.here).as_posix()] = stamp_of(path)
         return found
 
-    def _there(self) -> dict[str, ListedFile]:
+    def _stored_files(self) -> dict[str, ListedFile]:
         listed = self._place.listing(self.under)
         named = {path.removeprefix(f"{self.under}/"): one for path, one in listed.items()}
         return {name: one for name, one in named.items() if is_inside(name)}
 
-    def _read_kept(self) -> dict[str, Stamp]:
+    def _read_record(self) -> dict[str, Stamp]:
         try:
-            lines = self._kept.read_text(encoding="utf-8").splitlines()
+            lines = self._record_path.read_text(encoding="utf-8").splitlines()
             found = {name: (int(size), int(at)) for size, at, name in (line.split(" ", 2) for line in lines)}
         except (OSError, ValueError):
             return {}
         return found
 
-    def _keep(self) -> None:
-        text = "".join(f"{size} {at} {name}\n" for name, (size, at) in self._same.items() if "\n" not in name)
-        local_files.replace(self._kept, text.encode())
+    def _write_record(self) -> None:
+        text = "".join(f"{size} {at} {name}\n" for name, (size, at) in self._synced.items() if "\n" not in name)
+        local_files.replace(self._record_path, text.encode())
 
 
 def stamp_of(path: Path) -> Stamp:

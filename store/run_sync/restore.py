@@ -71,29 +71,29 @@ class Fetch:
 
         Raise StoreError if a folder has no intact checkpoint, or if the store stays unreachable.
         """
-        names = self._patiently(self.folder.names)
+        names = self._retry(self.folder.file_sizes)
         if names:
-            self._bring_checkpoints(names)
-        marks = [step for step in self.makings if f"state/marks/{step}.json" in names and self._bring_mark(step)]
-        figures = [name for name in names if self._bring_figures(name, marks)]
-        logs = [name for name in names if LOG.fullmatch(name) and self._bring_log(name)]
+            self._restore_checkpoints(names)
+        marks = [step for step in self.makings if f"state/marks/{step}.json" in names and self._restore_mark(step)]
+        figures = [name for name in names if self._restore_metrics(name, marks)]
+        logs = [name for name in names if LOG.fullmatch(name) and self._restore_log(name)]
         if self.checkpoints:
             acknowledged = {**read_acknowledged(self.root), **dict.fromkeys(self.checkpoints, time.time())}
             local_files.replace(self.root / ACKNOWLEDGED, json.dumps(acknowledged, indent=1).encode())
         for name in self.mounts:
             mount = MountFolder(self.folder.uri, name, self.root)
-            number = self._patiently(lambda mount=mount: mount.bring(self._progress))  # type: ignore[misc]
-            self._tell(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
+            number = self._retry(lambda mount=mount: mount.download_missing(self._progress))  # type: ignore[misc]
+            self._report(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
         brought = sorted(self.checkpoints)
         said = ", ".join([*brought, *(f"the work of step {one}" for one in marks), *figures, f"{len(logs)} logs"])
-        self._tell(f"brought from the store: {said}" if names else "the store holds no files of this run yet")
+        self._report(f"brought from the store: {said}" if names else "the store holds no files of this run yet")
         self.emit("result", checkpoints=brought, marks=marks, figures=figures, logs=len(logs), damaged=self.damaged)
 
-    def _bring_checkpoints(self, names: Mapping[str, int]) -> None:
+    def _restore_checkpoints(self, names: Mapping[str, int]) -> None:
         there = by_folder(names)
-        for name in self._patiently(self.folder.acknowledged):
+        for name in self._retry(self.folder.verified_checkpoints):
             there.setdefault(name.rpartition("/")[0], [])
-        lost = [above for above, checkpoints in there.items() if not self._bring_newest(above, checkpoints)]
+        lost = [above for above, checkpoints in there.items() if not self._restore_newest(above, checkpoints)]
         if lost:
             seen = "; ".join(self.damaged) or "the checkpoints were acknowledged, but are missing now"
             raise StoreError(
@@ -101,42 +101,42 @@ class Fetch:
                 f"copy back; or, to start again, remove the folder and the matching lines in {ACKNOWLEDGED}"
             )
 
-    def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
+    def _restore_newest(self, above: str, checkpoints: list[str]) -> bool:
         """Restore the newest intact checkpoint of a folder; return whether this machine has a checkpoint now."""
         here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
         for name in checkpoints:
             if here and max(here) >= step_of(name):
                 return True
             try:
-                self.checkpoints[name] = self._patiently(
+                self.checkpoints[name] = self._retry(
                     lambda name=name: self.folder.get_checkpoint(name, self.root / name, self._progress)  # type: ignore[misc]
                 )
                 return True
             except DamagedCheckpoint as error:
                 self.damaged.append(f"{name}: {error}")
-                self._tell(f"passed over {self.damaged[-1]}")
+                self._report(f"passed over {self.damaged[-1]}")
         return bool(here)
 
-    def _bring_mark(self, step: str) -> bool:
+    def _restore_mark(self, step: str) -> bool:
         """Restore the mark of a step if the store has the artifact of the step; without a mark the step runs again."""
         name, making = f"state/marks/{step}.json", self.makings[step]
         if (self.root / name).exists():
             return False
-        found = self._patiently(lambda: Store(making["store"]).find(making["name"], making["fingerprint"]))
+        found = self._retry(lambda: Store(making["store"]).find(making["name"], making["fingerprint"]))
         if found.problem:
-            self._tell(f"{step} is done again: {making['name']}: {found.problem}")
+            self._report(f"{step} is done again: {making['name']}: {found.problem}")
             return False
         try:
-            mark = self._patiently(lambda: self.folder.read(name))
+            mark = self._retry(lambda: self.folder.read(name))
         except FileTooLarge:
             mark = b""
         if not _is_mark(mark):
-            self._tell(f"{step} runs again, because the mark of the step is damaged")
+            self._report(f"{step} runs again, because the mark of the step is damaged")
             return False
         local_files.replace(self.root / name, mark)
         return True
 
-    def _bring_figures(self, name: str, marks: list[str]) -> bool:
+    def _restore_metrics(self, name: str, marks: list[str]) -> bool:
         """Restore metrics up to the checkpoint from which the phase resumes, or all metrics of a finished phase."""
         match = FIGURES.fullmatch(name)
         if not match or (self.root / name).exists():
@@ -144,13 +144,13 @@ class Fetch:
         steps = [one.step for one in self.checkpoints.values() if one.phase == match[1]]
         if not steps and match[1] not in marks:
             return False
-        content = self._patiently(lambda: b"".join(self.folder.pieces(name)))
+        content = self._retry(lambda: b"".join(self.folder.read_chunks(name)))
         local_files.replace(self.root / name, content if match[1] in marks else _up_to(content, max(steps)))
         return True
 
-    def _bring_log(self, name: str) -> bool:
+    def _restore_log(self, name: str) -> bool:
         """Restore a log; if this pod has started the log already, store the earlier part in a separate file."""
-        path, there = self.root / name, self._patiently(lambda: b"".join(self.folder.pieces(name)))
+        path, there = self.root / name, self._retry(lambda: b"".join(self.folder.read_chunks(name)))
         if not path.exists():
             local_files.replace(path, there)
         elif path.suffix == ".log" and path.read_bytes()[: len(there)] != there:
@@ -160,11 +160,11 @@ class Fetch:
     def _progress(self, done: int, total: int) -> None:
         self.emit("progress", done=done, total=total, unit="bytes")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.say(text)
         self.emit("note", text=text)
 
-    def _patiently(self, action: Callable[[], T]) -> T:
+    def _retry(self, action: Callable[[], T]) -> T:
         """Return the result of `action`, with retries while the store fails.
 
         Raise DamagedCheckpoint, and StoreError after the last retry.
@@ -176,7 +176,7 @@ class Fetch:
                 if tries == TRIES:
                     raise StoreError(f"{self.folder.uri}: {type(error).__name__}: {error}") from error
                 wait_s = BACKOFF.wait_s(tries)
-                self._tell(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:.1f} s")
+                self._report(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:.1f} s")
             time.sleep(wait_s)
         raise AssertionError
 

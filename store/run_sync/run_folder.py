@@ -68,7 +68,7 @@ class ListedCheckpoint:
         return ListedCheckpoint(raw, phase, step, files)
 
     @staticmethod
-    def of(folder: Path) -> "ListedCheckpoint":
+    def from_folder(folder: Path) -> "ListedCheckpoint":
         """Return the checkpoint in a local folder.
 
         Raise FileNotFoundError, or DamagedCheckpoint for an invalid manifest.
@@ -102,7 +102,7 @@ class RunFolder:
         self.uri, self._root, self._logs = str(store), f"runs/{check_name(run)}", f"logs/{check_name(run)}"
         self._place = open_place(self.uri)
 
-    def names(self) -> dict[str, int]:
+    def file_sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file of the run, by name; {} if the run has no files."""
         found = {path.removeprefix(f"{self._root}/"): one.size for path, one in self._listing().items()}
         for path, one in self._place.listing(self._logs).items():
@@ -111,12 +111,12 @@ class RunFolder:
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raise FileNotFoundError, or StoreError if the file is too large."""
-        return self._place.small(self._at(name))
+        return self._place.read_small(self._at(name))
 
-    def pieces(self, name: str) -> Iterator[bytes]:
+    def read_chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file of any size at the current revision."""
-        at = self._place.pin()
-        yield from self._place.pieces(self._at(name), at)
+        at = self._place.current_revision()
+        yield from self._place.read_chunks(self._at(name), at)
 
     def put(self, files: Mapping[str, Iterable[bytes]]) -> None:
         """Replace each file with the given bytes, each file whole; all files at once on an atomic backend.
@@ -128,7 +128,7 @@ class RunFolder:
             for number, (name, pieces) in enumerate(files.items()):
                 new[self._at(name)], digests[name] = spool(pieces, Path(folder, str(number)))
             self._place.put(new)
-        at = self._place.pin()
+        at = self._place.current_revision()
         for name, digest in digests.items():
             if self._place.sha256(self._at(name), at) != digest:
                 raise StoreError(f"{self.uri}: {self._at(name)} reads back with other bytes than were written")
@@ -139,7 +139,7 @@ class RunFolder:
         An intact checkpoint in the store is kept unchanged. Raise DamagedCheckpoint if the local checkpoint is damaged,
         and FileNotFoundError if the trainer has removed the checkpoint meanwhile.
         """
-        checkpoint, manifest = ListedCheckpoint.of(folder), self._at(f"{name}/{MANIFEST}")
+        checkpoint, manifest = ListedCheckpoint.from_folder(folder), self._at(f"{name}/{MANIFEST}")
         if manifest in self._listing():
             if not self.problem(name):
                 return
@@ -155,10 +155,10 @@ class RunFolder:
                 )
             return
         for file, (target, source) in zip(checkpoint.files, files.items(), strict=True):
-            if self._is_there(target, file):
+            if self._is_stored(target, file):
                 continue  # already there from an interrupted upload
             self._place.put({target: source})
-            if not self._is_there(target, file):
+            if not self._is_stored(target, file):
                 self._place.put({}, [target])
                 raise StoreError(f"{self.uri}: {target} reads back with other bytes than were written")
         self.put({f"{name}/{MANIFEST}": [checkpoint.raw]})
@@ -173,7 +173,7 @@ class RunFolder:
 
         Raise DamagedCheckpoint. The callback gets bytes so far and total bytes.
         """
-        at = self._place.pin()
+        at = self._place.current_revision()
         checkpoint = self._manifest(name, at)
         total, done = sum(file.size for file in checkpoint.files), 0
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ class RunFolder:
                 path = draft / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError), path.open("wb") as copy:
-                    for piece in self._place.pieces(self._at(f"{name}/{file.path}"), at):
+                    for piece in self._place.read_chunks(self._at(f"{name}/{file.path}"), at):
                         copy.write(piece)
                         told(done + copy.tell(), total)
                 _check(path, file)
@@ -201,10 +201,10 @@ class RunFolder:
 
     def problem(self, name: str) -> str:
         """Return the problem of a checkpoint in the store, or "" if every byte matches the manifest."""
-        at = self._place.pin()
+        at = self._place.current_revision()
         try:
             for file in self._manifest(name, at).files:
-                if not self._is_there(self._at(f"{name}/{file.path}"), file, at):
+                if not self._is_stored(self._at(f"{name}/{file.path}"), file, at):
                     return f"{file.path} does not match the manifest"
         except DamagedCheckpoint as error:
             return str(error)
@@ -220,7 +220,7 @@ class RunFolder:
         manifest = self._at(f"{name}/{MANIFEST}")
         self._place.put({}, sorted(files, key=lambda path: path != manifest))
 
-    def acknowledged(self) -> dict[str, float]:
+    def verified_checkpoints(self) -> dict[str, float]:
         """Return the verified checkpoints with times in UTC epoch seconds. Raise StoreError if the list is damaged."""
         try:
             known = untrusted_input.mapping(self.read(ACKNOWLEDGED))
@@ -241,14 +241,14 @@ class RunFolder:
 
     def _manifest(self, name: str, at: str) -> ListedCheckpoint:
         try:
-            raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
+            raw = self._place.read_small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
             raise DamagedCheckpoint("the manifest is missing") from None
         except FileTooLarge as error:
             raise DamagedCheckpoint(str(error)) from None
         return ListedCheckpoint.parse(raw, name.rpartition("/")[2])
 
-    def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
+    def _is_stored(self, path: str, file: FileEntry, at: str = "") -> bool:
         """Return whether the file in the store has the expected sha256; every byte is read."""
         try:
             return self._place.sha256(path, at) == file.sha256
@@ -279,7 +279,7 @@ def check_files(folder: Path) -> ListedCheckpoint:
 
     Raise DamagedCheckpoint or FileNotFoundError.
     """
-    checkpoint = ListedCheckpoint.of(folder)
+    checkpoint = ListedCheckpoint.from_folder(folder)
     for file in checkpoint.files:
         try:
             _check(untrusted_input.resolve_within(folder, file.path), file)

@@ -59,7 +59,7 @@ class LimitedChild:
     def ask(self, question: bytes) -> bytes:
         """Return the answer to a question. Raise ChildFailed."""
         with self._lock:
-            process = self._living()
+            process = self._running_process()
             try:
                 return self._answer(process, question, self.limits.answer_s)
             except ChildFailed:
@@ -67,7 +67,7 @@ class LimitedChild:
                     self._process = None
                 raise
 
-    def _living(self) -> "subprocess.Popen[bytes]":
+    def _running_process(self) -> "subprocess.Popen[bytes]":
         """Return the running child of this process, started if necessary. Raise ChildFailed."""
         if self._process is not None and self._owner == os.getpid():
             return self._process

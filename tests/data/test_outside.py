@@ -35,7 +35,7 @@ def shards(folder, finished=True):
     if finished:
         writer.finish("here", {})
     else:
-        writer.publish(writer.cut(), {"source": "here", "options": {}})
+        writer.publish(writer.take_completed(), {"source": "here", "options": {}})
     return folder
 
 
@@ -122,7 +122,7 @@ def test_document_offsets_outside_of_the_file_are_refused(artifacts, tmp_path):
     struct.pack_into("<Q", raw, header.index + 16, (1 << 63) + 5)
     (tmp_path / "x.bin").write_bytes(raw)
     with pytest.raises(DataError, match="document offsets"):
-        Stream([tmp_path / "x.bin"]).places(np.array([1, 2]))
+        Stream([tmp_path / "x.bin"]).document_ranges(np.array([1, 2]))
 
 
 @pytest.mark.process

@@ -55,7 +55,7 @@ def test_service_is_valid_here_and_for_skypilot():
 
 
 def test_the_flags_of_the_launch_are_flags_of_launch():
-    flags = [one.spelled for one in namespace()["launch"].flags]
+    flags = [one.spelling for one in namespace()["launch"].flags]
     assert flag_file.read(EXAMPLES / "launch.yaml", flags)["seed"] == ["7"]
 
 

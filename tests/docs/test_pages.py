@@ -73,7 +73,7 @@ def test_page_for_coding_agents_equals_the_output_of_the_generator():
     rents, asks = (next(one for one in said if word in one) for word in ("commands may rent", "Never give `--yes`"))
     # Every command that may rent is listed in the rule against renting.
     for command in set(tasks.namespace.task_names) - OF_PACKS:
-        flags = {one.spelled for one in tasks.namespace[command].flags}
+        flags = {one.spelling for one in tasks.namespace[command].flags}
         rented = f"`{command}`" in rents
         assert rented == tasks.namespace[command].rents, command
         assert rented or "spend-limit" not in flags or command == "rehearse", f"{command} takes a limit: does it rent?"

@@ -34,7 +34,7 @@ SPEED = 60
 def user(tmp_path):
     one = Rehearsed(tmp_path, KEYS)
     attach.start(one.base, speed=SPEED)
-    one.world.tell("/faults", NO_TIMER)
+    one.world.send_command("/faults", NO_TIMER)
     yield one
     for pid in one.processes():  # Also processes that a failed test left frozen.
         with contextlib.suppress(ProcessLookupError):
@@ -199,12 +199,12 @@ def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what)
         (op,) = journal.ops(run="otter")
     old = supervisor_of(user)
     if what == "ends":
-        user.world.tell("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
+        user.world.send_command("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
         user.begin("down", "otter", "--rehearse").communicate(timeout=300)
         until(lambda: user.calls("delete") > 2, "more tries")
     else:
-        user.world.tell("/sold-out", {"is": True})
-        user.world.tell("/preempt", {"id": op.remote_id})
+        user.world.send_command("/sold-out", {"is": True})
+        user.world.send_command("/preempt", {"id": op.remote_id})
         with journal_of(user) as journal:
             until(lambda: not journal.op(op.token).is_live, "its end in the journal")
     os.kill(old.pid, signal.SIGSTOP)
@@ -212,8 +212,8 @@ def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what)
     user.begin("status", "--rehearse").communicate(timeout=300)
     new = until(lambda: supervisor_of(user), "another supervisor")
     assert new != old
-    user.world.tell("/faults", {})
-    user.world.tell("/sold-out", {"is": False})
+    user.world.send_command("/faults", {})
+    user.world.send_command("/sold-out", {"is": False})
     with journal_of(user) as journal:
         rows = journal.ops(run="otter")
         done = lambda: journal.ops(run="otter")[-1].state == ("TERMINATED" if what == "ends" else "READY")  # noqa: E731

@@ -109,9 +109,9 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def user(shared):
     """Yield a user without injected faults and without live runs."""
-    shared.world.tell("/faults", {})
+    shared.world.send_command("/faults", {})
     yield shared
-    shared.world.tell("/faults", {})
+    shared.world.send_command("/faults", {})
     shared.inv("down", "--all", "--rehearse")
     assert shared.truth()["billing"] == shared.truth()["running"] == 0
 
@@ -147,7 +147,7 @@ class Filed:
 @pytest.fixture(scope="module")
 def filed(tmp_path_factory):
     for user in world_of(tmp_path_factory.mktemp("filed"), 60):
-        user.world.tell("/faults", {"machines": [{"trait": "idle gpus", "count": None}]})
+        user.world.send_command("/faults", {"machines": [{"trait": "idle gpus", "count": None}]})
         prices = {
             name: float(
                 user.json("offers", "--rehearse", "--provider", name, "--gpu", gpu)["offers"][0]["usd_per_hour"]
@@ -192,7 +192,7 @@ def test_apply_creates_the_pods_of_each_file(filed):
 
 @pytest.mark.nightly
 def test_failed_offers_and_slow_boots_are_skipped_and_success_ends_the_run(user):
-    user.world.tell(
+    user.world.send_command(
         "/faults",
         {
             "machines": [
@@ -239,7 +239,7 @@ def test_failed_offers_and_slow_boots_are_skipped_and_success_ends_the_run(user)
 @pytest.mark.nightly
 def test_preempted_run_ends_with_the_parameters_of_an_undisturbed_run(user):
     """Test a vendor that keeps preempted machines, and a vendor with volumes that removes them."""
-    user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
+    user.world.send_command("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
     calm = ("--phase", "base", "--tag", "calm", *ONE_THREAD, "--seed", "7", "--yes")
@@ -273,15 +273,15 @@ def waiting(user, request):
     until(lambda: user.status()[run]["in_store"], "a checkpoint in the store")
     (first,) = user.machines(run)
     follower = user.begin("logs", run, "--rehearse", "--follow")
-    user.world.tell("/sold-out", {"is": True})
+    user.world.send_command("/sold-out", {"is": True})
     try:
-        user.world.tell("/preempt", {"id": first["id"]})
+        user.world.send_command("/preempt", {"id": first["id"]})
         row = until(lambda: (row := user.status()[run])["state"] == "waiting" and row, "that it waits")
         assert "it could not go on at once: " in row["note"] and row["recoveries"] == 0, row
         assert user.truth()["billing"] == 0
         yield run, follower
     finally:
-        user.world.tell("/sold-out", {"is": False})
+        user.world.send_command("/sold-out", {"is": False})
         user.inv("down", run, "--rehearse")
         follower.communicate(timeout=60)
 
@@ -293,7 +293,7 @@ def test_run_that_waits_for_a_machine_can_be_ended_and_resumed(user, waiting):
     assert user.status()[run]["state"] == "stopped"
     _, said = follower.communicate(timeout=60)
     assert f"{run} waits for a machine: " in said and f"{run} stopped" in said, said
-    user.world.tell("/sold-out", {"is": False})
+    user.world.send_command("/sold-out", {"is": False})
     user.inv("resume", run, "--rehearse", "--detach", "--yes")
     assert user.status()[run]["state"] in ("running", "succeeded")
 
@@ -304,7 +304,7 @@ def test_waiting_run_takes_the_first_machine_after_its_supervisor_was_killed(use
     os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
     assert user.status()[run]["state"] == "waiting"  # The next command starts a new supervisor.
     until(lambda: user.json("supervisor", "--rehearse")["runs"] == [run], "that it is kept")
-    user.world.tell("/sold-out", {"is": False})
+    user.world.send_command("/sold-out", {"is": False})
     done = until(lambda: (row := user.status()[run])["state"] == "succeeded" and row, "its end", 300)
     assert done["recoveries"] == 1
 
@@ -551,7 +551,7 @@ def test_preempted_pod_of_a_set_returns_until_it_is_ended(user, tmp_path):
     (first,) = user.machines("desk")
     until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["desk"], "that it is kept")
     os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
-    user.world.tell("/preempt", {"id": first["id"]})
+    user.world.send_command("/preempt", {"id": first["id"]})
     back = until(lambda: (row := user.status()["desk"])["recoveries"] and row["state"] == "idle" and row, "it back")
     first, second = user.machines("desk")
     assert first["ended_by"] == "preempted" and second["state"] == "running"

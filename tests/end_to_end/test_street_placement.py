@@ -126,7 +126,7 @@ def test_preempted_replicas_are_replaced_within_the_budget(tmp_path):
         installation.world.json(*line, "--yes")
         market = attach.find(attach.worlds_folder(tmp_path / "state" / "journal.db"))
         first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
-        market.tell("/preempt", {"id": first["id"]})
+        market.send_command("/preempt", {"id": first["id"]})
 
         def replaced():
             found = installation.world.json("serve.status", "demo", "--rehearse")

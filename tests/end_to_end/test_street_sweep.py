@@ -306,7 +306,7 @@ def test_sweep_over_a_market_rents_one_pod_per_run_and_leaves_none(renter):
 @pytest.mark.nightly
 def test_preempted_trial_continues_and_the_sweep_reports_it(renter, tmp_path):
     user, _ = renter
-    user.world.tell("/faults", {"preempt_at_work": {"lium": 1}})
+    user.world.send_command("/faults", {"preempt_at_work": {"lium": 1}})
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
     (tmp_path / "taken.yaml").write_text(json.dumps({"each": each, "runs": [{"name": "a"}]}))
     words = ["sweep", str(tmp_path / "taken.yaml"), "--provider", "lium", "--spend-limit", "30"]

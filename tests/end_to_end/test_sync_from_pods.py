@@ -132,7 +132,7 @@ def test_pod_with_only_damaged_checkpoints_does_not_start_from_scratch(pods):
     assert (verdict["state"], verdict["step"]) == ("failed", "fetch")
     assert "no checkpoint of work/checkpoints/first-f00d in" in verdict["tail"] and "step-000000005" in verdict["tail"]
     assert json.loads(pods.there("state/ending.json"))["step"] == "fetch"
-    assert [name for name in pods.folder.names() if name.startswith("logs/error-")]
+    assert [name for name in pods.folder.file_sizes() if name.startswith("logs/error-")]
 
 
 def test_last_save_of_a_stopped_step_is_stored_before_the_verdict(pods):
@@ -142,7 +142,7 @@ def test_last_save_of_a_stopped_step_is_stored_before_the_verdict(pods):
     until(lambda: one.lines("runs/first/metrics.jsonl")[11:], "it is held")
     stopped = one.call("stop", {"SLIPWAY_GRACE_S": "10"})
     assert (stopped["verdict"]["state"], stopped["verdict"]["reason"]) == ("stopped", "asked to stop")
-    assert by_folder(pods.folder.names())["work/checkpoints/first-f00d"][0].endswith("step-000000012")
+    assert by_folder(pods.folder.file_sizes())["work/checkpoints/first-f00d"][0].endswith("step-000000012")
     assert json.loads(pods.there("state/ending.json"))["state"] == "stopped"
     assert pods.there("work/runs/first/metrics.jsonl").count("\n") == 12
 

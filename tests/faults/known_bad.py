@@ -118,13 +118,13 @@ class JsonJournal:
 class NoLeases:
     """Grants every lease to every process."""
 
-    def take(self, name: str, code: str = "") -> Lease:
+    def acquire(self, name: str, code: str = "") -> Lease:
         return Lease(name, 1)
 
     def check_held(self) -> None:
         return None
 
-    def held(self) -> set[str]:
+    def held_names(self) -> set[str]:
         return set()
 
     def holder(self, name: str) -> None:

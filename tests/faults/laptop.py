@@ -60,7 +60,7 @@ def main() -> None:
     there = about["world"]
     header = {"Authorization": f"Bearer {there['key']}"} if name == "runpod" else {"X-API-KEY": there["key"]}
     api = JsonApi(name, there["url"], header, clock_scale=scale)
-    keys = PodKeys.beside(folder / "journal.db")
+    keys = PodKeys.for_journal(folder / "journal.db")
     vendor = {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, keys)
     count = COUNTS[about["count"]]
     with Journal.open(folder / "journal.db", environ(folder)) as journal:

@@ -133,9 +133,9 @@ class WatchedLeases(Leases):
         super().__init__(journal._db, journal.writing, (journal.path, journal._file), again)
         self._journal = journal
 
-    def take(self, name: str, code: str = "") -> Lease:
+    def acquire(self, name: str, code: str = "") -> Lease:
         with self._journal._event_named("take"):
-            return super().take(name, code)
+            return super().acquire(name, code)
 
     def release(self, lease: Lease) -> None:
         with self._journal._event_named("release"):

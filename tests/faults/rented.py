@@ -144,12 +144,12 @@ class Stage:
         """Return a client of the vendor."""
         about = self.running.about[name]
         header = {"Authorization": f"Bearer {about['key']}"} if name == "runpod" else {"X-API-KEY": about["key"]}
-        pace = Pace.of_minute(per_minute, clock_scale)
+        pace = Pace.per_minute(per_minute, clock_scale)
         pace.clock = self.now  # a wait for the pace of requests moves this clock
         api = JsonApi(
             name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, pace=pace, clock_scale=clock_scale
         )
-        return {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, PodKeys.beside(journal))
+        return {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, PodKeys.for_journal(journal))
 
     @property
     def _moved_s(self) -> float:

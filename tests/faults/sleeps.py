@@ -259,7 +259,7 @@ class Trial:
 
     def _keep(self, vendor: Market, journal: Any) -> None:
         home = RunHome(self.folder / "home")
-        home.kept.code.mkdir(parents=True)
+        home.snapshot.code.mkdir(parents=True)
         keeper = RunKeeper(
             journal,
             lambda _: vendor,
@@ -269,8 +269,8 @@ class Trial:
             lambda _: None,
             Terms(boot_s=20.0),
         )
-        with keeper.keeping(RUN):
-            for _ in keeper.keep(journal.ops(run=RUN)[-1]):
+        with keeper.hold_lease(RUN):
+            for _ in keeper.follow_run(journal.ops(run=RUN)[-1]):
                 pass
 
     def _meanwhile(self, journal: Any, what: str, pid: int) -> set[str]:
@@ -286,13 +286,13 @@ class Trial:
                 with contextlib.suppress(SlipwayError):  # the sweeps continue
                     pods.end(vendor, op, journal, patience_s=0.0)
         if what == "taken over":
-            for name in journal.leases.held():
+            for name in journal.leases.held_names():
                 if name == keeper_lease(RUN):
                     self.known = {op.token for op in journal.ops()}
                     journal.leases.renew(Lease(name, journal.leases._lease(name)[0]))
                 else:  # a stopped process counts as alive
                     with contextlib.suppress(LeaseHeld):
-                        journal.leases.take(name)
+                        journal.leases.acquire(name)
                         raise Wrong(f"{name} was taken from a process that lives")
         if what.endswith(("sweeps", "swept")):
             for _ in range(4):

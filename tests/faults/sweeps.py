@@ -151,7 +151,7 @@ class Rig:
             there = [one["id"] for one in self.user.truth()["pods"] if one["state"] == "running"]
             if not there:
                 return ""
-            self.user.world.tell("/preempt", {"id": self.chance.choice(there)})
+            self.user.world.send_command("/preempt", {"id": self.chance.choice(there)})
         else:
             found = self.processes(kind)
             if not found:
@@ -176,7 +176,7 @@ class Rig:
         """Check the final invariants; return the figures. Raises Wrong."""
         states, journal = self.states, self.journal
         done = Counter(op.run for op in journal.ops() if op.outcome == "succeeded")
-        rented, live = sum(op.stays for op in journal.ops()), [op.run for op in journal.ops(live=True)]
+        rented, live = sum(op.outlives_run for op in journal.ops()), [op.run for op in journal.ops(live=True)]
         recoveries = sum(max(op.recoveries for op in journal.ops(run=run)) for run in journal.runs())
         found = budgets.state(journal, "sweep:trials", SPEED)
         truth = self.user.truth()

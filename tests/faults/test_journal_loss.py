@@ -73,7 +73,7 @@ def open_as_advised(path, environ) -> Journal:
             return opened
         said = opened.problem
         with pytest.raises(JournalError, match="is damaged"):
-            opened.leases.take("anything")
+            opened.leases.acquire("anything")
         opened.close()
         assert f"mv {path} {path}.damaged" in said
     except JournalError as error:
@@ -86,7 +86,7 @@ def open_as_advised(path, environ) -> Journal:
 
 def gone(journal) -> None:
     """Release all leases, as if the holders had died."""
-    for name in journal.leases.held():
+    for name in journal.leases.held_names():
         journal.leases.release(Lease(name, journal.leases._lease(name)[0]))
 
 

@@ -165,8 +165,8 @@ def check_run_stays_over(running: Running, folder: Path, one: Rented) -> None:
         keeper = RunKeeper(
             journal, lambda _: vendor, vendor.offers, RunHome(folder / one.vendor / one.run), {}, lambda _: None
         )
-        with keeper.keeping(one.run):
-            assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
+        with keeper.hold_lease(one.run):
+            assert [verdict for _, verdict in keeper.follow_run(op)][-1]["state"] == state
         row = journal.ops(run=one.run)[-1]
         assert row.token == op.token
         assert (row.state, row.outcome, run_rows.is_over(row)) == ("TERMINATED", state, True)

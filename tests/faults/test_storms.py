@@ -126,7 +126,7 @@ def test_a_rent_request_is_sent_once_and_given_up_in_time(how, planned):
         asking = JsonApi("vendor", url, {}, attempt_s=ATTEMPT_S, most_bytes=1 << 20)
         # The deaf server received nothing; with one limit for connect and read, the client cannot always know.
         with pytest.raises((RequestNotSent, Ambiguous) if how == "deaf" else Ambiguous):
-            asking.act("POST", "/thing", {"a": 1})
+            asking.send_change("POST", "/thing", {"a": 1})
     assert len(planned) == 1 and planned[0] <= begun + ATTEMPT_S + 1 and hole.taken <= 1
 
 

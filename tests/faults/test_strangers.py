@@ -51,7 +51,7 @@ def test_commands_send_nothing_to_a_machine_with_a_changed_key(hosts, tmp_path, 
     (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"hosts": [machine]}}))
     world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     settings = Settings.load(ROOT, environ=world.environ)
-    provider = SshPools.of(settings)
+    provider = SshPools.from_settings(settings)
     with Journal.open(settings.state_file) as journal:
         root = checkout(tmp_path / "checkout")
         op = launch_on(provider, plan(tmp_path / "store", COUNT), journal, root)

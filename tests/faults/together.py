@@ -182,7 +182,7 @@ class Rig:
             if not there or self.chance.random() < 0.8:  # each takes minutes of the market's clock to recover
                 return False
             try:
-                here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                here.market.send_command("/preempt", {"id": self.chance.choice(there)})
             except UsageError:  # a request to end came in between
                 return False
             return True
@@ -217,7 +217,8 @@ class Rig:
     def is_kept(self, name: str) -> bool:
         """Return true if the run is still resumed: a row that ended without an outcome is between two machines."""
         return (
-            f"keep:{name}" in self.site.journal.leases.held() or f"keep:{name}" in self.site.journal.leases.abandoned()
+            f"keep:{name}" in self.site.journal.leases.held_names()
+            or f"keep:{name}" in self.site.journal.leases.abandoned_names()
         )
 
     def judge(self, name: str) -> None:

@@ -15,7 +15,7 @@ def test_apply_changes_an_existing_limit_of_a_set_with_unchanged_pods(tmp_path):
     settings = Settings.load(ROOT, environ=environ)
 
     def limit(said):
-        found = SetLimit.of("fleet", said, {})
+        found = SetLimit.for_set("fleet", said, {})
         assert found
         return found
 
@@ -24,11 +24,11 @@ def test_apply_changes_an_existing_limit_of_a_set_with_unchanged_pods(tmp_path):
         return found and found.amount
 
     with Journal.open(settings.state_file, environ) as journal:
-        assert not limit("2").change(journal, settings) and amount() is None  # no budget pays for the pods
-        limit("2").open(journal, settings)
-        assert not limit("2").change(journal, settings) and limit("5").change(journal, settings)
+        assert not limit("2").change_budget(journal, settings) and amount() is None  # no budget pays for the pods
+        limit("2").open_budget(journal, settings)
+        assert not limit("2").change_budget(journal, settings) and limit("5").change_budget(journal, settings)
         assert amount() == 5_000_000
         budgets.reserve(journal, "set:fleet", "a", 3_000_000)
         with pytest.raises(UsageError, match="Give at least 3.00 USD: --spend-limit"):
-            limit("2.99").change(journal, settings)
-        assert limit("3").change(journal, settings) and amount() == 3_000_000
+            limit("2.99").change_budget(journal, settings)
+        assert limit("3").change_budget(journal, settings) and amount() == 3_000_000

@@ -47,7 +47,7 @@ def rehearsed(settings: Settings) -> Settings:
 
 def planned(settings: Settings, offer: Offer | None, **flags):
     own = replace(settings, profile=flags.pop("profile"))
-    work = PlannedWork.of(WorkSpec(**flags), own)
+    work = PlannedWork.from_spec(WorkSpec(**flags), own)
     vendor = registry.provider(own, "runpod")
     request = Request(run="new", provider="runpod", gpu="H100", num_gpus=offer.num_gpus if offer else 1)
     return plan_for(work, own, request, vendor, Limits(spend_micro_usd=50_000_000), offer)
@@ -89,7 +89,7 @@ def test_a_rehearsal_shows_the_real_time_and_the_simulated_time_separately(setti
 def test_a_plan_with_a_gpu_outside_the_tables_has_no_estimate(settings):
     offer = Offer(provider="runpod", offer_id="o", gpu="TPU-9", num_gpus=1, micro_usd_per_hour=1)
     plan = planned(rehearsed(settings), offer, profile="tiny", phase="base")
-    assert plan.shown.steps == () and plan_json(plan)["estimate_s"] is None
+    assert plan.displayed_estimate.steps == () and plan_json(plan)["estimate_s"] is None
     with pytest.raises(
         UsageError, match="the speed of TPU-9 is not known; give --hours; GPUs with a known speed: A100"
     ):

@@ -41,7 +41,7 @@ def journal(settings):
 
 def resolved(settings, made="", **flags):
     found = launch.resolve(LaunchSpec(**{"phase": "base", **flags}), settings)
-    return replace(found, work=replace(found.work, made=made or found.work.made))
+    return replace(found, work=replace(found.work, remake_policy=made or found.work.remake_policy))
 
 
 def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
@@ -62,21 +62,23 @@ def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
 def test_an_artifact_of_different_code_needs_a_decision_of_the_user(settings, journal, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(CheckoutCode, "of", lambda *_: {"commit": "cd" * 20})
-    monkeypatch.setattr(CheckoutCode, "differing", lambda _, before, folders: ("trainer/loop.py",) if before else ())
+    monkeypatch.setattr(
+        CheckoutCode, "changed_files", lambda _, before, folders: ("trainer/loop.py",) if before else ()
+    )
     first = launch.prepare(resolved(settings), journal, settings, told.append)
-    assert not first.is_open and [one.name for one in first.plan.job.steps][-1] == "base"
+    assert not first.needs_decision and [one.name for one in first.plan.job.steps][-1] == "base"
     made = tmp_path / "made"
     made.mkdir()
     (made / "weights").write_text("w")
     (fingerprint,) = [one.fingerprint for one in first.plan.artifacts if one.name == BASE]
     Store(settings.store).publish(made, BASE, fingerprint, {"code": {"commit": "ab" * 20}})
     found = launch.prepare(resolved(settings), journal, settings, told.append)
-    assert found.is_open and [one.name for one in found.plan.doubtful] == [BASE]
-    assert not launch.prepare(resolved(settings, dry_run=True), journal, settings, told.append).is_open
+    assert found.needs_decision and [one.name for one in found.plan.doubtful] == [BASE]
+    assert not launch.prepare(resolved(settings, dry_run=True), journal, settings, told.append).needs_decision
     kept = launch.prepare(resolved(settings, "keep"), journal, settings, told.append)
-    assert not kept.is_open and kept.plan.job is None
+    assert not kept.needs_decision and kept.plan.job is None
     anew = launch.prepare(resolved(settings, remake=True), journal, settings, told.append)
-    assert not anew.is_open and [one.name for one in anew.plan.job.steps][-1] == "base"
+    assert not anew.needs_decision and [one.name for one in anew.plan.job.steps][-1] == "base"
     assert told == [] and journal.ops() == []
 
 
@@ -194,14 +196,14 @@ def renting(tmp_path):
 def test_the_first_plan_has_the_minimum_number_of_gpus(renting):
     def drafted(**flags) -> int:
         one = resolved(renting, provider="runpod", **flags)
-        return one.work.draft(one.request, renting).num_gpus
+        return one.work.draft_request(one.request, renting).num_gpus
 
     assert drafted() == 1 and drafted(gpu="H100") == 1 and drafted(num_gpus=4) == 4
     answering = {"phase": "rl", "engine": "vllm", "init": ""}
     assert drafted(**answering) == 2 and drafted(**answering, engine_devices="2,3") == 4
     one = resolved(renting, provider="runpod", gpu="H100")
     vendor = registry.provider(renting, "runpod")
-    plan = one.work.plan(renting, one.work.draft(one.request, renting), vendor, one.limits)
+    plan = one.work.plan(renting, one.work.draft_request(one.request, renting), vendor, one.limits)
     assert (plan.job.torch, plan.job.num_gpus) == ("cuda", 1)
     bare = one.work.plan(renting, one.request, vendor, one.limits)
     assert bare.job.torch == "cpu" and bare.request.work_disk_bytes < plan.request.work_disk_bytes

@@ -51,7 +51,7 @@ def journal(settings):
 
 def planned(settings: Settings, **flags) -> Plan:
     local = registry.provider(settings, "local")
-    work = PlannedWork.of(WorkSpec(phase="base", **flags), settings)
+    work = PlannedWork.from_spec(WorkSpec(phase="base", **flags), settings)
     return plan_for(work, settings, Request(run="new"), local, Limits())
 
 
@@ -136,7 +136,7 @@ def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, j
     assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
     assert second.early_error == pytest.approx(second.error)  # at a tenth of the time no step had begun
     assert learned.errors(journal, settings, "calm-ox-1") == [first]
-    assert Timings.beside(settings.state_file).of(op.token).state == "succeeded"
+    assert Timings.for_journal(settings.state_file).get(op.token).state == "succeeded"
 
 
 def test_a_resumed_run_on_a_rented_pod_is_learned_from(settings, journal):
@@ -157,7 +157,7 @@ def test_a_first_run_that_mostly_builds_its_environment_counts_as_new(settings, 
 
 
 def kept(settings: Settings, op: Op) -> tuple[dict[str, StepTime], float | None]:
-    found = Timings.beside(settings.state_file).of(op.token)
+    found = Timings.for_journal(settings.state_file).get(op.token)
     return {one.work.step: one for one in found.times}, found.wall_s
 
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal
 
 def test_a_journal_without_records_is_understood(settings, journal):
     op = finished_run(settings, journal, planned(settings))
-    timings = Timings.beside(settings.state_file)
+    timings = Timings.for_journal(settings.state_file)
     timings._path(op.token).unlink()  # no forecast was kept, and the agent reported no marks
     folder = PodFolder(settings.pods / op.run)
     progress = json.loads(folder.progress.read_text())
@@ -224,7 +224,7 @@ def test_a_working_run_shows_its_remaining_time(settings, journal):
     assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by the pace of the run: 3 s a step, 9 steps
     assert found.left_from == "from a table"
     assert with_left(replace(view, state="succeeded"), journal, settings).left_s is None
-    Timings.beside(settings.state_file)._path(op.token).write_text("{")
+    Timings.for_journal(settings.state_file)._path(op.token).write_text("{")
     assert with_left(view, journal, settings).left_s is None
 
 

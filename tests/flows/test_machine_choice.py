@@ -101,14 +101,14 @@ def test_typed_values_stay_and_missing_values_follow_from_the_plan():
 
 def test_spot_machines_are_requested_with_the_fewest_sufficient_gpus():
     open_one = Request(run="r", provider="runpod", spot=True)
-    assert fit("tiny", "base").asked(open_one).num_gpus == 1
+    assert fit("tiny", "base").vendor_request(open_one).num_gpus == 1
     large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=32)
-    sizes = [fit("tiny", "base", market=()).need(number, 1) for number in (1, 2)]
-    assert max(sizes) < 288 * GB < replace(fit("tiny", "base"), phases=(large,)).need(1, 1)
-    assert replace(fit("tiny", "base"), phases=(large,)).asked(open_one).num_gpus == 2
+    sizes = [fit("tiny", "base", market=()).required_gpu_bytes(number, 1) for number in (1, 2)]
+    assert max(sizes) < 288 * GB < replace(fit("tiny", "base"), phases=(large,)).required_gpu_bytes(1, 1)
+    assert replace(fit("tiny", "base"), phases=(large,)).vendor_request(open_one).num_gpus == 2
     for said in ({"spot": False}, {"gpu": "H100"}, {"num_gpus": 4}, {"instance_type": "x"}):
-        assert fit("tiny", "base").asked(replace(open_one, **said)) == replace(open_one, **said)
-    assert fit("tiny", "base", any_number=True).asked(open_one) == open_one
+        assert fit("tiny", "base").vendor_request(replace(open_one, **said)) == replace(open_one, **said)
+    assert fit("tiny", "base", any_number=True).vendor_request(open_one) == open_one
 
 
 def test_all_configurations_stay_on_offer_on_request():
@@ -158,19 +158,19 @@ def test_a_job_without_phases_keeps_all_offers_and_its_request():
     wanted = Request(run="r", provider="market")
     choice = replace(fit("tiny", "base"), phases=())
     assert choice.narrow(wanted, MARKET) == as_found(wanted, MARKET)
-    assert choice.of_kinds(wanted, LISTING).request == wanted
+    assert choice.choose_kinds(wanted, LISTING).request == wanted
 
 
 def test_an_engine_gets_the_sufficient_gpu_kinds_unless_a_kind_is_named():
     wanted = Request(run="r", provider="queue")
-    found = fit("runpod_4b", "base").of_kinds(wanted, LISTING)
+    found = fit("runpod_4b", "base").choose_kinds(wanted, LISTING)
     assert (found.request.gpu, found.request.num_gpus) == ("A100-80GB,H100,B200", 1)
     assert "; Queue takes the cheapest. The plan needs 73.9 GB" in found.reason
     named = replace(wanted, gpu="L4", num_gpus=1)
-    assert fit("runpod_4b", "base").of_kinds(named, LISTING).request == named
+    assert fit("runpod_4b", "base").choose_kinds(named, LISTING).request == named
     large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=64)
     with pytest.raises(NoOffer, match="no machine of Queue holds the plan: base needs .* and B200 has 180.0 GB"):
-        replace(fit("tiny", "base"), phases=(large,)).of_kinds(replace(wanted, num_gpus=1), LISTING)
+        replace(fit("tiny", "base"), phases=(large,)).choose_kinds(replace(wanted, num_gpus=1), LISTING)
 
 
 def test_the_machine_of_a_recipe_fills_missing_flags_field_by_field():

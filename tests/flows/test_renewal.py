@@ -123,8 +123,8 @@ def test_a_successor_is_started_once_per_code_version(journal, settings, monkeyp
     monkeypatch.setattr(supervisor_module, "start", start)
     supervisor = supervisor_module.Supervisor(settings, journal, 0.0, told.append)
     for code in codes:
-        supervisor.code = SimpleNamespace(other=lambda code=code: code)
-        supervisor.renew()
+        supervisor.code = SimpleNamespace(changed_stamp=lambda code=code: code)
+        supervisor.start_successor()
     assert started == [True, True] and sum("has exited with code 1" in one for one in told) == 1
 
 
@@ -137,10 +137,10 @@ def test_new_code_counts_after_two_looks_in_a_row(monkeypatch):
     for code in ("a", "b", "b", "b", running_code.stamp(), running_code.stamp()):
         clock[0] += running_code.LOOK_EVERY_S
         found[0] = code
-        said.append(watch.other())
+        said.append(watch.changed_stamp())
     assert said == ["", "", "b", "b", "", ""]
     found[0], clock[0] = "d", clock[0] + 1
-    assert watch.other() == ""
+    assert watch.changed_stamp() == ""
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,16 @@ def test_new_code_counts_after_two_looks_in_a_row(monkeypatch):
 )
 def test_a_controller_exits_for_new_code_once_a_new_supervisor_lives(journal, other, supervisor, leaves):
     if supervisor:
-        journal.leases.take(SUPERVISOR, supervisor)
+        journal.leases.acquire(SUPERVISOR, supervisor)
     told = []
     controller = SimpleNamespace(
-        name="demo", journal=journal, say=told.append, is_leaving=False, code=SimpleNamespace(other=lambda: other)
+        name="demo",
+        journal=journal,
+        say=told.append,
+        is_leaving=False,
+        code=SimpleNamespace(changed_stamp=lambda: other),
     )
-    assert Controller._is_to_leave(controller) is leaves and controller.is_leaving is leaves
+    assert Controller._should_stop(controller) is leaves and controller.is_leaving is leaves
     assert len(told) == leaves
     controller.is_leaving = True
-    assert Controller._is_to_leave(controller)
+    assert Controller._should_stop(controller)

@@ -26,8 +26,8 @@ def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
 
 
 def test_a_typed_limit_of_a_service_overrides_its_file(tmp_path):
-    assert planned(tmp_path).version.service.ours.spend_limit == 50
-    assert planned(tmp_path, spend_limit="$7.5").version.service.ours.spend_limit == "$7.5"
+    assert planned(tmp_path).version.service.slipway.spend_limit == 50
+    assert planned(tmp_path, spend_limit="$7.5").version.service.slipway.spend_limit == "$7.5"
 
 
 @pytest.mark.parametrize(("said", "why"), [("0", "give an amount above 0"), ("-1", "--spend-limit: "),

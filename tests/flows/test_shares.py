@@ -25,7 +25,7 @@ def test_a_launch_that_finds_its_machine_in_use_learns_how_to_wait(tmp_path, may
     with Journal.open(tmp_path / "journal.db") as journal:
         line = MachineQueue(journal, Settings.load(tmp_path, environ={}), print, may_wait=may_wait)
         with pytest.raises(Busy) as error:
-            line.begin(work)
+            line.run_at_turn(work)
     assert str(error.value) == said
 
 
@@ -38,7 +38,7 @@ def test_a_waiting_launch_takes_the_first_free_machine(tmp_path):
         had = find_launch_offers(
             registry.candidates(settings), (wanted, plain), True, lambda: "a-1", journal, settings, told.append
         )
-        assert had.request == plain and had.offers and had.turn is None and wait_queue.waiting(journal) == []
+        assert had.request == plain and had.offers and had.ticket is None and wait_queue.waiting(journal) == []
     assert told[0].startswith("1 of 2 kinds of machine are not available: ")
 
 

@@ -103,15 +103,17 @@ def test_env_gives_a_setting_a_job_variable_or_a_secret_by_name(tmp_path):
 def test_a_working_run_with_a_different_environment_does_not_match():
     env = {"STAGE": "2", "MY_KEY": "hidden"}
     asked = same_request.typed_launch(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env=env)
-    assert "STAGE=2" in asked.record() and "hidden" not in asked.record()
-    asked.check(SimpleNamespace(asked=asked.record(), run="a-1", vendor="local"))
+    assert "STAGE=2" in asked.to_json() and "hidden" not in asked.to_json()
+    asked.check(SimpleNamespace(asked=asked.to_json(), run="a-1", vendor="local"))
     with pytest.raises(UsageError, match="--env MY_KEY STAGE=2"):
         asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))
 
 
 def test_the_interval_and_number_of_checkpoints_reach_the_plan():
     settings = Settings.load(ROOT, {}, environ={})
-    wanted = PlannedWork.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
+    wanted = PlannedWork.from_spec(
+        LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings
+    ).training_request(settings)
     assert wanted.keeping == {"save_every": 1000, "keep": 10, "prefix": "checkpoint"}
 
 

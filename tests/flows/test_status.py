@@ -59,7 +59,7 @@ def test_a_run_between_two_pods_waits_and_a_long_abandoned_run_is_stopped(settin
     local = registry.provider(settings, "local")
     pods.end(local, interrupted_end(settings, journal, "otter-1"), journal)
     assert [view.state for view in status(journal, settings)] == ["stopped"]
-    lease = journal.leases.take(keeper_lease("otter-1"))
+    lease = journal.leases.acquire(keeper_lease("otter-1"))
     assert [view.state for view in status(journal, settings)] == ["waiting"]
     journal.leases.release_for_takeover(lease)
     assert [view.state for view in status(journal, settings)] == ["waiting"]

@@ -46,7 +46,7 @@ def supervisor_of(settings, journal, monkeypatch):
     yield make
     for one in made:
         one.is_leaving.set()
-        for thread in filter(None, (one.watching, one.ending)):
+        for thread in filter(None, (one.watch_thread, one.end_thread)):
             thread.join()
 
 
@@ -65,8 +65,8 @@ def kept(journal, settings):
 
 def die(journal, lease):
     """Turn the holder into a dead process: no process has this pid and this start time."""
-    held = journal.leases.take(lease)
-    journal.leases._hold(held, "another boot", 1, "0")
+    held = journal.leases.acquire(lease)
+    journal.leases._update_row(held, "another boot", 1, "0")
 
 
 def test_a_run_elsewhere_is_kept_once_and_a_local_run_keeps_itself(journal, settings):
@@ -77,7 +77,7 @@ def test_a_run_elsewhere_is_kept_once_and_a_local_run_keeps_itself(journal, sett
     begun(journal, "demo-0", owner_kind="service", owner="demo")
     begun(journal, "far-5.1", rank=1)
     assert kept(journal, settings) == ["far-1", "busy-4"]
-    lease = journal.leases.take(keeper_lease("far-1"))
+    lease = journal.leases.acquire(keeper_lease("far-1"))
     assert kept(journal, settings) == ["busy-4"]
     journal.leases.release(lease)
     assert kept(journal, settings) == ["far-1", "busy-4"]
@@ -97,7 +97,7 @@ def test_a_pod_beyond_its_limit_ends_with_any_keeper(journal, settings, monkeypa
     past = begun(journal, "over-1", **common)
     past = journal.note(past, sent_at=now - 3600 - 60 * minutes_past)
     begun(journal, "young-2", **common)
-    journal.leases.take(keeper_lease("over-1"))
+    journal.leases.acquire(keeper_lease("over-1"))
     monkeypatch.setattr(due_ends, "is_kept_by_another", lambda op, journal: True)  # this process holds the lease
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]
     assert due.is_needed(journal, settings)
@@ -110,7 +110,7 @@ def test_a_finished_run_stays_finished_and_a_run_of_a_dead_keeper_continues(jour
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
     assert kept(journal, settings) == ["lost-2"]  # the launch died before it could follow the run
-    journal.leases.release(journal.leases.take(keeper_lease("lost-2")))
+    journal.leases.release(journal.leases.acquire(keeper_lease("lost-2")))
     assert kept(journal, settings) == []  # the keeper has given up, and a user can resume the run
     for op in (asked, lost):
         die(journal, keeper_lease(op.run))
@@ -125,7 +125,7 @@ def test_an_abandoned_run_continues_even_if_its_pod_is_gone_before_the_first_loo
     monkeypatch.setattr(supervisor_client, "ensure", lambda _: None)
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
-        journal.leases.release(journal.leases.take(keeper_lease("far-1")))  # as the earlier follower does
+        journal.leases.release(journal.leases.acquire(keeper_lease("far-1")))  # as the earlier follower does
         supervisor_client.hand_over(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
@@ -150,15 +150,17 @@ def test_a_failing_duty_is_restarted_with_backoff_and_then_given_up(journal, set
     monkeypatch.setattr(supervisor, "_keep", fails)
     monkeypatch.setattr(supervisor_module.time, "time", lambda: now[0])
     for _ in range(600):
-        assert supervisor.look() or supervisor.cares[keeper_lease("far-1")].given_up
-        supervisor.cares[keeper_lease("far-1")].thread.join()
+        assert supervisor.start_due_work() or supervisor.items[keeper_lease("far-1")].failure_reason
+        supervisor.items[keeper_lease("far-1")].thread.join()
         now[0] += 1.0
     assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
-    assert supervisor.look() is False and "5 times" in supervisor_client.last_state(settings).given_up["far-1"]
-    assert due.is_needed(journal, settings) and not supervisor.finds_more(), "it would begin anew, without an end"
+    assert (
+        supervisor.start_due_work() is False and "5 times" in supervisor_client.last_state(settings).given_up["far-1"]
+    )
+    assert due.is_needed(journal, settings) and not supervisor.has_more_work(), "it would begin anew, without an end"
     journal.note(journal.op(op.token), reason="somebody has done something")
-    assert supervisor.finds_more()
-    supervisor.look()
+    assert supervisor.has_more_work()
+    supervisor.start_due_work()
     assert len(tried) == 6
 
 
@@ -172,11 +174,11 @@ def test_a_failure_for_the_user_is_given_up_at_once_and_reported(journal, settin
 
     monkeypatch.setattr(supervisor, "_keep", fails)
     for _ in range(3):
-        supervisor.look()
-        supervisor.cares[keeper_lease("far-1")].thread.join()
-    assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
+        supervisor.start_due_work()
+        supervisor.items[keeper_lease("far-1")].thread.join()
+    assert supervisor.start_due_work() is False and told == [("given up", "the balance is 0.10 USD")]
     assert supervisor_client.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
-    assert not supervisor.finds_more()
+    assert not supervisor.has_more_work()
 
 
 def test_a_rented_pod_is_watched_until_its_limit_after_its_run_was_given_up(
@@ -192,17 +194,21 @@ def test_a_rented_pod_is_watched_until_its_limit_after_its_run_was_given_up(
         raise OutOfMoney("the balance is 0.10 USD")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
-    supervisor.look()
-    supervisor.cares[keeper_lease("far-1")].thread.join()
-    assert supervisor.look() and supervisor.finds_more() and supervisor.cares[keeper_lease("far-1")].given_up
+    supervisor.start_due_work()
+    supervisor.items[keeper_lease("far-1")].thread.join()
+    assert (
+        supervisor.start_due_work()
+        and supervisor.has_more_work()
+        and supervisor.items[keeper_lease("far-1")].failure_reason
+    )
     ended = []
     monkeypatch.setattr(supervisor_module, "settle_rows", lambda _, __, ___, tokens: ended.append(tokens))
     journal.note(journal.op(op.token), sent_at=int(time.time()) - 3700)
-    assert supervisor.look() and supervisor.finds_more()
+    assert supervisor.start_due_work() and supervisor.has_more_work()
     until(lambda: ended == [[op.token]], "the pod is ended at its limit")
     journal.advance(journal.op(op.token), "end", reason="its limit", outcome="limit")
     journal.advance(journal.op(op.token), "gone")
-    assert not supervisor.look() and not supervisor.finds_more()
+    assert not supervisor.start_due_work() and not supervisor.has_more_work()
 
 
 def test_a_run_without_a_keeper_is_reported(journal, settings, supervisor_of, monkeypatch):
@@ -211,18 +217,18 @@ def test_a_run_without_a_keeper_is_reported(journal, settings, supervisor_of, mo
     monkeypatch.setattr(supervisor_module, "send_now", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
-        if journal.op(op.token).is_live and supervisor.cares[keeper_lease(run)].begun_at[1:]:  # not the first time
+        if journal.op(op.token).is_live and supervisor.items[keeper_lease(run)].started_at[1:]:  # not the first time
             journal.advance(journal.op(op.token), "gone", reason="taken away")
-            journal.leases.release(journal.leases.take(keeper_lease(run)))
+            journal.leases.release(journal.leases.acquire(keeper_lease(run)))
         raise SlipwayError("it cannot go on")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
     monkeypatch.setattr(supervisor_module, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     for number in range(2):
-        assert supervisor.look()
-        supervisor.cares[keeper_lease("far-1")].thread.join()
+        assert supervisor.start_due_work()
+        supervisor.items[keeper_lease("far-1")].thread.join()
         assert told == [("given up", "it cannot go on")] * number
-    assert supervisor.look() is False
+    assert supervisor.start_due_work() is False
 
 
 def test_a_supervisor_without_its_journal_exits_and_makes_no_new_journal(journal, settings, supervisor_of, tmp_path):
@@ -248,15 +254,17 @@ def test_a_supervisor_that_cannot_write_starts_no_duty_and_waits_for_room(
 
     monkeypatch.setattr(supervisor, "_keep", fails)
     supervisor.run()
-    care = supervisor.cares[keeper_lease("far-1")]
+    care = supervisor.items[keeper_lease("far-1")]
     assert supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
-    assert len(care.begun_at) == 1 and not care.given_up
+    assert len(care.started_at) == 1 and not care.failure_reason
     said, waits, left = [], [], [JournalFull("full"), JournalFull("full")]
     monkeypatch.setattr(supervisor_module.time, "sleep", waits.append)
     assert supervisor_module._when_there_is_room(lambda: fails("") if left and left.pop() else "written", said.append)
     assert len(waits) == 2 and len(said) == 1
     with pytest.raises(UsageError, match="held"):
-        supervisor_module._when_there_is_room(lambda: [journal.leases.take("a"), journal.leases.take("a")], said.append)
+        supervisor_module._when_there_is_room(
+            lambda: [journal.leases.acquire("a"), journal.leases.acquire("a")], said.append
+        )
 
 
 def test_a_full_disk_differs_from_a_damaged_journal(journal, settings):

@@ -138,7 +138,7 @@ def test_the_explanation_has_at_most_ten_lines_from_the_journal(tmp_path):
             for event in ("sending", "created", "armed"):
                 op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))
             op = journal.advance(op, "gone", reason="runpod says it is EXITED")
-        journal.leases.release(journal.leases.take(keeper_lease("calm-1")))  # the keeper has given up
+        journal.leases.release(journal.leases.acquire(keeper_lease("calm-1")))  # the keeper has given up
         story = of_run(op, journal, settings)
     assert len(story.text) <= 10
     assert "pods 2 to 4: gone: runpod says it is EXITED (3)" in story.text

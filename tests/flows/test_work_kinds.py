@@ -28,10 +28,10 @@ class Dance(RequestedWork):
 
 
 class Dances(WorkKind):
-    def asked(self, spec, file):
-        return Dance() if file or spec.of(DanceFlags).steps_of else None
+    def work_of_command(self, spec, file):
+        return Dance() if file or spec.added_record(DanceFlags).steps_of else None
 
-    def estimated(self, spec, wanted, settings):
+    def work_to_estimate(self, spec, wanted, settings):
         return EstimatedWork(words="a dance", spec=wanted, machine=MachineSpec())
 
     def findings(self, path):
@@ -80,12 +80,12 @@ def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_p
 
 def test_work_of_phases_matches_the_typed_flags():
     typed = LaunchSpec(provider="local", phase="base")
-    assert RequestedWork().placed(typed) == typed and RequestedWork().variables(None) == {}
+    assert RequestedWork().with_provider(typed) == typed and RequestedWork().variables(None) == {}
 
 
 def test_a_record_of_a_pack_is_found_by_type_and_shown_with_the_command_flags():
     typed = spec(steps_of="waltz")
-    assert typed.of(DanceFlags).steps_of == "waltz" and Typed().of(DanceFlags) == DanceFlags()
+    assert typed.added_record(DanceFlags).steps_of == "waltz" and Typed().added_record(DanceFlags) == DanceFlags()
     assert nondefault_flags(typed) == {"steps-of": "waltz"} and command_words(typed) == ["--steps-of=waltz"]
 
 

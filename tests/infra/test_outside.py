@@ -50,7 +50,7 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
     op = Op(run="calm-ox-1", token="sw1-x", vendor="local", state="ready")
     row = view(
         op,
-        Observation(is_there=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
+        Observation(exists=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
         read_clocks(),
         [op],
         {},

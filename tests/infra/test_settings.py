@@ -65,10 +65,10 @@ def test_a_relative_path_starts_at_the_folder_of_its_file(tmp_path):
 
 def test_secrets_are_never_shown(tmp_path):
     read = Settings.load(tmp_path, environ={"HF_TOKEN": "hf_canary"})
-    shown = {one.name: one for one in read.shown()}
+    shown = {one.name: one for one in read.list_settings()}
     assert (shown["hf_token"].value, shown["hf_token"].source) == ("set", "shell")
     assert (shown["lium_api_key"].value, shown["lium_api_key"].source) == ("not set", "")
-    assert "canary" not in str(read.shown())
+    assert "canary" not in str(read.list_settings())
     assert "canary" not in repr(read)
 
 

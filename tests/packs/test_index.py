@@ -42,7 +42,7 @@ def test_every_entry_of_a_pack_can_be_imported():
             assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
         assert all(issubclass(packs.load(where), packs.NamedTracker) for where in pack.trackers.values()), name
         assert all(issubclass(packs.load(where), packs.AlwaysOn) for where in pack.always_on.values()), name
-        assert {f"--{one.spelled}" for one in packs_index.line_flags(pack)} == pack.line_flags.keys(), name
+        assert {f"--{one.spelling}" for one in packs_index.line_flags(pack)} == pack.line_flags.keys(), name
         assert all(issubclass(packs.load(where), LineFlags) for where in pack.line_flags.values()), name
         for where in pack.model_formats.values():
             found = packs.load(where)

@@ -17,7 +17,7 @@ from tests.street import launch_on
 
 root, store = Path(sys.argv[1]), Path(sys.argv[2])
 settings = Settings.load(root)
-vendor = SshPools.of(settings)
+vendor = SshPools.from_settings(settings)
 with Journal.open(settings.state_file) as journal:
     wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
     secrets = job_environment.secrets(settings)

@@ -77,13 +77,13 @@ with tempfile.TemporaryDirectory() as folder, training_setup(model, config, mach
     for step in range(2):  # during the most activations, the first step has neither gradients nor optimizer state
         batch = {"ids": ids, "targets": np.roll(ids, -1, 1)}
         part.clear()
-        accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy(), part.before_pass)
+        accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy(), part.prepare_pass)
         optimizer.clip()
         optimizer.step(1.0)
         if not step:
-            tensors = {"model": {name: part.part(one) for name, one in model.state_dict().items()}}
+            tensors = {"model": {name: part.local_rows(one) for name, one in model.state_dict().items()}}
             saver = Saver(Checkpoints(Path(folder), CheckpointOptions(reserve_bytes=0)), ranks)
-            saver.begin(1, {**tensors, "optimizer": optimizer.tensors()}, {})
+            saver.start(1, {**tensors, "optimizer": optimizer.tensors()}, {})
             while saver.is_busy:
                 saver.wait(0.1 if ranks.size > 1 else None)
                 saver.collect()

@@ -10,7 +10,7 @@ look = guard.Guard._reason_to_stop
 
 
 def dawdle(self):
-    while self.agent is not None and self._agent_lives():
+    while self.agent is not None and self._is_agent_alive():
         time.sleep(0.02)
     return look(self)
 

@@ -55,7 +55,7 @@ def test_table_and_file_of_a_command_have_the_same_summary(name):
 
 def test_every_command_about_pods_can_be_rehearsed():
     core = {name: one for name, one in COMMANDS.items() if not one.is_of_pack}
-    cannot = {name for name, one in core.items() if "rehearse" not in (flag.spelled for flag in one.flags)}
+    cannot = {name for name, one in core.items() if "rehearse" not in (flag.spelling for flag in one.flags)}
     without_pods = {
         "shard",
         "tokenizer.train",
@@ -113,5 +113,5 @@ def test_launch_without_flags_is_sft_and_watch_refreshes_every_minute():
     assert spec_of("launch").phase == "sft"
     assert watch_seconds(spec_of("status", "--watch").watch, WATCH_S) == WATCH_S == 60
     assert watch_seconds(spec_of("status", "--watch", "30").watch, WATCH_S) == 30
-    (about,) = (one.about for one in COMMANDS["launch"].flags if one.spelled == "profile")
+    (about,) = (one.about for one in COMMANDS["launch"].flags if one.spelling == "profile")
     assert "start with the smallest, runpod_1b, then 2b and 4b" in about

@@ -32,7 +32,7 @@ def test_newest_checkpoints_are_kept_and_readable_for_the_uploader(tmp_path):
     assert saver.steps() == [6, 7, 8] and saver.load_latest() == ({"sum": 8}, 8)
     folder = tmp_path / "checkpoints" / "count" / "step-000000008"
     check_files(folder)
-    assert ListedCheckpoint.of(folder).phase == "count"
+    assert ListedCheckpoint.from_folder(folder).phase == "count"
     about = json.loads((folder / "MANIFEST.json").read_text())
     assert about["timestamp"].endswith("Z") and about["model_type"] == "Linear"
     assert {path.name for path in folder.parent.iterdir()} == {f"step-{step:09d}" for step in (6, 7, 8)}

@@ -36,7 +36,7 @@ def copied_at(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
     for size in [*sorted(min(one, len(text)) for one in sizes), len(text)]:
         begin = max(0, len(copy) - mask.longest)
         there = [text[at : min(at + piece, size)] for at in range(begin, size, piece)]
-        copy += b"".join(mask.part(there, len(copy) - begin))
+        copy += b"".join(mask.mask_part(there, len(copy) - begin))
     return copy
 
 
@@ -49,7 +49,7 @@ def copied_at(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
 def test_a_log_copied_during_growth_is_masked_as_a_whole(text, sizes, piece):
     mask = Mask(SECRETS)
     copy = copied_at(mask, text, sizes, piece)
-    left = mask.unfinished(whole(mask, text))
+    left = mask.partial_secret_len(whole(mask, text))
     assert copy == whole(mask, text)[: len(text) - left]
     assert all(form not in copy for one in SECRETS for form in spelled(one) if len(one) >= 8)
 
@@ -62,6 +62,6 @@ def test_text_without_secrets_is_copied_unchanged_at_once(text, sizes, piece):
 
 def test_a_possible_beginning_of_a_secret_at_the_end_is_held_back():
     mask = Mask(["hunter2-x9Qk"])
-    assert b"".join(mask.part([b"pass hunt"], 0)) == b"pass "
-    assert b"".join(mask.part([b"pass hunt", b"ing"], 0)) == b"pass hunting"
-    assert b"".join(mask.part([b"pass hunt", b"er2-x9Qk\n"], 0)) == b"pass " + b"*" * 12 + b"\n"
+    assert b"".join(mask.mask_part([b"pass hunt"], 0)) == b"pass "
+    assert b"".join(mask.mask_part([b"pass hunt", b"ing"], 0)) == b"pass hunting"
+    assert b"".join(mask.mask_part([b"pass hunt", b"er2-x9Qk\n"], 0)) == b"pass " + b"*" * 12 + b"\n"

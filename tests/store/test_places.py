@@ -61,12 +61,12 @@ def test_a_stored_file_is_listed_read_by_ranges_and_removed(uri, tmp_path):
 def test_the_write_check_of_a_store_succeeds_and_leaves_no_file(uri, request):
     place = open_place(uri)
     place.create()
-    before = place.pin()
+    before = place.current_revision()
     place.put({"a": b"hello"})
-    commits = place.pin()
+    commits = place.current_revision()
     assert (commits != before) is uri.startswith("hf://")
     Store(uri).check_writable()
-    assert list(place.listing()) == ["a"] and place.pin() == commits
+    assert list(place.listing()) == ["a"] and place.current_revision() == commits
 
 
 @pytest.mark.parametrize("uri", ["s3://nowhere-91/some/folder", "hf://us/nowhere", "hf://us/there@no-branch"])
@@ -106,7 +106,7 @@ def test_a_pinned_revision_is_read_despite_later_commits(hub):
     place = open_place("hf://us/things")
     place.create()
     place.put({"a": b"old", "large": LARGE})
-    pin = place.pin()
+    pin = place.current_revision()
     place.put({"a": b"new"}, gone=["large"])
     assert (place.get("a", 0, 9, at=pin), place.get("a", 0, 9)) == (b"old", b"new")
     assert place.sha256("large", at=pin) == digest(LARGE) and sorted(place.listing(at=pin)) == ["a", "large"]
@@ -145,12 +145,12 @@ def test_artifacts_are_published_replaced_verified_and_downloaded_from_any_store
         assert (store.path("datasets/text", "f1") / "train/a.txt").read_bytes() == b"alpha"  # the old content stays
     with pytest.raises(StoreError, match="the fingerprint is f2, but f7 is wanted"):
         store.path("datasets/text", "f7")
-    store.point("datasets/text", "f1")
+    store.point_name("datasets/text", "f1")
     assert store.check("datasets/text", deep=True).fingerprint == "f1"
     store.remove("by-fingerprint/text/f2")
-    assert [one.fingerprint for one in store.everything()[1]] == ["f1", "f3"]
+    assert [one.fingerprint for one in store.list_all()[1]] == ["f1", "f3"]
     with pytest.raises(StoreError, match="f2 is wanted"):
-        store.point("datasets/text", "f2")
+        store.point_name("datasets/text", "f2")
     assert store.check("datasets/text").fingerprint == "f1"
     with pytest.raises(StoreError, match="an artifact cannot lie inside of a second artifact"):
         store.publish(made, "datasets", "f1", {})
@@ -181,7 +181,7 @@ def test_damage_in_a_remote_store_is_named_and_never_downloaded(away_uri, tmp_pa
         "garbled": "cannot be used",
     }[damage]
     assert words in store.check(where).problem
-    assert words in {one.name: one for some in store.everything() for one in some}[where].problem
+    assert words in {one.name: one for some in store.list_all() for one in some}[where].problem
     assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # of the other name
     place.put({f"{one}/ARTIFACT.json": b"{" for one in ("text", "by-fingerprint/text/f1")})
     with pytest.raises(StoreError, match="cannot be used"):
@@ -237,8 +237,8 @@ def test_a_run_continues_on_a_second_pod_from_any_store(uri, pods):
     first.write("work/runs/base/metrics.jsonl", '{"step": 15}\n')
     for step in (5, 10, 15):
         first.save(step, size=3000)
-        one.carry()
-    one.carry(last=True)
+        one.upload_changes()
+    one.upload_changes(last=True)
     assert first.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     assert first.folder.read("logs/base.log") == b"hello\n"
     assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
@@ -252,7 +252,7 @@ def test_a_damaged_remote_checkpoint_is_named_and_the_previous_checkpoint_is_fet
     first, second = pods("one", away_uri), pods("two", away_uri)
     for step in (5, 10):
         first.save(step, size=3000)
-        uploader(first).carry()
+        uploader(first).upload_changes()
     place, name = open_place(away_uri), f"runs/{RUN}/{FOLDER}/step-000000010/model.safetensors"
     content = bytearray(place.get(name, 0, 3000))
     content[1500] ^= 1
@@ -270,10 +270,10 @@ def test_a_hub_gets_one_commit_per_checkpoint_and_per_look_at_figures(hub, pods)
     pod.write("logs/agent.log", "b\n")
     pod.write("work/runs/base/metrics.jsonl", "{}\n")
     before = len(repo.commits)
-    one.carry()
+    one.upload_changes()
     assert len(repo.commits) == before + 1
     pod.save(5, size=3000)
-    one.carry()
+    one.upload_changes()
     assert len(repo.commits) == before + 3  # the checkpoint, and the acknowledgement
 
 
@@ -283,7 +283,7 @@ def test_the_hub_client_downloads_the_logs_of_all_runs(hub, pods, tmp_path):
     pod.write("logs/base.log", "a\n")
     pod.write("logs/error-20261121T000000Z.log", "Traceback\n" * 50)
     pod.write("work/runs/base/metrics.jsonl", "{}\n")
-    uploader(pod).carry()
+    uploader(pod).upload_changes()
     words = ["download", "us/things", "--include", "logs/*.log", "--local-dir", tmp_path / "logs", "--token", TOKEN]
     done = subprocess.run([Path(sys.executable).with_name("hf"), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -314,7 +314,7 @@ def test_received_parts_of_a_cut_upload_are_not_sent_again_to_a_bucket(s3, tmp_p
         good.put({"large": tmp_path / "large"})
         assert cable.sent_bytes - sent < size - 2 * part + (1 << 20)  # two of the five parts were stored
         assert good.sha256("large") == digest((tmp_path / "large").read_bytes())
-        assert good._begun("some/folder/large") == []
+        assert good._unfinished_uploads("some/folder/large") == []
 
 
 def _cut_third(request, **_):
@@ -433,7 +433,7 @@ def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_compl
         hub.faults = [fault]
         times, began = fault.times, time.monotonic()
         try:
-            one.carry()
+            one.upload_changes()
         except (StoreError, OSError) as error:
             print(f"{fault}: {error}")
         hit += fault.times < times
@@ -441,7 +441,7 @@ def test_acknowledged_uploads_are_stored_after_any_fault_and_the_next_look_compl
         hub.faults = []
         assert name not in pod.acknowledged() or pod.stored_checkpoints()[0] == name, fault
         again = uploader(pod)
-        again.carry()
+        again.upload_changes()
         assert pod.stored_checkpoints()[0] == name and name in pod.acknowledged(), fault
         assert pod.folder.read("logs/base.log") == f"step {step}\n".encode()
     assert hit >= rounds / 2
@@ -506,7 +506,7 @@ def test_the_parts_of_a_range_add_up(s3):
     place.create()
     content = os.urandom(2 * PART_BYTES + 1)
     place.put({"a": content})
-    assert b"".join(place.pieces("a")) == content
+    assert b"".join(place.read_chunks("a")) == content
 
 
 def test_a_half_downloaded_checkpoint_is_not_listed(away_uri, pods, request):
@@ -517,4 +517,4 @@ def test_a_half_downloaded_checkpoint_is_not_listed(away_uri, pods, request):
     place.put({f"runs/{RUN}/{name}/model.safetensors": pod.root / name / "model.safetensors"})
     assert pod.stored_checkpoints() == [] and fetch(pods("two", away_uri))["checkpoints"] == []
     folder.put_checkpoint(pod.root / name, name)
-    assert pod.stored_checkpoints() == [name] and f"{name}/{MANIFEST}" in folder.names()
+    assert pod.stored_checkpoints() == [name] and f"{name}/{MANIFEST}" in folder.file_sizes()

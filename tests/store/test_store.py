@@ -117,7 +117,7 @@ def test_damage_is_named_and_an_intact_copy_under_a_second_name_is_read(store, m
     assert [one.problem for one in store.artifacts()] == [""]
     damage(root / where / "train/a.txt")
     assert words in store.check(where).problem
-    assert words in {one.name: one for some in store.everything() for one in some}[where].problem
+    assert words in {one.name: one for some in store.list_all() for one in some}[where].problem
     if damage is flip or words.startswith("has 1 bytes"):  # two names of the same bytes
         with pytest.raises(StoreError, match=words):
             store.path("text", "f1")
@@ -337,7 +337,7 @@ def test_an_artifact_without_a_fingerprint_path_cannot_get_a_name(store, made, r
     store.write_note(made, "evals/x", "f1", {})
     assert store.path("evals/x", "f1") == root / "evals" / "x" and store.find("evals/y", "f1").problem
     with pytest.raises(StoreError, match="evals/y in .*: it is missing"):
-        store.point("evals/y", "f1")
+        store.point_name("evals/y", "f1")
 
 
 @pytest.mark.parametrize("damage", ["lost", "link", "manifest"])
@@ -357,7 +357,7 @@ def test_a_damaged_name_does_not_block_a_new_publication(store, made, root, tmp_
 def test_an_existing_name_of_the_artifact_is_kept(store, made, root):
     store.publish(made, "text", "f1", {})
     before = os.stat(root / "text").st_ino
-    store.point("text", "f1")
+    store.point_name("text", "f1")
     store.publish(made, "text", "f1", {})
     assert os.stat(root / "text").st_ino == before
 

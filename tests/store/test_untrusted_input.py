@@ -101,7 +101,7 @@ def test_an_arbitrary_list_of_acknowledged_checkpoints_is_read_or_refused(tmp_pa
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(document)
     try:
-        assert all(type(at) is float for at in RunFolder(str(tmp_path), "calm-ox-1").acknowledged().values())
+        assert all(type(at) is float for at in RunFolder(str(tmp_path), "calm-ox-1").verified_checkpoints().values())
     except StoreError as error:
         assert "remove the file" in str(error) or "bytes" in str(error)
     assert all(type(at) is float for at in read_acknowledged(tmp_path / "runs/calm-ox-1").values())

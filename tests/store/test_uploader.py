@@ -112,7 +112,7 @@ class Pod:
         return still
 
     def listed(self) -> dict[str, list[str]]:
-        return by_folder(self.folder.names())
+        return by_folder(self.folder.file_sizes())
 
 
 def left(one: subprocess.Popen[str], code: int = 0) -> str:
@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     first, second, third = pods("one"), pods("two"), pods("three")
     for step in (5, 10):
         first.save(step)
-        uploader(first).carry()
+        uploader(first).upload_changes()
     damage_file(first.stored / FOLDER / "step-000000010", damage)
     brought = fetch(second)
     assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_fetched(po
     assert not (first.stored.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
     # Results of the second pod replace the damaged files.
     second.save(10)
-    uploader(second).carry()
+    uploader(second).upload_changes()
     assert f"{FOLDER}/step-000000010" in second.stored_checkpoints()
     assert fetch(third)["checkpoints"] == [f"{FOLDER}/step-000000010"]
 
@@ -395,8 +395,8 @@ def test_an_object_store_gets_the_same_content(pods):
     first.write("logs/base.log", "hello\n")
     for step in (5, 10, 15):
         first.save(step)
-        one.carry()
-    one.carry(last=True)
+        one.upload_changes()
+    one.upload_changes(last=True)
     assert first.stored_checkpoints() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
     assert first.folder.read("logs/base.log") == b"hello\n"
     assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
@@ -438,10 +438,10 @@ def test_an_unreadable_or_unlisted_upload_is_not_acknowledged(pods, flips, omits
     one, name = uploader(pod), pod.save(5)
     Lossy.flips, Lossy.omits = flips, omits
     with pytest.raises(StoreError, match=why):
-        one.carry()
+        one.upload_changes()
     assert (Lossy.flips, Lossy.omits) == (0, 0)
     assert name not in pod.acknowledged() and pod.stored_checkpoints() == []
-    one.carry()
+    one.upload_changes()
     assert name in pod.acknowledged() and pod.stored_checkpoints() == [name]
 
 
@@ -466,7 +466,7 @@ def test_only_the_beginning_of_an_endless_sparse_log_is_uploaded(pods, monkeypat
     pod = pods("first")
     pod.write("logs/base.log", "the beginning\n")
     os.truncate(pod.root / "logs" / "base.log", 10**12)
-    uploader(pod).carry(last=True)
+    uploader(pod).upload_changes(last=True)
     found = RunFolder(pod.store, RUN).read("logs/base.log")
     assert len(found) == 100_000 and found.startswith(b"the beginning\n")
 
@@ -494,18 +494,18 @@ def test_a_secret_is_found_across_any_piece_boundary():
 
 def test_a_mounted_folder_is_uploaded_and_available_to_the_next_run(tmp_path):
     first = MountFolder(str(tmp_path / "store"), "data", tmp_path / "first")
-    assert first.bring(lambda done, total: None) == 0
+    assert first.download_missing(lambda done, total: None) == 0
     (first.here / "deep").mkdir()
     (first.here / "deep" / "a.bin").write_bytes(b"a" * 1000)
     assert first.pending() == ["deep/a.bin"]
-    assert first.carry() == ["deep/a.bin"]  # may still be written
-    assert first.carry() == [] and first.pending() == []
+    assert first.upload_changes() == ["deep/a.bin"]  # may still be written
+    assert first.upload_changes() == [] and first.pending() == []
     (first.here / "marker").write_text("whole")
-    assert first.carry(last=True) == []
+    assert first.upload_changes(last=True) == []
     second = MountFolder(str(tmp_path / "store"), "data", tmp_path / "second")
-    assert second.bring(lambda done, total: None) == 2
+    assert second.download_missing(lambda done, total: None) == 2
     assert (second.here / "deep" / "a.bin").read_bytes() == b"a" * 1000 and second.pending() == []
     (second.here / "marker").unlink()
-    assert second.pending() == ["marker"] and second.carry() == []
+    assert second.pending() == ["marker"] and second.upload_changes() == []
     third = MountFolder(str(tmp_path / "store"), "data", tmp_path / "third")
-    assert third.bring(lambda done, total: None) == 1
+    assert third.download_missing(lambda done, total: None) == 1

@@ -76,7 +76,7 @@ def test_lost_tokens_are_reported_before_the_first_step_and_in_artifact_and_repo
     assert (counts["conversations"], counts["without_targets"], counts["answers"]) == (4, 1, 12)
     assert counts["cut_answers"] > 1 and records[-1]["talk_counts"] == counts
     assert "conversation" not in record_words({"name": "sft", "state": "done", "result": records[-1]}), "no number"
-    figures = [value for _, value in ConversationCounts.of(counts).lines()]
+    figures = [value for _, value in ConversationCounts.from_metrics(counts).lines()]
     assert "1 of 4 (25.0 %)" in figures and figures[-1].startswith(f"{counts['cut_answers']} of 12")
     assert lines[-1]["learnt_tokens"] > 0
 

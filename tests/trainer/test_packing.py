@@ -175,8 +175,8 @@ def test_gpu_bench_runs_at_toy_size_on_a_cpu(tmp_path):
 @pytest.mark.nightly
 def test_bench_saves_in_one_part_only_and_leaves_no_files(tmp_path, monkeypatch):
     """Checkpoints of one to a hundred gigabytes would fill a rented disk, and take longer than all timed parts."""
-    saved, begin = [], Saver.begin
-    monkeypatch.setattr(Saver, "begin", lambda self, step, *given: saved.append(step) or begin(self, step, *given))
+    saved, begin = [], Saver.start
+    monkeypatch.setattr(Saver, "start", lambda self, step, *given: saved.append(step) or begin(self, step, *given))
     one = Bench(prepare(), Ranks(), is_toy=True, folder=tmp_path)
     config = one.phase("base")
     assert one.trained(config, text_of(config), 3)["tokens_per_s"] > 0 and saved == []
@@ -269,7 +269,7 @@ def test_loss_of_blocks_never_reads_from_the_device():
         expected = (sequence(part, blocks).targets.flatten() != -1).nonzero().squeeze(1)
         assert len(expected) == len(part["counted"]) > 0
         with Waits() as waits:
-            model.through(BlockDiffusion(blocks), part)[0].backward()
+            model.compute_objective(BlockDiffusion(blocks), part)[0].backward()
         assert waits.seen == []
 
 

@@ -96,7 +96,7 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_repeate
         assert code == 75, words
         assert "start the run again" in words
         assert "Traceback" not in words
-        saved = Checkpoints(world.checkpoints(), OFTEN).newest()
+        saved = Checkpoints(world.checkpoints(), OFTEN).find_newest()
         assert saved is not None
         assert last + 3 <= saved.step < 200
         last = saved.step
@@ -120,14 +120,14 @@ def test_run_saves_on_request_of_its_pod_and_continues(world, monkeypatch):
     monkeypatch.setenv("SLIPWAY_SAVE_REQUEST", str(asked))
     one = world.start(tiny(steps=steps), replace(OFTEN, save_every=steps))
     world.wait_for_step(3, one)
-    assert Checkpoints(world.checkpoints(), OFTEN).newest() is None
+    assert Checkpoints(world.checkpoints(), OFTEN).find_newest() is None
     asked.write_text("{}")
-    until(lambda: Checkpoints(world.checkpoints(), OFTEN).newest(), "a checkpoint")
-    saved = Checkpoints(world.checkpoints(), OFTEN).newest()
+    until(lambda: Checkpoints(world.checkpoints(), OFTEN).find_newest(), "a checkpoint")
+    saved = Checkpoints(world.checkpoints(), OFTEN).find_newest()
     world.wait_for_step(saved.step + 3, one)
     one.kill()
     one.wait()
-    assert Checkpoints(world.checkpoints(), OFTEN).newest().step == saved.step  # Once.
+    assert Checkpoints(world.checkpoints(), OFTEN).find_newest().step == saved.step  # Once.
 
 
 @pytest.mark.nightly
@@ -291,7 +291,7 @@ def test_phase_does_not_resume_checkpoints_of_different_data(world, monkeypatch,
     mended = replace(making, fingerprint="-".join([parts[0], "d" * 12, parts[2]]))  # Different code.
     other = replace(making, fingerprint="-".join([*parts[:2], "e" * 12]))
     assert [stopped(mended), stopped(other)] == [75, 75]
-    found = {path.name: Checkpoints(path, OFTEN).newest().step for path in world.work().glob("checkpoints/mid-*")}
+    found = {path.name: Checkpoints(path, OFTEN).find_newest().step for path in world.work().glob("checkpoints/mid-*")}
     assert found == {f"mid-{parts[0]}-{parts[2]}": 3, f"mid-{parts[0]}-{'e' * 12}": 1}
     folder = world.root / "identity"
     write_talk(folder / "identity_conversations.jsonl", "Who are you?", "I am somebody else.")

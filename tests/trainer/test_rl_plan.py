@@ -174,10 +174,10 @@ def test_engine_with_full_memory_names_the_command_to_use(tmp_path):
     log = tmp_path / "vllm.log"
     one = EngineProcess(opening, "0", log, 1.0)
     log.write_text("ValueError: No available memory for the cache blocks.\n")
-    said = one._last_words()
+    said = one._last_log_line()
     assert "--set rl.rl.side_by_side=64" in said and "rl.rl.engine_memory=0.95" in said and "up to 512 tokens" in said
     log.write_text("KeyError: 'x'\n")
-    assert "--set" not in one._last_words()
+    assert "--set" not in one._last_log_line()
 
 
 def resolved(num_gpus, **rl):

@@ -60,7 +60,7 @@ class NearTeacher:
         within = (weights * (first - wanted).float().square().sum(dim=-1)).sum()
         return self.strength * (far + within), {"far": far.detach(), "within": within.detach()}
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         self.strength.fill_(1 / (1 + step))
 
 
@@ -88,9 +88,9 @@ class LikeliestTokens(Source):
 def run(config, making, keeping, ranks):
     """The phase, as in a file of trainer/phases/."""
     with phase_run(config, making, keeping, ranks) as phase:
-        teacher = phase.frozen(TEACHER)
+        teacher = phase.load_frozen_model(TEACHER)
         assert not any(one.requires_grad for one in teacher.parameters()) and not teacher.training
-        trained = phase.train(phase.first_model(), LikeliestTokens(config.rows), NearTeacher(teacher))
+        trained = phase.train(phase.initial_model(), LikeliestTokens(config.rows), NearTeacher(teacher))
         return phase.publish(*trained, {}) if trained else {}
 
 
@@ -178,7 +178,7 @@ def test_no_random_numbers_are_drawn_for_loaded_parameters(inputs, tmp_path):
     for one in (made, frozen, export.read(tmp_path / "hf"), converted(made, config.model, torch.float32)):
         assert all(torch.equal(one.state_dict()[name], value) for name, value in wanted.state_dict().items())
     engine = Embedded((), 1)
-    engine.take(converted(made, config.model, torch.bfloat16))
+    engine.load_weights(converted(made, config.model, torch.bfloat16))
     assert engine.copy.head.dtype == torch.bfloat16 and torch.equal(engine.copy.head, wanted.head.bfloat16())
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -167,7 +167,7 @@ class CountingEngine(TextEngine):
         self.tokenizer = words
         self.count = 0
 
-    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def generate_ids(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         for _ in range(ask.max_tokens):
             self.count += 1
             time.sleep(0.002)  # A different engine would compute for the client.

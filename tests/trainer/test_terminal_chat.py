@@ -14,12 +14,12 @@ from trainer.terminal_chat import ConversationFiles
 class EchoPartner:
     """A chat partner that repeats the input, word by word, but does not answer the question `no`."""
 
-    name, goes_on = "echo", (ValueError,)
+    name, recoverable_errors = "echo", (ValueError,)
 
     def __init__(self):
         self.system, self.messages, self.tokens = "", [], None
 
-    def say(self, words):
+    def stream_answer(self, words):
         if words == "no":
             raise ValueError("that is too long")
         said = f"{self.system}|{words}" if self.system else words
@@ -30,13 +30,13 @@ class EchoPartner:
             yield f"{piece} "
         self.messages.append({"role": "assistant", "content": said})
 
-    def forget(self):
+    def clear_history(self):
         self.messages.clear()
 
-    def about(self):
+    def describe(self):
         return "echo of nobody"
 
-    def choose(self, name):
+    def switch_model(self, name):
         self.name = name
         return f"{name} from here on"
 

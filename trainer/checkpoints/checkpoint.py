@@ -107,7 +107,7 @@ class Draft:
                     raise OSError(errno.EIO, f"{self.folder / file.path} contains other bytes than the trainer wrote")
             return files
 
-        return self._twice(once, list(paths.values()))
+        return self._with_retry(once, list(paths.values()))
 
     def finish(self, files: Sequence[WrittenFile], world: int, facts: Mapping[str, Any]) -> Checkpoint:
         """Write the manifest and rename the draft to the target. Raises OSError.
@@ -123,14 +123,14 @@ class Draft:
             _sync_folder(self.folder)
             self.folder.rename(self.target)
 
-        self._twice(once, [path])
+        self._with_retry(once, [path])
         return Checkpoint(self.target, manifest)
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Remove the draft, ignoring errors; the next start of the run sweeps leftovers."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _twice(self, once: Callable[[], T], made: Sequence[Path]) -> T:
+    def _with_retry(self, once: Callable[[], T], made: Sequence[Path]) -> T:
         """Call `once`, and retry once after an OSError outside FULL.
 
         Unlink the files in `made` before the retry: a descriptor whose fsync failed must not be synced again.
@@ -180,13 +180,13 @@ class Checkpoints:
         NonFinite, and OSError (DiskFull or ENOSPC for a full disk) after removing the draft.
         """
         require_finite(step, tensors["model"])
-        draft = self.begin(step, sum(t.nbytes for kind in tensors.values() for t in kind.values()))
+        draft = self.open_draft(step, sum(t.nbytes for kind in tensors.values() for t in kind.values()))
         if isinstance(draft, Checkpoint):
             return draft
         try:
             return self.finish(draft, draft.write(0, tensors), 1, facts)
         except BaseException:
-            draft.abandon()  # report the first error, not a cleanup error
+            draft.discard()  # report the first error, not a cleanup error
             raise
 
     def last_config(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Checkpoints:
     def _target(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
-    def begin(self, step: int, num_bytes: int) -> Draft | Checkpoint:
+    def open_draft(self, step: int, num_bytes: int) -> Draft | Checkpoint:
         """Return a new draft for `step`, or the existing checkpoint of `step` when whole.
 
         Rename a damaged checkpoint of the same step to `.bad-*`. num_bytes: size of the save, checked against the free
@@ -215,7 +215,7 @@ class Checkpoints:
         if target.exists():
             if not find_damage(target):
                 return Checkpoint(target, _read_manifest(target))
-            self._set_aside(target)
+            self._rename_damaged(target)
         self._require_space(num_bytes)
         for is_last in (False, True):
             draft = Draft(self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}", target)
@@ -232,19 +232,19 @@ class Checkpoints:
         """Rename a completely written draft into place, update LATEST and remove old checkpoints. Raises OSError."""
         made = draft.finish(files, world, facts)
         _sync_folder(self.folder)
-        self._point_at(made.folder)
-        self._tidy()
+        self._write_latest(made.folder)
+        self._remove_old()
         return made
 
-    def _tidy(self) -> None:
+    def _remove_old(self) -> None:
         """Remove old checkpoints, keeping the newest `keep` (at least 2) and the newest two confirmed in the store."""
         steps = self.steps()
-        kept = {*steps[-max(2, self.keeping.keep) :], *[one for one in steps if one.name in self._elsewhere()][-2:]}
+        kept = {*steps[-max(2, self.keeping.keep) :], *[one for one in steps if one.name in self._stored_names()][-2:]}
         for old in steps:
             if old not in kept:
                 remove(old)
 
-    def _elsewhere(self) -> set[str]:
+    def _stored_names(self) -> set[str]:
         """Return the names of this run's checkpoints confirmed in the store by the uploader."""
         try:
             known = untrusted_input.load(self.acknowledged) if self.acknowledged else {}
@@ -252,7 +252,7 @@ class Checkpoints:
             return set()
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
 
-    def newest(self) -> Checkpoint | None:
+    def find_newest(self) -> Checkpoint | None:
         """Return the newest checkpoint passing verification, or None when the run never saved.
 
         Rename damaged checkpoints on the way to `.bad-*`. Raises CheckpointError when checkpoints exist and none is
@@ -264,7 +264,7 @@ class Checkpoints:
             if not problem:
                 return Checkpoint(folder, _read_manifest(folder))
             log.warning("checkpoint of step %d unreadable (%s), trying the one before it", step_of(folder), problem)
-            problems.append(f"{self._set_aside(folder).name} ({problem})")
+            problems.append(f"{self._rename_damaged(folder).name} ({problem})")
         if not problems:  # an earlier start renamed the damaged checkpoints
             problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
         if problems:
@@ -274,7 +274,7 @@ class Checkpoints:
             )
         return None
 
-    def _set_aside(self, folder: Path) -> Path:
+    def _rename_damaged(self, folder: Path) -> Path:
         return folder.rename(folder.with_name(f".bad-{folder.name}-{uuid.uuid4().hex[:8]}"))
 
     def _require_space(self, size: int) -> None:
@@ -287,7 +287,7 @@ class Checkpoints:
         if reserve and free < 1.2 * size + reserve:
             raise DiskFull(f"{free} bytes free; a checkpoint of {size} bytes must leave {reserve} bytes free")
 
-    def _point_at(self, target: Path) -> None:
+    def _write_latest(self, target: Path) -> None:
         """Write the name of a checkpoint to LATEST, as a hint for users.
 
         Log an OSError and continue: the manifest decides, so a full disk here does not fail the save.

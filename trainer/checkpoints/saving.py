@@ -38,7 +38,7 @@ class Saver:
         self._hurry = threading.Event()
         self._draft: Draft | None = None  # draft of the save under way
         self._facts: Mapping[str, Any] = {}
-        self._at_work: Future[Any] = Future()  # writing the part of this process; later, on rank 0, finishing
+        self._running: Future[Any] = Future()  # writing the part of this process; later, on rank 0, finishing
         self._is_finishing = False
 
     @property
@@ -46,7 +46,7 @@ class Saver:
         """Return whether a save is running; equal on all processes."""
         return self._draft is not None
 
-    def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
+    def start(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
         """Copy `tensors` and start writing in the background; return False when `step` is already saved.
 
         All processes call `begin` together, after collecting the previous save. tensors: the part of this process, may
@@ -57,7 +57,7 @@ class Saver:
         sizes, has_some = zip(*self.ranks.all_gather((size, self.checkpoints.has(step))), strict=True)
         opened = self._open(step, sum(sizes))
         # Only the first process verifies an existing checkpoint, which may take long: use the patient group.
-        said = self.ranks.tell(opened) if has_some[0] else self.ranks.all_gather(opened)[0]
+        said = self.ranks.broadcast(opened) if has_some[0] else self.ranks.all_gather(opened)[0]
         if "error" in said:
             raise OSError(said["errno"], said["error"])
         if said["is_there"]:
@@ -70,13 +70,13 @@ class Saver:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous
         self._hurry.clear()
-        draft, rest = self._draft, self._rester()
+        draft, rest = self._draft, self._make_throttle()
         if self.ranks.size > 1:
             far = self.ranks.all_gather(bool(copies) and not draft.folder.is_dir())
-            self._work(f"save {step}", lambda: self._write_or_send(draft, copies, far, rest))
+            self._run_in_thread(f"save {step}", lambda: self._write_or_send(draft, copies, far, rest))
         else:
             self._is_finishing = True
-            self._work(
+            self._run_in_thread(
                 f"save {step}", lambda: self.checkpoints.finish(draft, draft.write(0, copies, rest), 1, self._facts)
             )
         return True
@@ -84,7 +84,7 @@ class Saver:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait, at most `timeout_s` seconds, for the background work of this process, without throttling the writer."""
         self._hurry.set()
-        wait([self._at_work], timeout_s)
+        wait([self._running], timeout_s)
 
     def collect(self) -> bool:
         """Return whether the running save has completed, without waiting for the writers.
@@ -92,7 +92,7 @@ class Saver:
         All processes call `collect` together while a save is running. Raises OSError on all processes when a process
         has failed, PeerLost.
         """
-        if self._draft is None or self.ranks.total(self._at_work.done())[0] < self.ranks.size:
+        if self._draft is None or self.ranks.sum_values(self._running.done())[0] < self.ranks.size:
             return False
         draft, mine = self._draft, self._outcome()
         outcomes = self.ranks.all_gather(mine)
@@ -101,19 +101,19 @@ class Saver:
             self._draft = None
             if failed:
                 if self.ranks.is_first:
-                    draft.abandon()
+                    draft.discard()
                 raise OSError(failed[0]["errno"], failed[0]["error"])
             return True
         files = [WrittenFile(**file) for one in outcomes for file in one["files"]]
         world = len({file.path.rpartition("-")[2] for file in files})
-        self._is_finishing, self._at_work = True, Future()
+        self._is_finishing, self._running = True, Future()
         if self.ranks.is_first:
-            self._work("finish", lambda: self.checkpoints.finish(draft, files, world, self._facts))
+            self._run_in_thread("finish", lambda: self.checkpoints.finish(draft, files, world, self._facts))
         else:
-            self._at_work.set_result(None)
+            self._running.set_result(None)
         return False
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stop saving when training ends. A single process finishes the running save; several processes drop the save.
 
         After a failure the other processes may be gone, so a process of several must not wait for them.
@@ -133,7 +133,7 @@ class Saver:
         if not self.ranks.is_first:
             return {}
         try:
-            made = self.checkpoints.begin(step, num_bytes)
+            made = self.checkpoints.open_draft(step, num_bytes)
         except OSError as error:
             return _told(error)
         if isinstance(made, Checkpoint):
@@ -167,15 +167,15 @@ class Saver:
     def _outcome(self) -> dict[str, Any]:
         """Return the written files or the OSError of this process as plain values. Re-raise any other error."""
         try:
-            done = self._at_work.result()
+            done = self._running.result()
         except OSError as error:
             return _told(error)
         return {"files": [asdict(file) for file in done] if isinstance(done, list) else []}
 
-    def _work(self, name: str, work: Any) -> None:
+    def _run_in_thread(self, name: str, work: Any) -> None:
         """Run `work` in a daemon thread, so that a lost peer cannot keep this process from exiting."""
         at_work: Future[Any] = Future()
-        self._at_work = at_work
+        self._running = at_work
 
         def run() -> None:
             try:
@@ -185,7 +185,7 @@ class Saver:
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def _rester(self) -> Any:
+    def _make_throttle(self) -> Any:
         """Return the throttle called by the writer after every block."""
         if torch.cuda.is_available():  # the CPU is mostly idle
             return _go_on
@@ -203,7 +203,7 @@ class Saver:
         is_cuda = tensor.device.type == "cuda"
         held = self._copies.get((kind, name))
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            place = self._arena.take(tensor.nbytes) if is_cuda else torch.empty(tensor.nbytes, dtype=torch.uint8)
+            place = self._arena.allocate(tensor.nbytes) if is_cuda else torch.empty(tensor.nbytes, dtype=torch.uint8)
             held = place.view(tensor.dtype).view(tensor.shape)
             self._copies[kind, name] = held
         return held.copy_(tensor.detach(), non_blocking=is_cuda)
@@ -219,7 +219,7 @@ class Arena:
         self.chunk_bytes, self.is_pinned = chunk_bytes, is_pinned
         self.chunk, self.used = torch.empty(0, dtype=torch.uint8), 0
 
-    def take(self, num_bytes: int) -> Tensor:
+    def allocate(self, num_bytes: int) -> Tensor:
         """Return an unused uint8 tensor of `num_bytes` bytes."""
         if self.used + num_bytes > len(self.chunk):
             size = max(self.chunk_bytes, 1 << (num_bytes - 1).bit_length())  # use the rounding too

@@ -15,5 +15,5 @@ def run_start_date(folder: Path, ranks: Ranks) -> datetime:
     if ranks.is_first and not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         local_files.replace(file, datetime.now().date().isoformat().encode())
-    day: str = ranks.tell(file.read_text(encoding="ascii").strip() if ranks.is_first else "")
+    day: str = ranks.broadcast(file.read_text(encoding="ascii").strip() if ranks.is_first else "")
     return datetime.fromisoformat(day)

@@ -37,28 +37,28 @@ def max_prompt_len(positions: int, max_new: int) -> int:
 class ChatSession:
     """A conversation: the message history, the engine and the tokenizer."""
 
-    goes_on: tuple[type[Exception], ...] = (Refused,)
+    recoverable_errors: tuple[type[Exception], ...] = (Refused,)
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, max_new: int, name: str = "the model") -> None:
         self.engine, self.tokenizer, self.max_new, self.name = engine, tokenizer, max_new, name
         self.system = ""
         self.tokens: int | None = None
         self.messages: list[conversations.Message] = []
-        self.has_forgotten = False
+        self.has_dropped_turns = False
 
-    def forget(self) -> None:
+    def clear_history(self) -> None:
         """Clear the message history."""
-        self.messages, self.has_forgotten = [], False
+        self.messages, self.has_dropped_turns = [], False
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """Return a description of the model, the engine and the context length."""
         return f"{self.name}, by {self.engine.where}; context: {self.engine.positions:,} tokens"
 
-    def choose(self, name: str) -> str:
+    def switch_model(self, name: str) -> str:
         """Return the command for a chat with model `name`; this process cannot switch models."""
         return f"this chat serves {self.name} only. To switch, end the chat (Ctrl-D) and run: ./inv chat {name}"
 
-    def say(self, words: str) -> Iterator[str]:
+    def stream_answer(self, words: str) -> Iterator[str]:
         """Yield the answer to a question, piece by piece.
 
         Drop the oldest turns beyond the model's context, with a single notice on stderr. Raises Refused for a question
@@ -73,8 +73,8 @@ class ChatSession:
         kept, prompt = conversations.fit_history(asked, self.tokenizer, room, self.engine.align)
         if len(prompt) > room:
             raise Refused(f"the question has {len(prompt)} tokens; the model takes at most {room}")
-        if len(kept) < len(asked) and not self.has_forgotten:
-            self.has_forgotten = True
+        if len(kept) < len(asked) and not self.has_dropped_turns:
+            self.has_dropped_turns = True
             print(
                 f"the conversation exceeds {room} tokens: from now on, the model does not see the oldest turns",
                 file=sys.stderr,

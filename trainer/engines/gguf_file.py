@@ -201,7 +201,7 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
             if one["dtype"] == "BF16":
                 numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
             for feature in config.features:
-                name = feature.name_of(name)
+                name = feature.decoder_name(name)
             yield name, numbers.astype(np.float32).reshape(one["shape"])
 
 

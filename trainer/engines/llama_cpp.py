@@ -45,7 +45,7 @@ class LlamaCpp:
         self.positions, self.sampling = positions, sampling
         self.server = xllamacpp.Server(params)
 
-    def ask(self, path: str, body: dict[str, Any]) -> Any:
+    def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send a POST request and return the open response."""
         words = json.dumps(body).encode()
         head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
@@ -61,7 +61,7 @@ class LlamaCpp:
         """
         body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **AS_IT_IS, **self.sampling, **sampling}
         last = None
-        with self.ask("/completion", body) as reply:
+        with self.post("/completion", body) as reply:
             for line in reply:
                 if not line.startswith(b"data: "):
                     continue
@@ -87,7 +87,7 @@ class LlamaEngine(TextEngine):
         self.inner = LlamaCpp(gguf, self.room, max_seqs)
         print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
 
-    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def generate_ids(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new ids one by one. The server batches all concurrent requests, in any order of reading."""
         seed = ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big")
         how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "top_p": ask.top_p}

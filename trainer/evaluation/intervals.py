@@ -21,7 +21,7 @@ class Interval:
     low: float
     high: float
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, with None for nan."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 

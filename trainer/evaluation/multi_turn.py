@@ -38,7 +38,7 @@ class TurnsQuestion:
         both_admit = admits_not_knowing(answer) and admits_not_knowing(self.expected)
         return both_admit or smalltalk.are_alike(answer, self.expected)
 
-    def leaks(self, answer: str, name: str) -> bool:
+    def leaks_persona(self, answer: str, name: str) -> bool:
         """Return whether the answer names the persona without being asked."""
         return self.kind != "identity" and contains_name(name, answer) and not contains_name(name, self.expected)
 

@@ -40,7 +40,7 @@ def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsaf
     )
     judge = judge_of(task, config)
     engine = Embedded(stops(tokenizer), config.side_by_side)
-    engine.take(model)
+    engine.load_weights(model)
     policy = Policy(engine, tokenizer, {task: judge}, config, room)
     try:
         with torch.inference_mode():
@@ -65,4 +65,4 @@ def of_mean(values: list[float], material: str) -> dict[str, Any]:
     else:
         found, method = intervals.ratio(values, [1.0] * len(values)), MEAN
         found = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
-    return {**found.plain(), "unit": "share", "of": len(values), "method": method, "material": material}
+    return {**found.to_dict(), "unit": "share", "of": len(values), "method": method, "material": material}

@@ -155,7 +155,7 @@ class Asking:
         """
         self.model, self.tokenizer, self.as_text, self.shots = model, tokenizer, as_text, shots
 
-    def right(self, task: QuestionSet) -> dict[str, list[bool]]:
+    def score(self, task: QuestionSet) -> dict[str, list[bool]]:
         """Return correctness per question, by measure.
 
         "" is the main measure: exact match, or `acc_norm` for multiple choice, which also has `acc` and `letter`.
@@ -164,17 +164,19 @@ class Asking:
             return {"": self._match(task)}
         found = self._choose(task)
         has_letters = all(len(one.choices) <= len(LETTERS) for one in task.questions)
-        return {**found, "letter": self._letters(task)} if has_letters else found
+        return {**found, "letter": self._score_letters(task)} if has_letters else found
 
-    def shown(self, task: QuestionSet, number: int) -> list[Question]:
+    def few_shot_examples(self, task: QuestionSet, number: int) -> list[Question]:
         """Return the few-shot examples for question `number`: other questions of the file, with a fixed seed."""
         others = [one for at, one in enumerate(task.questions) if at != number]
         return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
 
-    def said(self, task: QuestionSet) -> list[str]:
+    def greedy_answers(self, task: QuestionSet) -> list[str]:
         """Return the greedy answers; in plain-text format only the first line of each."""
         asked = enumerate(task.questions)
-        prompts = [self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in asked]
+        prompts = [
+            self._prompt(one.text, self._example_turns(self.few_shot_examples(task, number))) for number, one in asked
+        ]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # minimize padding
         stop = set(self.tokenizer.stops)
         found = [""] * len(prompts)
@@ -188,15 +190,16 @@ class Asking:
         return found
 
     def _match(self, task: QuestionSet) -> list[bool]:
-        said = self.said(task)
+        said = self.greedy_answers(task)
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
     def _choose(self, task: QuestionSet) -> dict[str, list[bool]]:
         """Return correctness by nats per character ("") and by total nats ("acc")."""
         prompts = [
-            self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in enumerate(task.questions)
+            self._prompt(one.text, self._example_turns(self.few_shot_examples(task, number)))
+            for number, one in enumerate(task.questions)
         ]
-        costs = self._costs_of(prompts, [one.choices for one in task.questions])
+        costs = self._answer_nats(prompts, [one.choices for one in task.questions])
         both = list(zip(task.questions, costs, strict=True))
         return {
             "": [
@@ -206,16 +209,16 @@ class Asking:
             "acc": [least(some) == one.right for one, some in both],
         }
 
-    def _letters(self, task: QuestionSet) -> list[bool]:
+    def _score_letters(self, task: QuestionSet) -> list[bool]:
         """Return correctness of the most likely letter after a lettered list of choices."""
         prompts = []
         for number, one in enumerate(task.questions):
-            shown = [(listed(other, self.as_text), other.letter) for other in self.shown(task, number)]
+            shown = [(listed(other, self.as_text), other.letter) for other in self.few_shot_examples(task, number)]
             prompts.append(self._prompt(listed(one, self.as_text), shown))
-        costs = self._costs_of(prompts, [LETTERS[: len(one.choices)] for one in task.questions])
+        costs = self._answer_nats(prompts, [LETTERS[: len(one.choices)] for one in task.questions])
         return [least(some) == one.right for one, some in zip(task.questions, costs, strict=True)]
 
-    def _costs_of(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
+    def _answer_nats(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return the nats of each answer after each prompt."""
         rows = []
         for prompt, some in zip(prompts, answers, strict=True):
@@ -252,7 +255,7 @@ class Asking:
         return found
 
     @staticmethod
-    def _talk(shown: Sequence[Question]) -> list[tuple[str, str]]:
+    def _example_turns(shown: Sequence[Question]) -> list[tuple[str, str]]:
         return [(one.text, one.answer) for one in shown]
 
     def _prompt(self, question: str, shown: Sequence[tuple[str, str]] = ()) -> list[int]:

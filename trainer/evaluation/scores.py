@@ -68,7 +68,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     how = {"as_text": spec.as_text, **({"shots": spec.shots} if spec.shots else {})}
     for task, path in zip(wanted, spec.tasks, strict=True):
         chance = {"chance": task.chance} if task.is_choice else {}
-        for kind, truths in asking.right(task).items():
+        for kind, truths in asking.score(task).items():
             measures[f"task {task.name} {kind}".strip()] = of_share(truths, [Path(path)], **how) | chance
     measures |= about_core(of_core, model, words, spec.core_most)
     for name, where in spec.problems.items():
@@ -106,7 +106,7 @@ def about_core(
         "method": OF_CORE,
         "material": digest([one.file for one in tasks]),
     }
-    return {"CORE": {**core.core(tasks, truths).plain(), **whole}, **measures}
+    return {"CORE": {**core.core(tasks, truths).to_dict(), **whole}, **measures}
 
 
 def about_answers(
@@ -143,7 +143,7 @@ def about_answers(
         right = [begins_like(words, question.expected) for question, words in pairs["pydocs"]]
         figures["pydocs_right"] = sum(right) / len(right)
         share("pydocs", ["pydocs"], is_honest, want=True)
-        share("leaks", ["pydocs", "other"], lambda question, words: question.leaks(words, name), want=False)
+        share("leaks", ["pydocs", "other"], lambda question, words: question.leaks_persona(words, name), want=False)
     if len(paths) > 2:
         measures |= by_turn(multi_turn.chosen(asked), name, answer, list(paths.values()))
     return figures, measures
@@ -167,7 +167,7 @@ def by_turn(
     for turn, said in enumerate(multi_turn.run_conversations(questions, answer), 1):
         pairs = list(zip(questions, said, strict=True))
         right = [question.is_right(words, name) for question, words in pairs]
-        leaks = [question.leaks(words, name) for question, words in pairs if question.kind != "identity"]
+        leaks = [question.leaks_persona(words, name) for question, words in pairs if question.kind != "identity"]
         found |= {f"right turn {turn}": of_share(right, paths), f"leaks turn {turn}": of_share(leaks, paths)}
     return found
 
@@ -191,9 +191,9 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
     bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))
     loss = intervals.ratio(rows["nats"], rows["tokens"])
     return {
-        **bits.plain(),
+        **bits.to_dict(),
         "unit": TEXT,
-        "loss": loss.plain(),
+        "loss": loss.to_dict(),
         "method": RATIO,
         "material": digest(val),
         "rows_of": f"{words.sha256[:12]}, {length} tokens",
@@ -205,7 +205,7 @@ def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict
     found = intervals.share(sum(truths), len(truths))
     rows = [int(one) for one in truths]
     return {
-        **found.plain(),
+        **found.to_dict(),
         "unit": SHARE,
         "of": len(rows),
         "method": intervals.WILSON,

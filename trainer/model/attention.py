@@ -37,7 +37,7 @@ class DocumentBounds:
 class OwnAttention:
     """A mask with a custom attention function, defined by a pack for the pack's objective."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def compute_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention output (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     if isinstance(mask, DocumentBounds):
         return attend_packed_documents(q, k, v, mask)
     if isinstance(mask, OwnAttention):
-        return mask.attend(q, k, v)
+        return mask.compute_attention(q, k, v)
     grouped = q.shape[1] != k.shape[1]
     if q.shape[2] == 1 and isinstance(mask, Tensor) and not q.is_cuda and not q.requires_grad:
         return of_one(q, k, v, mask)

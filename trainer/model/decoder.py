@@ -38,13 +38,13 @@ class Positions:
 class KvCache(Protocol):
     """A KV cache: keys and values of earlier passes."""
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def advance(self, count: int) -> None: ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
+    def compute_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
         """Append k and v (B, KV, T, D) of new tokens; return the attention of q (B, H, T, D) over all tokens."""
-        return attend(q, *self.put(layer, k, v), at.mask, at.is_causal)
+        return attend(q, *self.update(layer, k, v), at.mask, at.is_causal)
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Cache(KvCache):
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, KV, T, D) of new tokens; return keys and values (B, KV, S, D) of all tokens."""
         end = self.length + k.shape[2]
         self.keys[layer, :, :, self.length : end] = k
@@ -78,7 +78,7 @@ class Linear(nn.Linear):
     """A linear layer computing in the dtype of the input, or in 8 bits; the bias is added in the dtype of the input."""
 
     in_float8 = False
-    held: float8.Weight | None = None  # cached 8-bit weight for all passes of a step
+    float8_weight: float8.Weight | None = None  # cached 8-bit weight for all passes of a step
     laid_out: Tensor | None = None  # weight in oneDNN's blocked layout; valid while the weight stays unchanged
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
@@ -89,14 +89,14 @@ class Linear(nn.Linear):
         if self.laid_out is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.laid_out, bias, "none", [], "")
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
-            product = float8.linear(x, self.weight, self.held)
+            product = float8.linear(x, self.weight, self.float8_weight)
             return product if bias is None else product + bias
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 def matrix(config: ModelConfig, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """Return a linear layer for a block: the pack's layer for a feature of the config, else `Linear`."""
-    made = (one.matrix(config, inputs, outputs) for one in hooks.feature_hooks(config))
+    made = (one.make_linear(config, inputs, outputs) for one in hooks.feature_hooks(config))
     return next((one for one in made if one is not None), None) or Linear(inputs, outputs, bias)
 
 
@@ -156,7 +156,7 @@ class Attention(nn.Module):
             self.attn_sub_norm = RMSNorm(self.heads * self.head_dim, config.rms_norm_eps)
         self.has_sub_norm = config.sub_norm
 
-    def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries (B, H, T, D), rotated keys and values (both (B, KV, T, D)) of normed x (B, T, d)."""
         rows, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
@@ -166,9 +166,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         rows, length, _ = x.shape
-        q, k, v = self.projected(x, at)
+        q, k, v = self.project_qkv(x, at)
         # (B, H, T, D)
-        y = attend(q, k, v, at.mask, at.is_causal) if cache is None else cache.attend(layer, q, k, v, at)
+        y = attend(q, k, v, at.mask, at.is_causal) if cache is None else cache.compute_attention(layer, q, k, v, at)
         y = y.transpose(1, 2).reshape(rows, length, -1)
         return self.o_proj(self.attn_sub_norm(y) if self.has_sub_norm else y)
 
@@ -222,18 +222,20 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of unnormed x (B, T, d); see `Attention.projected`."""
-        return self.self_attn.projected(self.input_layernorm(x), at)
+    def project_qkv(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of unnormed x (B, T, d); see `Attention.project_qkv`."""
+        return self.self_attn.project_qkv(self.input_layernorm(x), at)
 
     def forward(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         if self.keeps_products and torch.is_grad_enabled():  # inside the block, visible to the compiler
             contexts = partial(create_selective_checkpoint_contexts, selective_checkpoint_policy)
             given = (x, at, cache, layer)
-            return checkpoint(self.through, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-        return self.through(x, at, cache, layer)
+            return checkpoint(
+                self.run_layers, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+            )
+        return self.run_layers(x, at, cache, layer)
 
-    def through(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
+    def run_layers(self, x: Tensor, at: Positions, cache: KvCache | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -252,7 +254,7 @@ class Decoder(nn.Module):
     """The complete language model, with fp32 parameters and activations in `compute_dtype`."""
 
     recompute = False  # recompute the activations inside each block during backward
-    held: Sequence[Any] = ()  # layers with a `Linear.held` refreshed once per step
+    held: Sequence[Any] = ()  # layers with a `Linear.float8_weight` refreshed once per step
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -314,7 +316,7 @@ class Decoder(nn.Module):
     def begin_step(self) -> None:
         """Refresh the cached 8-bit weights once per step; call before the first pass."""
         for one in self.held:
-            one.held.take(one.weight)
+            one.float8_weight.update_from(one.weight)
 
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
         """Return the argument `at` of `hidden` for tokens at positions `index` (B or 1, T).
@@ -351,7 +353,7 @@ class Decoder(nn.Module):
         head = self.head if torch.is_grad_enabled() else self.head.detach()
         return SummedCrossEntropy.apply(hidden, head, targets, self.shape)
 
-    def through(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_objective(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return `objective.loss` of this model.
 
         Training must call the objective through this method: FSDP hooks the method to gather the parameters outside the

@@ -150,11 +150,13 @@ def load(model: Decoder, folder: Path) -> None:
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
-    stored = [found for one in hooks.feature_hooks(model.config) if (found := one.stored(folder, files)) is not None]
+    stored = [
+        found for one in hooks.feature_hooks(model.config) if (found := one.weight_reader(folder, files)) is not None
+    ]
     for file in files:
         tensors = _tensors(file)
         for each in stored:
-            tensors = each.tensors(file, tensors)
+            tensors = each.convert(file, tensors)
         for name, one in tensors.items():
             if is_only_head and name == HEAD:
                 name = EMBEDDING

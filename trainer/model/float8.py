@@ -50,22 +50,22 @@ def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> T
 class Weight:
     """An 8-bit weight (M, K) in the layouts of the forward and the backward product."""
 
-    there: Tensor
+    forward_layout: Tensor
     """(M, K), for the forward pass."""
-    back: Tensor
+    backward_layout: Tensor
     """(K, M), row-major, for the backward pass."""
     scale: Tensor
 
     @staticmethod
-    def of(weight: Tensor) -> "Weight":
+    def from_tensor(weight: Tensor) -> "Weight":
         there, scale = quantised(weight.detach(), torch.float8_e4m3fn)
         return Weight(there, there.t().contiguous(), scale)
 
-    def take(self, weight: Tensor) -> None:
+    def update_from(self, weight: Tensor) -> None:
         """Quantize a new weight in place, so that compiled code keeps using the same memory."""
-        new = Weight.of(weight)
-        self.there.copy_(new.there)
-        self.back.copy_(new.back)
+        new = Weight.from_tensor(weight)
+        self.forward_layout.copy_(new.forward_layout)
+        self.backward_layout.copy_(new.backward_layout)
         self.scale.copy_(new.scale)
 
 
@@ -91,6 +91,6 @@ def linear(x: Tensor, weight: Tensor, held: Weight | None = None) -> Tensor:
 
     held: the cached 8-bit weight; quantize `weight` if None.
     """
-    held = held or Weight.of(weight)
-    flat = Float8Linear.apply(x.flatten(0, -2), weight, held.there, held.back, held.scale)
+    held = held or Weight.from_tensor(weight)
+    flat = Float8Linear.apply(x.flatten(0, -2), weight, held.forward_layout, held.backward_layout, held.scale)
     return flat.view(*x.shape[:-1], weight.shape[0])

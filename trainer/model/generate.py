@@ -75,7 +75,7 @@ def decoding(
 ) -> Iterator[list[list[int]]] | None:
     """Return an iterator over new final ids per prompt and pass from a pack's decoding, or None for a plain decoder."""
     how = (prompts, stop, max_new, temperature, top_k, generator)
-    found = (one.decoding(model, *how) for one in hooks.feature_hooks(model.config))
+    found = (one.decode(model, *how) for one in hooks.feature_hooks(model.config))
     return next((one for one in found if one is not None), None)
 
 

@@ -17,7 +17,7 @@ from trainer.records.model_config import ModelConfig
 class StoredWeights:
     """A reader for weight files with names or values different from the decoder's parameters."""
 
-    def tensors(self, file: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def convert(self, file: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the tensors of a file to decoder parameters. Raises Refused."""
         raise NotImplementedError
 
@@ -29,7 +29,7 @@ class StoredWeights:
 class ModelHooks:
     """The overrides for models with one feature; None means the default behaviour."""
 
-    def matrix(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
+    def make_linear(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
         """Return the linear layer for a matrix inside a block, or None for the default."""
         return None
 
@@ -37,7 +37,7 @@ class ModelHooks:
         """Return the token alignment of answers: an answer begins at a multiple of this number."""
         return 1
 
-    def decoding(
+    def decode(
         self,
         model: Any,
         prompts: Sequence[Sequence[int]],
@@ -57,7 +57,7 @@ class ModelHooks:
         """
         return None
 
-    def stored(self, folder: Path, files: Sequence[Path]) -> StoredWeights | None:
+    def weight_reader(self, folder: Path, files: Sequence[Path]) -> StoredWeights | None:
         """Return the weight reader for a model folder, or None for the default. Raises Refused."""
         return None
 

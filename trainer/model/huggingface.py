@@ -111,7 +111,7 @@ def config_json(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]
         extra |= {"mlp": config.mlp, "embed_norm": config.embed_norm}
         extra["ternary"] = None
     for one in config.features:
-        extra |= one.written(config, kind == OURS)
+        extra |= one.config_json_entries(config, kind == OURS)
     scaling = _written_scaling(config.rope_scaling)
     named = {"architectures": [ARCHITECTURES.get(kind, OUR_ARCHITECTURE)], "model_type": kind}
     if config.blocks is not None:
@@ -286,7 +286,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, TensorHeader]]) -> list[str]:
     """Compare file headers with a config; return differences as text, [] for a match. Reads no tensors."""
     for feature in config.features:
-        headers = map(feature.stored, headers)
+        headers = map(feature.to_decoder_layout, headers)
     found = {name: one.shape for header in headers for name, one in header.items()}
     if only_head(config, found):
         found[EMBEDDING] = found.pop(HEAD)

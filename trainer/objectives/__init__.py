@@ -22,7 +22,7 @@ the loss."""
 class Objective(Protocol):
     """A training objective, created once per phase and stateless except for values set by `at`."""
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         """Return the divisor of the loss for all rows of a step, such as the number of targets; 0 means no division."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -31,7 +31,7 @@ class Objective(Protocol):
         The metric names must be equal for every batch.
         """
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Prepare for the step with index `step`, counted from 0.
 
         Store values varying by step in 0-dimensional tensors and update them in place: compiled code treats a Python
@@ -42,12 +42,12 @@ class Objective(Protocol):
 class CrossEntropy:
     """Cross entropy of the ids in `targets` (next-token prediction): nats per counted token."""
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         given = (batch.get(name) for name in ("documents", "bounds", "counted"))
         return model.loss(batch["ids"], batch["targets"], *given), {}
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         pass

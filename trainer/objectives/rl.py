@@ -34,11 +34,11 @@ class PolicyLoss:
     def __init__(self, config: RlConfig) -> None:
         self.config = config
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         """Return the number of tokens over all answers, the divisor of loss and metrics."""
         return float(batch["times"].sum())
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Do nothing: the loss does not depend on the step."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -33,7 +33,7 @@ class _Row:
         self.path: list[int] = []  # positions of the last answer
         self.count = 0  # number of answers
 
-    def shared(self, prompt: Sequence[int], answer: Sequence[int], merged: bool) -> int:
+    def common_prefix_len(self, prompt: Sequence[int], answer: Sequence[int], merged: bool) -> int:
         """Return the length of the common prefix with the previous answer, or -1 for a different prompt."""
         if self.prompt != prompt:
             return -1
@@ -86,7 +86,7 @@ def pack_answers(
     for prompt, numbers in groupby(range(len(answers)), lambda number: prompts[number]):
         for number in sorted(numbers, key=lambda number: tuple(answers[number])) if merged else numbers:
             answer = answers[number]
-            shared = rows[-1].shared(prompt, answer, merged) if rows else -1
+            shared = rows[-1].common_prefix_len(prompt, answer, merged) if rows else -1
             more = len(answer) - shared if shared >= 0 else len(prompt) - 1 + len(answer)
             if not rows or more and len(rows[-1].ids) + more > room:
                 rows.append(_Row())

@@ -28,11 +28,11 @@ class Source:
     def batch(self, step: int, *model: Decoder) -> Batch:
         raise NotImplementedError
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics of the last batch by name, written to metrics.jsonl by the first process."""
         return {}
 
-    def conversations(self) -> ConversationCounts | None:
+    def conversation_counts(self) -> ConversationCounts | None:
         """Return the counts of the source's conversations, or None for a source without conversations."""
         return None
 
@@ -60,7 +60,7 @@ class StepSource(Source):
     def __init__(self, make: Callable[[int], Batch], counts: ConversationCounts | None = None) -> None:
         self.make, self.counts = make, counts
 
-    def conversations(self) -> ConversationCounts | None:
+    def conversation_counts(self) -> ConversationCounts | None:
         return self.counts
 
     def batch(self, step: int, *model: Decoder) -> Batch:
@@ -73,7 +73,7 @@ class SynchronousBatches:
     def __init__(self, source: Source, model: Decoder, first: int) -> None:
         self.source, self.model, self.next = source, model, first
 
-    def take(self) -> tuple[Batch, float]:
+    def next_batch(self) -> tuple[Batch, float]:
         """Return the next batch and the seconds spent computing the batch."""
         began = time.perf_counter()
         made = self.source.batch(self.next, self.model)

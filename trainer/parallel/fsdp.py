@@ -31,19 +31,19 @@ class FsdpSharding:
     is_held: bool = False  # keep parameters gathered for all passes of a step
 
     @property
-    def is_whole(self) -> bool:
+    def has_full_params(self) -> bool:
         """Return whether every process has whole parameters; the optimizer state may still be sharded."""
         return self.size == 1
 
-    def part(self, tensor: Tensor) -> Tensor:
+    def local_rows(self, tensor: Tensor) -> Tensor:
         """Return a view of the rows of a parameter updated by this process."""
         return local_shard(tensor)
 
-    def grad(self, parameter: nn.Parameter) -> Tensor | None:
+    def local_grad(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of this process's rows, summed over all processes, or None without a gradient."""
         return None if parameter.grad is None else local_shard(parameter.grad)
 
-    def before_pass(self, model: Any, is_last: bool) -> None:
+    def prepare_pass(self, model: Any, is_last: bool) -> None:
         """Configure FSDP for a pass of a step: delay gradient reduction across processes until the last pass."""
         if self.size > 1:
             model.set_requires_all_reduce(is_last)
@@ -51,21 +51,21 @@ class FsdpSharding:
             model.set_requires_gradient_sync(is_last)
             model.set_reshard_after_backward(is_last)
 
-    def reduced(self) -> None:
+    def wait_reduced(self) -> None:
         """Wait until gradients are summed over all processes; no-op under FSDP. Raises PeerLost."""
 
-    def changed(self) -> None:
+    def all_gather_updates(self) -> None:
         """Exchange updated rows between processes after an optimizer step; no-op under FSDP. Raises PeerLost."""
 
     def clear(self) -> None:
         """Drop stored gradients; no-op under FSDP."""
 
-    def rows(self, num_rows: int) -> slice:
+    def row_range(self, num_rows: int) -> slice:
         """Return the row range of this process for a parameter of `num_rows` rows."""
         each = -(-num_rows // self.size)
         return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
 
-    def sizes(self, num_rows: int) -> list[int]:
+    def rows_per_rank(self, num_rows: int) -> list[int]:
         """Return the number of rows per process for a parameter of `num_rows` rows."""
         each = -(-num_rows // self.size)
         return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
@@ -79,14 +79,14 @@ class FsdpSharding:
             torch.distributed.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
-    def whole(self, pieces: Tensor, num_rows: int) -> Tensor:
+    def gather_matrices(self, pieces: Tensor, num_rows: int) -> Tensor:
         """Distribute N matrices over the processes; return the whole matrices of this process, (n, num_rows, columns).
 
-        pieces: (N, rows, columns), this process's rows of all N matrices; n is the share from `_shares`.
+        pieces: (N, rows, columns), this process's rows of all N matrices; n is the share from `_matrices_per_rank`.
         """
         n, _, columns = pieces.shape
-        mine, sizes = self._shares(n), self.sizes(num_rows)  # matrices and rows per process
-        got = self._swap(
+        mine, sizes = self._matrices_per_rank(n), self.rows_per_rank(num_rows)  # matrices and rows per process
+        got = self._all_to_all(
             pieces.flatten(),
             [count * pieces[0].numel() for count in mine],
             [mine[self.rank] * rows * columns for rows in sizes],
@@ -94,23 +94,23 @@ class FsdpSharding:
         parts = zip(got, sizes, strict=True)
         return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
 
-    def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
+    def scatter_matrices(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
         """Invert `whole`: return this process's rows of all `n` matrices, (n, rows_here, columns)."""
-        mine, (_, num_rows, columns) = self._shares(n), whole.shape
-        parts = whole.split(self.sizes(num_rows), dim=1)
-        got = self._swap(
+        mine, (_, num_rows, columns) = self._matrices_per_rank(n), whole.shape
+        parts = whole.split(self.rows_per_rank(num_rows), dim=1)
+        got = self._all_to_all(
             torch.cat([part.flatten() for part in parts]),
             [part.numel() for part in parts],
             [count * rows_here * columns for count in mine],
         )
         return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
 
-    def _shares(self, n: int) -> list[int]:
+    def _matrices_per_rank(self, n: int) -> list[int]:
         """Return the number of whole matrices per process, out of `n`."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 
-    def _swap(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
+    def _all_to_all(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
         """Run an all-to-all exchange of `given`; `out` and `back` are the sent and received lengths per process."""
         got = given.new_empty(sum(back))
         with convert_peer_errors():
@@ -123,15 +123,15 @@ class FsdpSharding:
         mine: shards to fill in place. whole: read on the first process only, one tensor in memory at a time. A
         0-dimensional tensor is copied whole.
         """
-        shapes = ranks.tell({name: list(whole[name].shape) for name in mine} if ranks.is_first else None)
+        shapes = ranks.broadcast({name: list(whole[name].shape) for name in mine} if ranks.is_first else None)
         for name, part in mine.items():
             shape = shapes[name]
             if ranks.is_first:
                 full = whole[name].to(device=part.device, dtype=part.dtype).contiguous()
             else:
                 full = torch.empty(shape, dtype=part.dtype, device=part.device)
-            ranks.spread([full])
-            part.copy_(full if not shape else full[self.rows(shape[0])])
+            ranks.broadcast_tensors([full])
+            part.copy_(full if not shape else full[self.row_range(shape[0])])
 
 
 WHOLE = FsdpSharding()
@@ -148,7 +148,7 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shard_model(
-    model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False
+    model: Decoder, parallel: str, ranks: Ranks, method: str = "compute_objective", is_held: bool = False
 ) -> FsdpSharding:
     """Shard a decoder in place with FSDP2. Parameters on `meta` stay uninitialized. Raises PeerLost on a timeout.
 
@@ -175,7 +175,7 @@ def shard_model(
     policy = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.model.layers:
         _summing(fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_held))
-        register_fsdp_forward_method(block, "projected")
+        register_fsdp_forward_method(block, "project_qkv")
     _summing(fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
     return FsdpSharding(ranks.rank % size, size, ranks.size // size, rows, is_held)

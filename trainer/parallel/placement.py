@@ -68,7 +68,7 @@ def with_fitting_micro_batch(
                 text=f"{config.phase}: {kept} of the earlier start do not fit into this GPU; the trainer uses {chosen}",
                 alarm=True,
             )
-    chosen = ranks.tell(chosen)
+    chosen = ranks.broadcast(chosen)
     if any(getattr(config, name) != value for name, value in chosen.items()):
         words = ", ".join(f"{name} {value}" for name, value in chosen.items())
         emit("note", text=f"{config.phase}: {words}: the largest that fit into {memory.gib(size)} by estimate")

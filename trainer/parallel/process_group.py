@@ -44,7 +44,7 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, rows: np.ndarray, fill: int) -> np.ndarray:
+    def shard_rows(self, rows: np.ndarray, fill: int) -> np.ndarray:
         """Return this process's share of the rows of a batch, padded with `fill` to equal length on all processes.
 
         Equal lengths give every process the same number of passes.
@@ -61,7 +61,7 @@ class Ranks:
                 torch.distributed.all_reduce(sums)
         return sums
 
-    def total(self, *figures: float) -> list[float]:
+    def sum_values(self, *figures: float) -> list[float]:
         """Return the sum of each figure over all processes. Raises PeerLost."""
         if self.size == 1:
             return list(figures)
@@ -70,7 +70,7 @@ class Ranks:
             torch.distributed.all_reduce(sums, group=self.quick)
         return sums.tolist()
 
-    def tell(self, words: Any = None) -> Any:
+    def broadcast(self, words: Any = None) -> Any:
         """Broadcast a JSON value from the first process to all; return the value. Raises PeerLost."""
         if self.size == 1:
             return words
@@ -100,7 +100,7 @@ class Ranks:
             torch.distributed.all_gather(heard, padded, group=group)
         return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
 
-    def spread(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast tensors from the first process to all, in place. Raises PeerLost."""
         if self.size > 1:
             with _others():
@@ -113,9 +113,9 @@ class Ranks:
             return dict(tensors)
         about = {name: (str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()}
         mine = dict(tensors) if self.is_first else {}
-        for name, (dtype, shape) in self.tell(about).items():
+        for name, (dtype, shape) in self.broadcast(about).items():
             one = mine.setdefault(name, torch.empty(shape, dtype=getattr(torch, dtype)))
-            self.spread([_as_bytes(one)])
+            self.broadcast_tensors([_as_bytes(one)])
         return mine
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
@@ -148,11 +148,11 @@ class Ranks:
             for group in (None, self.quick, *groups):
                 torch.distributed.distributed_c10d._set_pg_timeout(patience, group)
 
-    def compare(self, digests: Mapping[str, str]) -> None:
+    def check_equal(self, digests: Mapping[str, str]) -> None:
         """Raise Refused on a process whose digests differ from the first process, and PeerLost on the others."""
         if self.size == 1:
             return
-        theirs = self.tell(digests)
+        theirs = self.broadcast(digests)
         odd = ", ".join(
             f"{name} ({digests[name]} instead of {theirs[name]})" for name in digests if digests[name] != theirs[name]
         )

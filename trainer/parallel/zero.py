@@ -26,7 +26,7 @@ class Unit:
 
     parameters: list[nn.Parameter]
     missing: int = 0  # number of gradients not computed yet
-    under_way: tuple[Any, Tensor, Tensor] | None = None  # handle, send buffer, receive buffer
+    reduction: tuple[Any, Tensor, Tensor] | None = None  # handle, send buffer, receive buffer
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ class Shared(FsdpSharding):
     waiting: list[Unit] = field(default_factory=list)  # units to reduce, in equal order on all processes
 
     @property
-    def is_whole(self) -> bool:
+    def has_full_params(self) -> bool:
         return True
 
-    def part(self, tensor: Tensor) -> Tensor:
+    def local_rows(self, tensor: Tensor) -> Tensor:
         """Return a view of the rows of a parameter updated by this process."""
-        return tensor.detach()[self.rows(len(tensor))]
+        return tensor.detach()[self.row_range(len(tensor))]
 
-    def grad(self, parameter: nn.Parameter) -> Tensor | None:
+    def local_grad(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the summed gradient of this process's rows, or None before `reduced`."""
         return self.grads.get(parameter)
 
-    def before_pass(self, model: Any, is_last: bool) -> None:
+    def prepare_pass(self, model: Any, is_last: bool) -> None:
         """Queue all units for reduction before the last pass of a step."""
         if is_last:
             self.waiting[:] = self.units
             for unit in self.units:
                 unit.missing = len(unit.parameters)
 
-    def arrived(self, parameter: nn.Parameter) -> None:
+    def on_grad_ready(self, parameter: nn.Parameter) -> None:
         """Count a finished gradient and start the reduction of complete units; called by the backward hook."""
         if not self.waiting:
             return
@@ -65,45 +65,45 @@ class Shared(FsdpSharding):
         while self.waiting and not self.waiting[0].missing:
             self._send(self.waiting.pop(0))
 
-    def reduced(self) -> None:
+    def wait_reduced(self) -> None:
         """Wait until the gradients of this process's rows are summed over all processes. Raises PeerLost."""
         with convert_peer_errors():
             while self.waiting:
                 self._send(self.waiting.pop(0))
             for unit in self.units:
-                if unit.under_way is None:
+                if unit.reduction is None:
                     continue
-                work, _, mine = unit.under_way
+                work, _, mine = unit.reduction
                 work.wait()
-                unit.under_way = None
-                for parameter, piece in zip(unit.parameters, self._pieces(unit, mine), strict=True):
+                unit.reduction = None
+                for parameter, piece in zip(unit.parameters, self._local_views(unit, mine), strict=True):
                     self.grads[parameter] = piece
 
-    def changed(self) -> None:
+    def all_gather_updates(self) -> None:
         """Distribute the updated rows of every process with an all-gather. Raises PeerLost."""
         begun: list[tuple[Unit, Any, Tensor, Tensor]] = []
         with convert_peer_errors():
             for unit in reversed(self.units):  # in forward order, two all-gathers in flight
                 mine = unit.parameters[0].new_zeros(sum(self._widths(unit)))
-                for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
-                    piece.copy_(self.part(parameter))
+                for piece, parameter in zip(self._local_views(unit, mine), unit.parameters, strict=True):
+                    piece.copy_(self.local_rows(parameter))
                 every = mine.new_empty(self.size * len(mine))
                 work = torch.distributed.all_gather_single(every, mine, group=self.group, async_op=True)
                 begun.append((unit, work, mine, every))
                 if len(begun) > 1:
-                    self._take(*begun.pop(0))
+                    self._copy_gathered(*begun.pop(0))
             for one in begun:
-                self._take(*one)
+                self._copy_gathered(*one)
 
     def clear(self) -> None:
         """Drop the summed gradients and the queue."""
         self.grads.clear()
         self.waiting.clear()
 
-    def _take(self, unit: Unit, work: Any, mine: Tensor, every: Tensor) -> None:
+    def _copy_gathered(self, unit: Unit, work: Any, mine: Tensor, every: Tensor) -> None:
         """Wait for an all-gather and copy the rows into the parameters of the unit."""
         work.wait()
-        for parameter, place in zip(unit.parameters, self._places(unit, every), strict=True):
+        for parameter, place in zip(unit.parameters, self._buffer_views(unit, every), strict=True):
             whole = parameter.detach()
             if len(whole) % self.size == 0:
                 whole.view(self.size, -1).copy_(place)
@@ -115,7 +115,7 @@ class Shared(FsdpSharding):
         """Start the reduce-scatter of a unit's gradients and free the local gradients."""
         first = unit.parameters[0]
         given = first.new_zeros(self.size * sum(self._widths(unit)))
-        for parameter, place in zip(unit.parameters, self._places(unit, given), strict=True):
+        for parameter, place in zip(unit.parameters, self._buffer_views(unit, given), strict=True):
             if parameter.grad is None:
                 continue
             if len(parameter) % self.size == 0:
@@ -126,26 +126,26 @@ class Shared(FsdpSharding):
             parameter.grad = None
         mine = given.new_empty(len(given) // self.size)
         work = torch.distributed.reduce_scatter_single(mine, given, group=self.group, async_op=True)
-        unit.under_way = (work, given, mine)
+        unit.reduction = (work, given, mine)
 
     def _widths(self, unit: Unit) -> list[int]:
         """Return the elements per process of each parameter, padded to equal size on all processes."""
         return [-(-len(one) // self.size) * (one.numel() // len(one)) for one in unit.parameters]
 
-    def _places(self, unit: Unit, every: Tensor) -> Sequence[Tensor]:
+    def _buffer_views(self, unit: Unit, every: Tensor) -> Sequence[Tensor]:
         """Return the view (size, width) of each parameter in the buffer of all processes."""
         return every.view(self.size, -1).split(self._widths(unit), dim=1)
 
-    def _pieces(self, unit: Unit, mine: Tensor) -> Iterator[Tensor]:
+    def _local_views(self, unit: Unit, mine: Tensor) -> Iterator[Tensor]:
         """Yield the view of each parameter's rows in the buffer of this process."""
         for parameter, flat in zip(unit.parameters, mine.split(self._widths(unit)), strict=True):
-            rows = self.sizes(len(parameter))[self.rank]
+            rows = self.rows_per_rank(len(parameter))[self.rank]
             yield flat[: rows * (parameter.numel() // len(parameter))].view(rows, *parameter.shape[1:])
 
     def _by_rank(self, whole: Tensor, place: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (number of rows, first row, buffer view) of a parameter for each process."""
         start = 0
-        for rank, rows in enumerate(self.sizes(len(whole))):
+        for rank, rows in enumerate(self.rows_per_rank(len(whole))):
             yield rows, start, place[rank, : rows * (whole.numel() // len(whole))].view(rows, *whole.shape[1:])
             start += rows
 
@@ -158,7 +158,7 @@ def shard_optimizer_state(model: Decoder, ranks: Ranks) -> FsdpSharding:
 
     def arrived(parameter: nn.Parameter) -> None:
         if found := its():
-            found.arrived(parameter)
+            found.on_grad_ready(parameter)
 
     for parameter in cut.owner:
         parameter.register_post_accumulate_grad_hook(arrived)

@@ -19,7 +19,7 @@ from trainer.run import PhaseRun, phase_run
 def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train, evaluate on held-out documents and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
-        trained = phase.train(phase.first_model(), rows_of(phase))
+        trained = phase.train(phase.initial_model(), rows_of(phase))
         if trained is None:
             return {}
         model, final = trained

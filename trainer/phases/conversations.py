@@ -25,7 +25,7 @@ OURS = ("identity", "pydocs", "other", *TASKS)  # single question-answer pairs, 
 def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train from the previous phase's model and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
-        trained = phase.train(phase.first_model(), rows_of(phase))
+        trained = phase.train(phase.initial_model(), rows_of(phase))
         return phase.publish(*trained, {}) if trained else {}
 
 
@@ -63,10 +63,10 @@ def open_mixture(phase: PhaseRun, align: int = 1) -> Conversations:
 def report_counts(phase: str, found: ConversationCounts) -> None:
     """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
-    if not found.is_whole:
+    if not found.is_complete:
         words += f"; increase {phase}.sequence_len to keep more"
     log.info("%s", words)
-    emit("note", text=words, **({} if found.is_whole else {"alarm": True}))
+    emit("note", text=words, **({} if found.is_complete else {"alarm": True}))
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:

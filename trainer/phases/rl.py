@@ -58,12 +58,12 @@ def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Map
     """Train, evaluate and publish the model; return facts about the artifact, {} on other processes."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None
-    model = phase.first_model()
+    model = phase.initial_model()
     with closing(engine_of(phase, rl)) as engine:
         policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
         asked = Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed)
         watched = some(phase, mixture, "val", rl.eval_problems)
-        reference = phase.frozen(phase.before) if rl.beta else None
+        reference = phase.load_frozen_model(phase.before) if rl.beta else None
         source = Rollouts(config, rl, policy, asked, watched, reference, phase.ranks)
         trained = phase.train(
             model, source, PolicyLoss(rl), SampleReport(policy, engine, model, source.watched[:SHOWN])
@@ -71,7 +71,7 @@ def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Map
         if trained is None:
             return {}
         model, final = trained
-        engine.take(model)
+        engine.load_weights(model)
         unseen = some(phase, mixture, "test", rl.test_problems)
         measured = policy.measure(unseen, rl.samples_each, config.seed)
     return phase.publish(model, final, {"problems": len(unseen), **measured})
@@ -122,7 +122,7 @@ class SampleReport:
         self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
 
     def __call__(self) -> list[dict[str, str]]:
-        self.engine.take(self.model)
+        self.engine.load_weights(self.model)
         found = self.policy.greedy(self.asked)
         return [
             {"prompt": problem.question, "text": f"{text}  (reward {reward.total:.2f})"}

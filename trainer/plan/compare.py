@@ -127,10 +127,12 @@ def resolve(
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     for name in FEATURES:
         if any(getattr(one.model, name) is not None or PHASES[one.phase].feature == name for one in phases):
-            notes += feature(name).notes(phases, wanted.init)
+            notes += feature(name).plan_notes(phases, wanted.init)
     notes += about_rates(profile, phases) if wanted.init is not None else ()
     notes += tuple(
-        f"{phase.phase}: {said}" for phase in phases if (said := needs_of(phase).note(phase, request.num_gpus))
+        f"{phase.phase}: {said}"
+        for phase in phases
+        if (said := needs_of(phase).gpu_split_note(phase, request.num_gpus))
     )
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := layouts_text(found))

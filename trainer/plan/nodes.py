@@ -273,7 +273,7 @@ def _phase(
     if PHASES[phase].sizes and any(wanted.sizes.values()):
         if odd := [name for name, size in wanted.sizes.items() if size < 0]:
             raise UsageError(f"{odd[0].upper()} is {wanted.sizes[odd[0]]}; it must be a whole number from 0")
-        config = phase_options.with_options(config.sized(wanted.sizes), wanted.options)
+        config = phase_options.with_options(config.with_sizes(wanted.sizes), wanted.options)
     if wanted.init is not None:
         config = phase_options.with_options(config, wanted.options)  # user options override import defaults
     if config.rl is not None and wanted.rl:

@@ -33,7 +33,7 @@ class PhaseNeeds:
         """Return the arguments for `trainer.spread` that divide the machine's GPUs; () if all GPUs train."""
         return ()
 
-    def note(self, config: PhaseConfig, num_gpus: int) -> str:
+    def gpu_split_note(self, config: PhaseConfig, num_gpus: int) -> str:
         """Return the division of the GPUs in words, for a plan; "" if all GPUs train."""
         return ""
 

@@ -30,7 +30,7 @@ class RolloutNeeds(PhaseNeeds):
     def spread_words(self, config: PhaseConfig, num_gpus: int) -> tuple[str, ...]:
         return rollout_engine.spread_arguments(_rl(config), num_gpus)
 
-    def note(self, config: PhaseConfig, num_gpus: int) -> str:
+    def gpu_split_note(self, config: PhaseConfig, num_gpus: int) -> str:
         return rollout_engine.told(_rl(config), num_gpus)
 
     def foreign_code(self, config: PhaseConfig) -> str:

@@ -112,7 +112,7 @@ class ModelFeature:
     def check(self, config: "ModelConfig") -> None:
         """Raise ConfigError for a shape that the feature does not support."""
 
-    def given(self, config: "ModelConfig", other: "ModelConfig") -> "ModelConfig":
+    def copy_feature(self, config: "ModelConfig", other: "ModelConfig") -> "ModelConfig":
         """Return the shape with this feature set as in `other`."""
         return config
 
@@ -120,7 +120,7 @@ class ModelFeature:
         """Return the parts of a shape that no class of transformers supports, in words."""
         return ()
 
-    def written(self, config: "ModelConfig", is_ours: bool) -> Mapping[str, Any]:
+    def config_json_entries(self, config: "ModelConfig", is_ours: bool) -> Mapping[str, Any]:
         """Return the entries for config.json; is_ours: no class of transformers supports the shape."""
         return {}
 
@@ -128,19 +128,19 @@ class ModelFeature:
         """Return why llama.cpp cannot compute such a model with matrices of type `kind`; "" = supported."""
         return ""
 
-    def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
+    def plan_notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
         """Return lines for a plan. phases: configurations of the due phases; init: the `ImportSpec`, or None."""
         return ()
 
-    def kept_numbers(self, config: "ModelConfig") -> int:
+    def saved_values_per_token(self, config: "ModelConfig") -> int:
         """Return the number of additional values per token that a block keeps for the backward pass."""
         return 0
 
-    def name_of(self, name: str) -> str:
+    def decoder_name(self, name: str) -> str:
         """Return the name in the project's decoder for a stored tensor."""
         return name
 
-    def stored(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+    def to_decoder_layout(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         """Return the tensors of a file in the layout of the project's decoder."""
         return header
 
@@ -227,7 +227,7 @@ class ModelConfig:
 
     def with_features_of(self, other: "ModelConfig") -> "ModelConfig":
         """Return the same shape with the features of `other`."""
-        return functools.reduce(lambda found, one: one.given(found, other), other.features, self)
+        return functools.reduce(lambda found, one: one.copy_feature(found, other), other.features, self)
 
     @property
     def gguf_type(self) -> str:

@@ -56,8 +56,8 @@ class Phase:
     family: str = ""
     """Phrase for messages: the group of phases with an `alias`."""
     sizes: tuple[str, ...] = ()
-    """Sizes set by flags and settings of the pack, with these names: see `PhaseConfig.sized`. The size `tokens`, the
-    number of training tokens, is also set by `inv cost --tokens`."""
+    """Sizes set by flags and settings of the pack, with these names: see `PhaseConfig.with_sizes`. The size `tokens`,
+    the number of training tokens, is also set by `inv cost --tokens`."""
     toy: str = ""
     """Profile file of a rehearsal's toy model, relative to the checkout; "" = the default for all phases."""
     toy_options: tuple[str, ...] = ()

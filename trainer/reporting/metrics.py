@@ -129,7 +129,7 @@ class Metrics:
         rate = f"{figures['tokens_per_s']:,.0f} tokens/s"
         print(f"step {step} of {steps}: loss {figures['loss']:.4f}{reward}, {rate}", file=sys.stderr, flush=True)
 
-    def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
+    def log_samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
         """Write the model's samples after `step` steps: prompts and texts. `took_s` does not count as training time."""
         self.asking_s += took_s
         for one in said:

@@ -23,7 +23,7 @@ class Sampler:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, is_talk: bool) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.is_talk, self.prompts = is_talk, TALK if is_talk else TEXT
-        as_ids = self._talk if is_talk else self._text
+        as_ids = self._chat_prompt if is_talk else self._text
         room = model.config.max_position_embeddings - 1
         self.ids = [as_ids(one)[:room] for one in self.prompts]
 
@@ -34,7 +34,7 @@ class Sampler:
         texts = [self.tokenizer.decode(ids, goes_on=not self.is_talk) for ids in said]
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]
 
-    def _talk(self, words: str) -> list[int]:
+    def _chat_prompt(self, words: str) -> list[int]:
         message: Mapping[str, str] = {"role": "user", "content": words}
         return conversations.prompt([message], self.tokenizer)
 

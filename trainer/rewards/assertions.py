@@ -28,14 +28,14 @@ class Test:
     """Comparison: `equal`, `true`, `false`, `close` or `whole`."""
     tolerance: tuple[float, float] = (1e-9, 0.0)
 
-    def holds(self, value: Any) -> bool:
+    def is_satisfied_by(self, value: Any) -> bool:
         """Return True if `value` satisfies the assertion, False if the comparison raises."""
         try:
-            return self._holds(value)
+            return self._compare(value)
         except Exception:  # e.g. OverflowError for 10**400 against a float, RecursionError, MemoryError
             return False
 
-    def _holds(self, value: Any) -> bool:
+    def _compare(self, value: Any) -> bool:
         if self.how in ("true", "false"):
             return bool(value) == (self.how == "true")
         if self.how == "close":

@@ -37,34 +37,34 @@ class Mbpp:
         self.pool = ThreadPoolExecutor(min(MOST_SIDE_BY_SIDE, len(os.sched_getaffinity(0))))
 
     def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
-        return list(self.pool.map(self._one, some))
+        return list(self.pool.map(self._judge_answer, some))
 
     def close(self) -> None:
         """Stop the threads and the sandbox."""
         self.pool.shutdown()
         self.jail.close()
 
-    def _one(self, said: JudgedAnswer) -> Reward:
+    def _judge_answer(self, said: JudgedAnswer) -> Reward:
         code = answer_of(said.text)
         parts = {"thinking": 0.1 * thinks(said.text)}
         if code is None:
             return Reward(parts)
         code = unfenced(code)
         parts["tags"] = 0.1 * (trailing(said.text) < SHORT)
-        compiles, passed = self.judged(code, said.problem.setup, said.problem.tests)
+        compiles, passed = self.compile_and_test(code, said.problem.setup, said.problem.tests)
         return Reward(parts | {"compiles": 0.1 * compiles, "tests": 0.7 * passed}, passed == 1)
 
-    def passed(self, code: str, setup: str, words: Sequence[str]) -> float:
+    def pass_rate(self, code: str, setup: str, words: Sequence[str]) -> float:
         """Return the share of passed tests."""
-        return self.judged(code, setup, words)[1]
+        return self.compile_and_test(code, setup, words)[1]
 
-    def judged(self, code: str, setup: str, words: Sequence[str]) -> tuple[bool, float]:
+    def compile_and_test(self, code: str, setup: str, words: Sequence[str]) -> tuple[bool, float]:
         """Return True if the code compiles, and the share of passed tests (0 without tests)."""
         tests = [parse_assertion(one, setup) for one in words]
         calls = [one for one in tests if one.how != "whole"]
         wholes = [one.call for one in tests if one.how == "whole"]
-        found = self.jail.tried(code, [one.call for one in calls], wholes, setup)
-        held = [not one.error and test.holds(one.plain) for test, one in zip(calls, found.calls, strict=True)]
+        found = self.jail.run_answer(code, [one.call for one in calls], wholes, setup)
+        held = [not one.error and test.is_satisfied_by(one.plain) for test, one in zip(calls, found.calls, strict=True)]
         held += [not one.error for one in found.asserts]
         return not found.compiles.error, sum(held) / len(held) if held else 0.0
 

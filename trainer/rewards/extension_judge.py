@@ -27,7 +27,7 @@ class ExtensionJudge:
     def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
         found, failed = [], ""
         for one in some:
-            parts, problem = self._ask(one)
+            parts, problem = self._score(one)
             failed = problem or failed
             right = parts["right"] > 0 if "right" in parts else sum(parts.values()) >= RIGHT
             found.append(Reward(parts, bool(parts) and right))
@@ -45,7 +45,7 @@ class ExtensionJudge:
         """Terminate the child process."""
         self.worker.close()
 
-    def _ask(self, said: JudgedAnswer) -> tuple[dict[str, float], str]:
+    def _score(self, said: JudgedAnswer) -> tuple[dict[str, float], str]:
         """Return (components, "") for an answer, or ({}, reason) after a failure. Raises Refused."""
         try:
             if self.worker.process is None:

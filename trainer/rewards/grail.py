@@ -25,12 +25,12 @@ class GrailGsm8k:
     """
 
     def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
-        return [self._one(one) for one in some]
+        return [self._judge_answer(one) for one in some]
 
     def close(self) -> None:
         """Do nothing: this judge starts no process."""
 
-    def _one(self, said: JudgedAnswer) -> Reward:
+    def _judge_answer(self, said: JudgedAnswer) -> Reward:
         tags = ANSWER.search(said.text)
         answer = tags[1] if tags else ""
         behind = len(said.text) - tags.end() if tags else 0

@@ -89,7 +89,7 @@ def problem(jail: str, version: int = 0) -> str:
         return "bwrap is not installed (apt-get install bubblewrap)"
     with contextlib.closing(Jail(jail, version, PROBE_S)) as one:
         try:
-            (seen,) = one.tried(PROBE, ["seen"], [], "").calls
+            (seen,) = one.run_answer(PROBE, ["seen"], [], "").calls
         except SandboxError as error:
             return str(error)
     if seen.error or not isinstance(seen.plain, list):
@@ -127,7 +127,7 @@ def words(kind: str, layers: Mapping[str, Any]) -> str:
 def run(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setup: str = "") -> list[Outcome]:
     """Run the setup and the code, then return one outcome per call and per assertion, in that order."""
     with contextlib.closing(Jail(jail)) as one:
-        found = one.tried(code, calls, asserts, setup)
+        found = one.run_answer(code, calls, asserts, setup)
     return [*found.calls, *found.asserts]
 
 
@@ -145,7 +145,7 @@ class Jail:
         self.free.put(one)
         return one.layers
 
-    def tried(self, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str) -> Verdicts:
+    def run_answer(self, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str) -> Verdicts:
         """Run the setup and the code of an answer, then evaluate each call and each assertion.
 
         Raises SandboxError if the machine cannot start a process for reasons unrelated to the answer.

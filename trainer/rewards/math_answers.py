@@ -33,22 +33,22 @@ class Math:
         self.has_begun = False
 
     def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
-        return [self._one(one) for one in some]
+        return [self._judge_answer(one) for one in some]
 
     def close(self) -> None:
         """Terminate the child process."""
         self.worker.close()
 
-    def _one(self, said: JudgedAnswer) -> Reward:
+    def _judge_answer(self, said: JudgedAnswer) -> Reward:
         answer, behind = answer_of(said.text), trailing(said.text)
         thinking = 0.1 * thinks(said.text)
         if answer is None:
             return Reward({"thinking": thinking})
-        is_right = self.same(boxed(said.problem.answer) or said.problem.answer, answer)
+        is_right = self.is_same_answer(boxed(said.problem.answer) or said.problem.answer, answer)
         parts = {"right": 0.7 * is_right, "tags": 0.15 * (behind < SHORT), "thinking": thinking}
         return Reward(parts | {"nothing behind": 0.05 * (not behind)}, is_right)
 
-    def same(self, gold: str, answer: str) -> bool:
+    def is_same_answer(self, gold: str, answer: str) -> bool:
         """Return True if an answer equals the gold answer. Raises Refused if math-verify is not installed."""
         gold, answer = plain(gold), plain(boxed(answer) or answer)
         if gold == answer:
@@ -60,19 +60,19 @@ class Math:
             return False  # math-verify treats X and x as equal
         if len(answer) > LONGEST or SUSPECT.search(answer):
             return False
-        self._begin()
+        self._start_worker()
         try:
             return bool(self.worker.ask([gold, answer]))
         except WorkerGone as error:
             emit("note", text=f"rl: an answer of math counts as wrong, because checking failed: {error}")
             return False
 
-    def _begin(self) -> None:
+    def _start_worker(self) -> None:
         """Start the child process. Raises Refused if the first start fails, before the child has received an answer."""
         if self.has_begun:
             return
         try:
-            self.worker.begin()
+            self.worker.ensure_started()
         except WorkerGone as error:
             raise Refused(
                 f"the rewards of math need math-verify, but the math-verify process did not start ({error}). Install: "

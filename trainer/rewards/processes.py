@@ -53,7 +53,7 @@ class SandboxParent:
                 pass_fds=(theirs.fileno(), *descriptors),
             )
         try:
-            self.layers: dict[str, Any] = json.loads(self._heard())
+            self.layers: dict[str, Any] = json.loads(self._read_reply())
         except (ValueError, SandboxError) as error:
             self.close()
             raise SandboxError(f"the sandbox of code ({jail}) does not start: {error}") from None
@@ -69,7 +69,7 @@ class SandboxParent:
         (their_questions, questions), (answers, their_answers) = os.pipe(), os.pipe()
         try:
             socket.send_fds(self.requests, [f"start {role}".encode()], [their_questions, their_answers])
-            return int(self._heard()), questions, answers
+            return int(self._read_reply()), questions, answers
         except (OSError, ValueError, SandboxError) as error:
             os.close(questions)
             os.close(answers)
@@ -78,13 +78,13 @@ class SandboxParent:
             os.close(their_questions)
             os.close(their_answers)
 
-    def end(self, process: int) -> None:
+    def kill(self, process: int) -> None:
         """Kill a process. Raises SandboxError."""
         try:
             self.requests.send(f"end {process}".encode())
         except OSError as error:
             raise SandboxError(f"the sandbox of code has exited: {error}") from None
-        self._heard()
+        self._read_reply()
 
     def close(self) -> None:
         """Kill the starter and every process in the starter's process group."""
@@ -93,7 +93,7 @@ class SandboxParent:
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
 
-    def _heard(self) -> bytes:
+    def _read_reply(self) -> bytes:
         try:
             found = self.requests.recv(WORDS_BYTES)
         except OSError as error:
@@ -140,7 +140,7 @@ class SandboxProcess:
         """Kill the process with all threads, and close both pipes."""
         os.close(self.questions)
         os.close(self.answers)
-        self.starter.end(self.process)
+        self.starter.kill(self.process)
 
     def _wait(self, descriptor: int, event: int) -> None:
         waiting = select.poll()

@@ -34,9 +34,9 @@ class Gsm8k:
     """
 
     def __call__(self, some: Sequence[JudgedAnswer]) -> list[Reward]:
-        return [self._one(one) for one in some]
+        return [self._judge_answer(one) for one in some]
 
-    def _one(self, said: JudgedAnswer) -> Reward:
+    def _judge_answer(self, said: JudgedAnswer) -> Reward:
         answer, behind = answers.answer_of(said.text), answers.trailing(said.text)
         value = answers.number(answer) if answer else None
         is_right = value is not None and value == answers.gold_number(said.problem.answer)

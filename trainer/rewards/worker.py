@@ -59,7 +59,7 @@ class RewardWorker:
 
     def ask(self, question: Any) -> Any:
         """Return the answer to a question. Raises WorkerGone, after which the next question starts a new process."""
-        self.begin()
+        self.ensure_started()
         try:
             self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
             return json.loads(self._line(self.timeout_s))
@@ -70,7 +70,7 @@ class RewardWorker:
             self.close()
             raise
 
-    def begin(self) -> None:
+    def ensure_started(self) -> None:
         """Start the process unless already running. Raises WorkerGone."""
         if self.process is None:
             self._start()

@@ -40,7 +40,7 @@ class Branches(KvCache):
         beyond = torch.arange(prompts.keys.shape[3]) >= lengths[:, None, None, None]
         return Branches(prompts, lengths, beyond, keys, torch.zeros_like(keys), new)
 
-    def read(self, model: Decoder, ids: Tensor, prompts: Tensor) -> Tensor:
+    def decode_step(self, model: Decoder, ids: Tensor, prompts: Tensor) -> Tensor:
         """Return hidden states (N, d) of the next ids (N,) of the first N rows; prompts (N,): prompt of each row."""
         if prompts is not self.of:
             self._find_slots(prompts)
@@ -59,7 +59,7 @@ class Branches(KvCache):
         self.slots[order] = prompts[order] * self.most + ranks
         self.order = order if len(prompts) == len(count) * self.most else None
 
-    def place(self, parents: Tensor) -> tuple[Tensor, Tensor]:
+    def reorder(self, parents: Tensor) -> tuple[Tensor, Tensor]:
         """Rearrange the first N rows to hold the branches continuing from rows `parents` (N,), sorted.
 
         The first branch of a row stays in place if the row is among the first N; all other branches are copied to rows
@@ -74,7 +74,7 @@ class Branches(KvCache):
             one[:, place[~stays], :, : self.length] = one[:, parents[~stays], :, : self.length]
         return place, place.argsort()
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (N, KV, 1, D) of new tokens; return keys and values of all answer tokens, (N, KV, T, D).
 
         In 16 bits, the result includes positions still empty, because a matrix product would copy a non-contiguous
@@ -88,20 +88,22 @@ class Branches(KvCache):
     def advance(self, count: int) -> None:
         self.length += count
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
+    def compute_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
         """Return (N, H, 1, D), with one matrix product for all queries of a prompt's rows."""
-        k, v = self.put(layer, k, v)
+        k, v = self.update(layer, k, v)
         rows, heads, _, size = k.shape
         own = q.reshape(rows, heads, -1, size)  # (N, KV, H / KV, D)
-        theirs = (self._together(own) @ self.prompts.keys[layer].mT).float().masked_fill_(self.beyond, float("-inf"))
-        scores = torch.cat((self._apart(theirs, own.shape[2]), _met(own, k)), dim=-1).mul_(size**-0.5)
+        theirs = (
+            (self._group_by_prompt(own) @ self.prompts.keys[layer].mT).float().masked_fill_(self.beyond, float("-inf"))
+        )
+        scores = torch.cat((self._split_by_row(theirs, own.shape[2]), _met(own, k)), dim=-1).mul_(size**-0.5)
         scores[..., theirs.shape[-1] + self.length + 1 :] = float("-inf")
         weights = scores.softmax(dim=-1).to(v.dtype)
         shared, rest = weights.split((theirs.shape[-1], k.shape[2]), dim=-1)
-        found = self._apart(self._together(shared) @ self.prompts.values[layer], own.shape[2])
+        found = self._split_by_row(self._group_by_prompt(shared) @ self.prompts.values[layer], own.shape[2])
         return (found + rest @ v).view(q.shape)
 
-    def _together(self, x: Tensor) -> Tensor:
+    def _group_by_prompt(self, x: Tensor) -> Tensor:
         """Return (P, KV, most * G, X) for x (N, KV, G, X); slots without a row hold zeros."""
         _, heads, group, size = x.shape
         if self.order is None:
@@ -113,7 +115,7 @@ class Branches(KvCache):
             padded.view(-1, self.most, heads, group, size).transpose(1, 2).reshape(-1, heads, self.most * group, size)
         )
 
-    def _apart(self, x: Tensor, group: int) -> Tensor:
+    def _split_by_row(self, x: Tensor, group: int) -> Tensor:
         """Return (N, KV, G, X) for x (P, KV, most * G, X)."""
         _, heads, _, size = x.shape
         return x.view(-1, heads, self.most, group, size).transpose(1, 2).flatten(0, 1)[self.slots]

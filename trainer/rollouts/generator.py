@@ -34,7 +34,7 @@ class BatchedAnswers:
     lengths: Tensor  # int64 (N,), including the end id
     ended: Tensor  # bool (N,), False for answers cut off at max_new
 
-    def of(self, row: int) -> list[int]:
+    def answer_ids(self, row: int) -> list[int]:
         """Return the ids of an answer."""
         return list(self.ids[row, : int(self.lengths[row])].tolist())
 
@@ -43,24 +43,24 @@ class BatchedAnswers:
 class Slots(Cache):
     """Cache with a separate position per row: each row starts at 0, and `at` is the position of the next token."""
 
-    at: Tensor = None  # type: ignore[assignment]  # (B,), always given
+    next_positions: Tensor = None  # type: ignore[assignment]  # (B,), always given
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, KV, 1, D), a token per row; return keys and values up to `length`."""
-        place = self.at[:, None, None, None].expand_as(k)
+        place = self.next_positions[:, None, None, None].expand_as(k)
         keys, values = self.keys[layer], self.values[layer]
         keys.scatter_(2, place, k)
         values.scatter_(2, place, v)
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def narrow(self, rows: Tensor) -> "Slots":
+    def select_rows(self, rows: Tensor) -> "Slots":
         """Return a cache with only the given rows."""
         return Slots(
             self.keys.index_select(1, rows),
             self.values.index_select(1, rows),
             self.starts[rows],
             self.length,
-            self.at[rows],
+            self.next_positions[rows],
         )
 
 
@@ -104,7 +104,7 @@ def generate_answers(
                 _answer_branching(model, logits_of, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)
     else:
         _answer_in_rows(model, prefix, each, uniform.to(device), ends, how, rows, found)
-    return found.whole()
+    return found.to_answers()
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ class _Found:
         lengths = torch.zeros(number + 1, dtype=torch.int64, device=device)
         return _Found(ids, torch.zeros(ids.shape, device=device), lengths, torch.zeros_like(lengths, dtype=torch.bool))
 
-    def note(self, jobs: Tensor, places: Tensor | int, ids: Tensor, logprobs: Tensor, is_end: Tensor) -> None:
+    def record(self, jobs: Tensor, places: Tensor | int, ids: Tensor, logprobs: Tensor, is_end: Tensor) -> None:
         """Record the sampled ids at the given position of some answers."""
         self.ids[jobs, places], self.logprobs[jobs, places] = ids, logprobs
         self.lengths[jobs], self.ended[jobs] = places + 1, is_end
 
-    def whole(self) -> BatchedAnswers:
+    def to_answers(self) -> BatchedAnswers:
         """Return all answers."""
         lengths, ended = self.lengths[:-1].cpu(), self.ended[:-1].cpu()
         width = int(lengths.max())
@@ -159,31 +159,31 @@ def _answer_branching(
         logits = capped(logits_of(hidden).float(), model.shape.softcap)
         chosen, logprobs = draw(logits, uniform[:, place], how, rows)
         is_end = ends[chosen]
-        found.note(jobs, place, chosen, logprobs, is_end)
+        found.record(jobs, place, chosen, logprobs, is_end)
         going = (~is_end).nonzero().squeeze(1)
         if not len(going) or place + 1 == how.max_new:
             return
         if are_apart and len(going) == len(rows):
-            hidden = branches.read(model, chosen, prompts)
+            hidden = branches.decode_step(model, chosen, prompts)
             continue
         jobs, uniform = jobs[going], uniform[going]
         different, rows = (rows[going] * len(ends) + chosen[going]).unique(return_inverse=True)
         parents, ids = different // len(ends), different % len(ends)
-        place_of, branch_in = branches.place(parents)
+        place_of, branch_in = branches.reorder(parents)
         rows, prompts = place_of[rows], prompts[parents[branch_in]]
         if are_apart := len(prompts) == len(rows):  # every answer has a row: sort the answers by row
             order, rows = rows.argsort(), torch.arange(len(rows))
             jobs, uniform = jobs[order], uniform[order]
-        hidden = branches.read(model, ids[branch_in], prompts)
+        hidden = branches.decode_step(model, ids[branch_in], prompts)
 
 
 def _decoded(model: Decoder, slots: Slots, ids: Tensor) -> Tensor:
     """Return hidden states (B, d) after reading the next id of each row."""
-    reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
+    reach = min(int(slots.next_positions.max()) + 1, slots.keys.shape[3])
     slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
     seen = torch.arange(slots.length, device=ids.device)
-    mask = (seen[None] <= slots.at[:, None])[:, None, None]  # (B, 1, 1, S)
-    return model.hidden(ids[:, None], slots, at=model.positions(slots.at[:, None], mask))[:, 0]
+    mask = (seen[None] <= slots.next_positions[:, None])[:, None, None]  # (B, 1, 1, S)
+    return model.hidden(ids[:, None], slots, at=model.positions(slots.next_positions[:, None], mask))[:, 0]
 
 
 def _answer_in_rows(
@@ -195,11 +195,11 @@ def _answer_in_rows(
     """
     work = _Work(model, prefix, each, how, rows)
     number, uniform = len(uniform), F.pad(uniform, (0, 0, 0, 1))  # extra row for idle rows
-    while work.is_going:
+    while work.is_running:
         jobs, places = work.jobs, work.places
         chosen, logprobs = draw(work.logits(), uniform[jobs, places], how)
         is_end = ends[chosen]
-        found.note(jobs, places, chosen, logprobs, is_end)
+        found.record(jobs, places, chosen, logprobs, is_end)
         work.advance(chosen, (is_end | (places + 1 >= how.max_new)) & (jobs < number))
 
 
@@ -238,10 +238,10 @@ class _Work:
         self.hidden = torch.zeros((count, prefix.last.shape[1]), dtype=prefix.last.dtype, device=device)
         self.num_busy = count
         self.weight = model.head.to(model.compute_dtype)
-        self._begin(self.jobs.clone(), self.jobs.clone())
+        self._start_answers(self.jobs.clone(), self.jobs.clone())
 
     @property
-    def is_going(self) -> bool:
+    def is_running(self) -> bool:
         return self.num_busy > 0
 
     def logits(self) -> Tensor:
@@ -263,28 +263,30 @@ class _Work:
         if new:
             jobs = torch.arange(self.begun, self.begun + new, device=chosen.device)
             self.begun += new
-            self._begin(finished[:new], jobs)
+            self._start_answers(finished[:new], jobs)
         resting = finished[new:]
         self.jobs[resting] = self.number
         self.num_busy -= len(resting)
         if self.num_busy <= 3 * len(self.jobs) // 4:
-            self._narrow()
+            self._drop_idle_rows()
 
     def _decode(self, chosen: Tensor) -> Tensor:
         hidden = _decoded(self.model, self.slots, chosen)
-        self.slots.at = (self.slots.at + 1).clamp(max=self.slots.keys.shape[3] - 1)  # idle rows stay in bounds
+        self.slots.next_positions = (self.slots.next_positions + 1).clamp(
+            max=self.slots.keys.shape[3] - 1
+        )  # idle rows stay in bounds
         return hidden
 
-    def _begin(self, rows: Tensor, jobs: Tensor) -> None:
+    def _start_answers(self, rows: Tensor, jobs: Tensor) -> None:
         prompts = jobs // self.each
         width = self.prefix.cache.keys.shape[3]
         self.slots.keys[:, rows, :, :width] = self.prefix.cache.keys[:, prompts]
         self.slots.values[:, rows, :, :width] = self.prefix.cache.values[:, prompts]
-        self.slots.at[rows] = self.prefix.lengths[prompts]
+        self.slots.next_positions[rows] = self.prefix.lengths[prompts]
         self.hidden[rows] = self.prefix.last[prompts]
         self.jobs[rows], self.places[rows] = jobs, 0
 
-    def _narrow(self) -> None:
+    def _drop_idle_rows(self) -> None:
         rows = (self.jobs < self.number).nonzero().squeeze(1)
-        self.slots = self.slots.narrow(rows)
+        self.slots = self.slots.select_rows(rows)
         self.hidden, self.jobs, self.places = (one[rows] for one in (self.hidden, self.jobs, self.places))

@@ -26,7 +26,7 @@ class NextRound:
         self.thread = ThreadPoolExecutor(1, "rollouts") if beside else None
         self.next: tuple[int, Future[Round]] | None = None
 
-    def begin(self, number: int) -> None:
+    def start(self, number: int) -> None:
         """Start generating the answers of a round with the engine's current weights."""
         if self.thread is not None:
             self.next = (number, self.thread.submit(self.make, number))
@@ -35,11 +35,11 @@ class NextRound:
         done.set_result(self.make(number))
         self.next = (number, done)
 
-    def holds(self, number: int) -> bool:
+    def is_started(self, number: int) -> bool:
         """Return True if the answers of this round were started."""
         return self.next is not None and self.next[0] == number
 
-    def take(self, number: int) -> Round:
+    def get_round(self, number: int) -> Round:
         """Return the answers of a round, generated now unless already started. Raises errors of the generation."""
         begun, self.next = self.next, None
         return begun[1].result() if begun is not None and begun[0] == number else self.make(number)
@@ -49,7 +49,7 @@ class NextRound:
         if self.next is None:
             return {}
         number, found = self.next
-        words = json.dumps([number, found.result().said()]).encode()
+        words = json.dumps([number, found.result().to_json()]).encode()
         return {"ahead": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -57,5 +57,5 @@ class NextRound:
         if "ahead" in tensors:
             number, said = json.loads(tensors["ahead"].numpy().tobytes())
             found: Future[Round] = Future()
-            found.set_result(Round.heard(said))
+            found.set_result(Round.from_json(said))
             self.next = (number, found)

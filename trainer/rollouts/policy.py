@@ -43,13 +43,13 @@ class Round:
     texts: list[str]
     took_s: float
 
-    def said(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """Return the round as JSON values, without the problems."""
         rewards = [[one.parts, one.is_right] for one in self.rewards]
         return [self.prompts, self.ids, self.logprobs, self.ended, self.texts, rewards, self.took_s]
 
     @staticmethod
-    def heard(said: Sequence[Any]) -> "Round":
+    def from_json(said: Sequence[Any]) -> "Round":
         """Return the round from the result of `said`, without the problems."""
         prompts, ids, logprobs, ended, texts, rewards, took_s = said
         return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
@@ -59,16 +59,16 @@ class RolloutEngine(Protocol):
     """Engine that generates answers."""
 
     @property
-    def is_apart(self) -> bool:
+    def is_external(self) -> bool:
         """Return True if the engine runs outside of the training: shared by all processes, and parallel to updates."""
 
-    def take(self, model: Decoder) -> None:
+    def load_weights(self, model: Decoder) -> None:
         """Use the weights of this model from now on."""
 
     def close(self) -> None:
         """Terminate the processes started by the engine."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
+    def generate(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
 
 
@@ -78,14 +78,14 @@ class Embedded:
     A model with float32 as the compute dtype is used without a copy.
     """
 
-    is_apart = False
+    is_external = False
 
     def __init__(self, stop: Sequence[int], side_by_side: int) -> None:
         self.stop, self.side_by_side = stop, side_by_side
         self.model: Decoder | None = None
         self.copy: Decoder | None = None
 
-    def take(self, model: Decoder) -> None:
+    def load_weights(self, model: Decoder) -> None:
         """Use the weights of this model from now on."""
         self.model = model
         if model.compute_dtype == torch.float32:
@@ -99,7 +99,7 @@ class Embedded:
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
+    def generate(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
         assert self.model is not None
         with uncompiled(self.model) if self.copy is None else nullcontext():
@@ -109,15 +109,15 @@ class Embedded:
 class RemoteEngine:
     """Placeholder for the engine of the first process; this process receives the answers from the first process."""
 
-    is_apart = True
+    is_external = True
 
-    def take(self, model: Decoder) -> None:
+    def load_weights(self, model: Decoder) -> None:
         """Do nothing: the weights of all processes are equal."""
 
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
+    def generate(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Raise RuntimeError: only the first process may ask the engine."""
         raise RuntimeError("only the first process has the engine")
 
@@ -142,17 +142,17 @@ class Policy:
         """Return `each` answers per problem. Raises InputError for an overlong prompt, RewardError."""
         began = time.perf_counter()
         prompts = [self._prompt(task, problem.messages) for task, problem in problems]
-        found = self.engine.answers(prompts, each, how, uniform(len(prompts) * each, how.max_new, *seeds))
-        ids = [found.of(row) for row in range(len(found.ids))]
+        found = self.engine.generate(prompts, each, how, uniform(len(prompts) * each, how.max_new, *seeds))
+        ids = [found.answer_ids(row) for row in range(len(found.ids))]
         logprobs = [found.logprobs[row, : len(one)].tolist() for row, one in enumerate(ids)]
         ended: list[bool] = found.ended.tolist()
         texts = [self.tokenizer.decode(one[:-1] if end else one) for one, end in zip(ids, ended, strict=True)]
         took_s = time.perf_counter() - began
         asked = [one for one in problems for _ in range(each)]
-        rewards = self.judged(asked, texts, ended)
+        rewards = self.judge(asked, texts, ended)
         return Round(list(problems), prompts, ids, logprobs, ended, rewards, texts, took_s)
 
-    def judged(self, asked: Sequence[Drawn], texts: Sequence[str], ended: Sequence[bool]) -> list[Reward]:
+    def judge(self, asked: Sequence[Drawn], texts: Sequence[str], ended: Sequence[bool]) -> list[Reward]:
         """Return the reward of each answer. Raises RewardError."""
         found: list[Reward] = [Reward()] * len(asked)
         for task, judge in self.judges.items():
@@ -168,9 +168,9 @@ class Policy:
         `greedy` is the share of right greedy answers. `pass_at_1` and `pass_at_<k>` are computed from k answers sampled
         as in training, for at most `drawn_problems` of the problems, evenly spread.
         """
-        return shares(*self.right(problems, k, seed), k)
+        return shares(*self.count_right(problems, k, seed), k)
 
-    def right(self, problems: Sequence[Drawn], k: int, *seeds: int) -> tuple[list[bool], list[int]]:
+    def count_right(self, problems: Sequence[Drawn], k: int, *seeds: int) -> tuple[list[bool], list[int]]:
         """Return per problem whether the greedy answer is right, then per selected problem the number of right samples.
 
         Each selected problem has k samples. At most `drawn_problems` of the problems are selected, evenly spread.
@@ -198,7 +198,7 @@ class Policy:
 
 
 def shares(greedy: Sequence[bool], drawn: Sequence[int], k: int) -> dict[str, float]:
-    """Return the metrics of `Policy.measure` from the result of `Policy.right`."""
+    """Return the metrics of `Policy.measure` from the result of `Policy.count_right`."""
     return {
         "greedy": float(np.mean(greedy)),
         "pass_at_1": float(np.mean([pass_at(1, one, k) for one in drawn])),

@@ -30,7 +30,7 @@ class Problems:
         self.material, self.seed = material, seed
         self._order = lru_cache(maxsize=4 * len(self.tasks))(self._epoch)
 
-    def drawn(self, first: int, count: int) -> list[Drawn]:
+    def draw(self, first: int, count: int) -> list[Drawn]:
         """Return the `count` problems after the first `first` problems."""
         before, after = self._counts(first), self._counts(first + count)
         return [

@@ -59,46 +59,46 @@ class Rollouts(Source):
         self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
         self.watched, self.reference, self.ranks = watched, reference, ranks
         self.groups = config.rows // rl.group
-        self.told: dict[str, float] = {}
+        self.last_metrics: dict[str, float] = {}
         self.quiet = 0  # consecutive steps with hardly any signal
-        self.held: tuple[int, Batch, dict[str, float]] | None = None  # step, batch, metrics of the answers
-        self.handed_over: tuple[float, int] | None = None  # time and number of tokens
-        self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_apart)
+        self.round_batch: tuple[int, Batch, dict[str, float]] | None = None  # step, batch, metrics of the answers
+        self.last_batch: tuple[float, int] | None = None  # time and number of tokens
+        self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_external)
 
     def batch(self, step: int, *models: Decoder) -> Batch:
         """Return the rows of a step. Raises InputError, Refused, PeerLost."""
         (model,), now = models, time.perf_counter()
         first = step // self.rl.num_iterations * self.rl.num_iterations
-        figures = self._since(now)
-        if self.held is None or self.held[0] != first:
+        figures = self._update_speed(now)
+        if self.round_batch is None or self.round_batch[0] != first:
             place = first // self.rl.num_iterations
-            made = self._made(place, model) if self.next_round.holds(place) else None
-            self.policy.engine.take(model)
+            made = self._make_batch(place, model) if self.next_round.is_started(place) else None
+            self.policy.engine.load_weights(model)
             if self.rl.eval_every and step % self.rl.eval_every == 0:
-                figures |= self._measured()
-            made = made or self._made(place, model)
+                figures |= self._measure_policy()
+            made = made or self._make_batch(place, model)
             if self.rl.lag and first + self.rl.num_iterations < self.config.steps:
-                self.next_round.begin(place + 1)
-            self.held = (first, *made[:2])
+                self.next_round.start(place + 1)
+            self.round_batch = (first, *made[:2])
             figures |= made[2]
-        _, batch, of_answers = self.held
-        self.told = figures | of_answers  # all updates of a round share the answers
+        _, batch, of_answers = self.round_batch
+        self.last_metrics = figures | of_answers  # all updates of a round share the answers
         counted = batch["targets"] != IGNORED
         ends = np.where(counted.any(axis=1), counted.shape[1] - counted[:, ::-1].argmax(axis=1), 0)
-        self.handed_over = (time.perf_counter(), int(ends.sum()))  # without padding, as in all token counts
+        self.last_batch = (time.perf_counter(), int(ends.sum()))  # without padding, as in all token counts
         return batch
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics of the answers in the last batch."""
-        return self.told
+        return self.last_metrics
 
     def state(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint: the count of quiet steps, and the answers needed by further updates."""
         found = {"quiet": torch.tensor(self.quiet)}
-        if self.rl.num_iterations > 1 and self.held is not None:
-            found["first"] = torch.tensor(self.held[0])
-            found |= {f"held.{name}": torch.from_numpy(one) for name, one in self.held[1].items()}
-            found["told"] = torch.frombuffer(bytearray(json.dumps(self.held[2]).encode()), dtype=torch.uint8)
+        if self.rl.num_iterations > 1 and self.round_batch is not None:
+            found["first"] = torch.tensor(self.round_batch[0])
+            found |= {f"held.{name}": torch.from_numpy(one) for name, one in self.round_batch[1].items()}
+            found["told"] = torch.frombuffer(bytearray(json.dumps(self.round_batch[2]).encode()), dtype=torch.uint8)
         return found | self.next_round.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -109,42 +109,42 @@ class Rollouts(Source):
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
             if "times" in held:  # older checkpoints lack shared rows: generate again
                 told = json.loads(tensors["told"].numpy().tobytes()) if "told" in tensors else {}
-                self.held = (int(tensors["first"]), held, told)
+                self.round_batch = (int(tensors["first"]), held, told)
 
-    def _since(self, now: float) -> dict[str, float]:
+    def _update_speed(self, now: float) -> dict[str, float]:
         """Return the speed of the previous update; {} before the first update."""
-        if self.handed_over is None:
+        if self.last_batch is None:
             return {}
-        at, tokens = self.handed_over
+        at, tokens = self.last_batch
         return {"update_tokens_per_s": round(tokens / max(now - at, 1e-9), 1)}
 
-    def _measured(self) -> dict[str, float]:
+    def _measure_policy(self) -> dict[str, float]:
         """Return the measures of the policy; each process with an engine measures a share of the problems."""
         k, seed, rank = self.rl.samples_each, self.config.seed, self.ranks.rank
         if not self.watched:
             return {}
-        if self.policy.engine.is_apart or self.ranks.size == 1:
+        if self.policy.engine.is_external or self.ranks.size == 1:
             return self.policy.measure(self.watched, k, seed) if self.ranks.is_first else {}
-        mine = self.policy.right(self.watched[rank :: self.ranks.size], k, seed, rank)
+        mine = self.policy.count_right(self.watched[rank :: self.ranks.size], k, seed, rank)
         greedy, drawn = zip(*self.ranks.all_gather(mine, is_patient=True), strict=True)
         return shares(list(chain(*greedy)), list(chain(*drawn)), k)
 
-    def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
+    def _make_batch(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
         """Return the rows of a round, metrics of the answers, and the speed of the generation."""
         began = time.perf_counter()
-        found = self._gathered(self.next_round.take(place))
-        rewards = self._worth(found)
+        found = self._gather_round(self.next_round.get_round(place))
+        rewards = self._penalized_rewards(found)
         for attempt in range(1, self.rl.dynamic_sampling + 1):
             silent = np.flatnonzero(~has_signal(rewards))
             if not len(silent):
                 break
-            others = self._gathered(self._share(place, attempt))
-            worth = self._worth(others)
+            others = self._gather_round(self._share(place, attempt))
+            worth = self._penalized_rewards(others)
             fresh = np.flatnonzero(has_signal(worth))[: len(silent)]
             found = _exchanged(found, others, silent, fresh, self.rl.group)
             rewards[silent[: len(fresh)]] = worth[fresh]
         signal = has_signal(rewards)
-        self._listen(float(signal.mean()))
+        self._check_signal(float(signal.mean()))
         batch = self._rows(found, rewards, model)
         tokens = sum(len(one) for one in found.ids)
         speed = {
@@ -157,8 +157,8 @@ class Rollouts(Source):
         """Return this process's answers of a round; the first process makes all answers if the engine is apart."""
         size, rank = self.ranks.size, self.ranks.rank
         rounds = self.rl.dynamic_sampling + 1
-        problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)
-        if not self.policy.engine.is_apart:
+        problems = self.problems.draw((place * rounds + attempt) * self.groups, self.groups)
+        if not self.policy.engine.is_external:
             problems = problems[rank::size]
         elif not self.ranks.is_first:
             problems = []
@@ -166,14 +166,14 @@ class Rollouts(Source):
             return Round([], [], [], [], [], [], [], 0.0)
         return self.policy.round(problems, self.rl.group, self.policy.sampling, self.config.seed, place, attempt, rank)
 
-    def _gathered(self, mine: Round) -> Round:
+    def _gather_round(self, mine: Round) -> Round:
         """Return the answers of all processes, in the order of the problems."""
         if self.ranks.size == 1:
             return mine
-        if self.policy.engine.is_apart:
-            return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
+        if self.policy.engine.is_external:
+            return Round.from_json(self.ranks.broadcast(mine.to_json() if self.ranks.is_first else None))
         # Patient, because answers differ in length, and the first process also shows samples before joining.
-        heard = [Round.heard(one) for one in self.ranks.all_gather(mine.said(), is_patient=True)]
+        heard = [Round.from_json(one) for one in self.ranks.all_gather(mine.to_json(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
         for number in range(self.groups):
@@ -184,7 +184,7 @@ class Rollouts(Source):
                 getattr(found, name).extend(getattr(its, name)[rows])
         return found
 
-    def _worth(self, found: Round) -> np.ndarray:
+    def _penalized_rewards(self, found: Round) -> np.ndarray:
         """Return (prompts, group): the reward of each answer, including the length penalty."""
         each = [
             reward.total + soft_overlong(len(ids), self.rl)
@@ -249,7 +249,7 @@ class Rollouts(Source):
                 found[part] = known.reshape(targets.shape)
         return self.ranks.all_reduce(torch.from_numpy(found).to(device)).float().cpu().numpy()
 
-    def _listen(self, signal: float) -> None:
+    def _check_signal(self, signal: float) -> None:
         """Emit an alarm after LONG consecutive steps with hardly any signal."""
         self.quiet = self.quiet + 1 if signal < FEW else 0
         if self.quiet == LONG:

@@ -57,7 +57,7 @@ class EngineSettings:
 class Vllm:
     """Engine that answers with the last weights given."""
 
-    is_apart = True
+    is_external = True
 
     def __init__(self, stop: Sequence[int], opening: EngineSettings, log: Path, answer_s: float = ANSWER_S) -> None:
         """Store the settings. answer_s: a process without output for this many seconds counts as hung."""
@@ -69,7 +69,7 @@ class Vllm:
         self.number = 0
         self.weights: Path | None = None
 
-    def take(self, model: Decoder) -> None:
+    def load_weights(self, model: Decoder) -> None:
         """Load the weights of this model.
 
         Raises Refused if a process does not start, TrainerError if vLLM's log-probabilities differ from the model's.
@@ -87,11 +87,11 @@ class Vllm:
                 export.write_weights(self.weights, model.state_dict(), model.compute_dtype)
             weights = self.weights
             with uncompiled(model):
-                self._each([partial(one.take, model, weights) for one in self.processes])
+                self._run_parallel([partial(one.load_weights, model, weights) for one in self.processes])
             if before is not None:
                 shutil.rmtree(before, ignore_errors=True)
 
-    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
+    def generate(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt. `numbers`, (N, max_new) in [0, 1), determine the seeds."""
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
         share = -(-len(prompts) // len(self.processes))
@@ -106,7 +106,7 @@ class Vllm:
             for first in range(0, len(prompts), share)
         ]
         with self.turn:
-            said = self._each([partial(one.ask, its) for one, its in zip(self.processes, asked, strict=False)])
+            said = self._run_parallel([partial(one.ask, its) for one, its in zip(self.processes, asked, strict=False)])
         found = [answer for its in said for answer in its]
         lengths = torch.tensor([len(ids) for ids, _, _ in found])
         ids = torch.zeros((len(found), int(lengths.max())), dtype=torch.int64)
@@ -123,7 +123,7 @@ class Vllm:
         self.threads.shutdown()
         shutil.rmtree(self.opening.folder, ignore_errors=True)
 
-    def _each(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
+    def _run_parallel(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the results of all functions, run in parallel. Raises errors of any function."""
         return [one.result() for one in [self.threads.submit(one) for one in work]]
 
@@ -150,12 +150,12 @@ class EngineProcess:
         self.weights, self.dtype = Path(), torch.float32
         self.probed: Probed | None = None  # probe of these weights, after the check succeeded
 
-    def take(self, model: Decoder, weights: Path) -> None:
+    def load_weights(self, model: Decoder, weights: Path) -> None:
         """Load the weights of a folder, which are the model's. Raises Refused, TrainerError."""
         self.weights, self.dtype, self.probed = weights, model.compute_dtype, None
         if self.worker.process is not None:
             self.ask({"load": str(weights)})
-        if self.worker.process is not None and not self._is_right(model):
+        if self.worker.process is not None and not self._matches_model(model):
             emit(
                 "note",
                 text="vllm: the engine did not load the new weights; the trainer restarts the engine",
@@ -176,14 +176,14 @@ class EngineProcess:
         except WorkerGone as error:
             if self.is_closed:
                 raise TrainerError("vllm: the engine was closed during an answer") from None
-            emit("note", text=f"vllm: {error}; the trainer restarts the engine{self._last_words()}", alarm=True)
+            emit("note", text=f"vllm: {error}; the trainer restarts the engine{self._last_log_line()}", alarm=True)
         if "load" in question:  # the new process starts with these weights
             return {}
         self._open(None)
         try:
             return self.worker.ask(question)
         except WorkerGone as error:
-            raise TrainerError(f"vllm: {error}, twice for the same question{self._last_words()}") from None
+            raise TrainerError(f"vllm: {error}, twice for the same question{self._last_log_line()}") from None
 
     def close(self) -> None:
         """Kill the process and refuse restarts."""
@@ -208,15 +208,15 @@ class EngineProcess:
         try:
             self.worker.ask(asked)
         except WorkerGone as error:
-            raise Refused(f"vllm does not start: {error}{self._last_words()}") from None
-        if not self._is_right(model):
+            raise Refused(f"vllm does not start: {error}{self._last_log_line()}") from None
+        if not self._matches_model(model):
             raise TrainerError(
                 f"vllm and the trainer compute different log-probabilities for the same weights ({self.weights}). "
                 "Use the embedded engine: --engine embedded"
             )
 
     @torch.no_grad()
-    def _is_right(self, model: Decoder | None) -> bool:
+    def _matches_model(self, model: Decoder | None) -> bool:
         """Return True if the log-probabilities of a greedy probe agree with the model, or with the previous process."""
         prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
@@ -240,7 +240,7 @@ class EngineProcess:
         self.probed = (ids, theirs)
         return True
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         """Return the last line of the process's log and the log's path; "" without a log.
 
         Advice follows if the log shows exhausted memory.

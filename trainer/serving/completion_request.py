@@ -32,7 +32,7 @@ class BadRequest(Exception):
         super().__init__(why)
         self.status, self.kind = status, kind
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.kind, "param": None, "code": self.status}}
 
 
@@ -55,14 +55,14 @@ class CompletionRequest:
     def usage(self, tokens: int) -> dict[str, int]:
         return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}
 
-    def part(self, text: str, finish: str | None, first: bool = False) -> dict[str, Any]:
+    def chunk(self, text: str, finish: str | None, first: bool = False) -> dict[str, Any]:
         """Return a chunk of a stream."""
         said: dict[str, Any] = {"text": text}
         if self.is_chat:
             said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
         return {**self.head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]}
 
-    def whole(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
+    def completion(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
         return {**self.head, "choices": [choice], "usage": self.usage(tokens)}

@@ -57,11 +57,11 @@ class QueuedAnswer:
 
     pieces: Generator[TextPiece, None, None]
     loop: asyncio.AbstractEventLoop
-    said: "asyncio.Queue[TextPiece]" = field(default_factory=asyncio.Queue)
-    is_left: bool = False  # True after the client's request has ended
+    piece_queue: "asyncio.Queue[TextPiece]" = field(default_factory=asyncio.Queue)
+    is_abandoned: bool = False  # True after the client's request has ended
 
-    def tell(self, piece: TextPiece) -> None:
-        self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
+    def send_piece(self, piece: TextPiece) -> None:
+        self.loop.call_soon_threadsafe(self.piece_queue.put_nowait, piece)
 
 
 class AnswerThread:
@@ -91,7 +91,7 @@ class AnswerThread:
                     self.running.append(self.waiting.popleft())
                 some = list(self.running)
             for job in some:
-                if job.is_left or self._one_pass(job):
+                if job.is_abandoned or self._one_pass(job):
                     job.pieces.close()  # otherwise an engine that computes in the background would continue
                     with self._some:
                         self.running.remove(job)
@@ -103,7 +103,7 @@ class AnswerThread:
         except Exception as error:  # fails only this request
             piece = TextPiece("", 0, "error", f"{type(error).__name__}: {error}")
         self.tokens += piece.tokens if piece.finish else 0
-        job.tell(piece)
+        job.send_piece(piece)
         return piece.finish is not None
 
 
@@ -121,7 +121,7 @@ class EngineServer:
             try:
                 reply = await self._reply(request, leaving)
             except BadRequest as wrong:
-                reply = as_json(wrong.plain(), wrong.status)
+                reply = as_json(wrong.to_dict(), wrong.status)
             except ClientDisconnect:
                 return
             await reply(scope, receive, send)
@@ -153,7 +153,7 @@ class EngineServer:
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
             raise BadRequest(why, 503, "Service Unavailable")
-        leaving.callback(setattr, job, "is_left", True)
+        leaving.callback(setattr, job, "is_abandoned", True)
         # Wait for the first piece of a stream before responding, so that a failed request gets an error status of its
         # own.
         text, piece = await _while_connected(request, _text(job, 1 if ask.streams else 0))
@@ -162,20 +162,20 @@ class EngineServer:
         if ask.streams:
             return StreamingResponse(self._events(ask, job, piece), media_type="text/event-stream")
         assert piece.finish is not None
-        return as_json(ask.whole(text, piece.finish, piece.tokens))
+        return as_json(ask.completion(text, piece.finish, piece.tokens))
 
     async def _events(self, ask: CompletionRequest, job: QueuedAnswer, piece: TextPiece) -> AsyncIterator[bytes]:
         if ask.is_chat:
-            yield event(ask.part("", None, first=True))
+            yield event(ask.chunk("", None, first=True))
         while True:
             if piece.error:
-                yield event(BadRequest(piece.error, 500, "InternalServerError").plain())
+                yield event(BadRequest(piece.error, 500, "InternalServerError").to_dict())
                 break
             if piece.text or piece.finish:
-                yield event(ask.part(piece.text, piece.finish))
+                yield event(ask.chunk(piece.text, piece.finish))
             if piece.finish:
                 break
-            piece = await job.said.get()
+            piece = await job.piece_queue.get()
         if ask.tells_usage and not piece.error:
             yield event({**ask.head, "choices": [], "usage": ask.usage(piece.tokens)})
         yield b"data: [DONE]\n\n"
@@ -214,7 +214,7 @@ async def _text(job: QueuedAnswer, pieces: int) -> tuple[str, TextPiece]:
     """Return the text of the next `pieces` pieces of an answer (0 = all pieces), and the last of these pieces."""
     text, count = "", 0
     while True:
-        piece = await job.said.get()
+        piece = await job.piece_queue.get()
         text, count = text + piece.text, count + 1
         if piece.finish is not None or count == pieces:
             return text, piece

@@ -34,7 +34,7 @@ class TextEngine(ABC):
     """An answer begins at a multiple of this number of tokens."""
 
     @abstractmethod
-    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def generate_ids(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new final ids after each forward pass, at most `ask.max_tokens` ids in total.
 
         The iterator may continue after an id of `stop`; the caller then closes the iterator, which frees the resources.
@@ -46,7 +46,7 @@ class TextEngine(ABC):
         waiting, said, given, count = list[int](), "", 0, 0  # given: number of characters yielded so far
         goes_on = not ask.is_chat  # a completion continues the text of the prompt
         held = max(map(len, ask.stop), default=1) - 1  # held back: possible start of a stop text
-        passes = self.passes(ask, stop)
+        passes = self.generate_ids(ask, stop)
         try:
             for new in passes:
                 ended = next((at for at, token in enumerate(new) if token in stop), None)

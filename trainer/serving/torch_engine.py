@@ -37,7 +37,7 @@ class TorchEngine(TextEngine):
         room = config.max_position_embeddings // self.align * self.align
         self.room = min(room, max_model_len or room)
 
-    def passes(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
+    def generate_ids(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new final ids after each forward pass."""
         generator = torch.Generator(self.decoder.head.device)
         generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))

@@ -39,17 +39,19 @@ class Sidecar:
         self.run, self.runs, self.state, self.opened = run, runs, state, opened
         self.files: dict[Path, JsonlTail] = {}
         self.tracker: Tracker | None = None
-        self.told = LastSent()
+        self.last_sent = LastSent()
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Open the tracker's run, and load the last steps already sent: from the tracker, else from the state file."""
         self.run.folder.mkdir(parents=True, exist_ok=True)
         self.tracker = self.opened(self.run)
-        kept = self._kept()
-        self.told = self.tracker.told or LastSent(dict(kept.get("figures", {})), dict(kept.get("samples", {})))
-        self._note()
+        kept = self._read_state()
+        self.last_sent = self.tracker.last_sent or LastSent(
+            dict(kept.get("figures", {})), dict(kept.get("samples", {}))
+        )
+        self._write_state()
 
-    def look(self) -> bool:
+    def send_new_records(self) -> bool:
         """Send new records; return True if any record was new."""
         assert self.tracker is not None
         was_new = False
@@ -57,47 +59,51 @@ class Sidecar:
             phase = folder.name
             lines = [
                 line
-                for line in self._grown(folder / "metrics.jsonl", FIGURES)
-                if line["step"] > self.told.figures.get(phase, 0)
+                for line in self._read_new_lines(folder / "metrics.jsonl", FIGURES)
+                if line["step"] > self.last_sent.figures.get(phase, 0)
             ]
             if lines:
-                self.tracker.figures(phase, lines)
-                self.told.figures[phase] = lines[-1]["step"]
-            asked = self._grown(folder / "samples.jsonl", SAID)
+                self.tracker.send_metrics(phase, lines)
+                self.last_sent.figures[phase] = lines[-1]["step"]
+            asked = self._read_new_lines(folder / "samples.jsonl", SAID)
             for step, said in groupby(asked, lambda line: line["step"]):
-                if step > self.told.samples.get(phase, 0):
-                    self.tracker.samples(phase, list(said))
-                    self.told.samples[phase] = step
+                if step > self.last_sent.samples.get(phase, 0):
+                    self.tracker.send_samples(phase, list(said))
+                    self.last_sent.samples[phase] = step
                     was_new = True
             was_new |= bool(lines)
         if was_new:
-            self._note()
+            self._write_state()
         return was_new
 
-    def _grown(self, path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
+    def _read_new_lines(self, path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
         if path not in self.files:
             self.files[path] = JsonlTail(path, kinds)
         return self.files[path].read()
 
-    def end(self) -> None:
+    def close(self) -> None:
         assert self.tracker is not None
-        while self.look():
+        while self.send_new_records():
             continue
         self.tracker.close()
 
     def fail(self, error: BaseException) -> None:
         """Write the error's class name into the state file; the message may contain addresses or headers."""
-        self._note(f"{type(error).__name__}")
+        self._write_state(f"{type(error).__name__}")
 
-    def _kept(self) -> dict[str, Any]:
+    def _read_state(self) -> dict[str, Any]:
         try:
             return dict(json.loads(self.state.read_bytes()))
         except (OSError, ValueError):
             return {}
 
-    def _note(self, problem: str = "") -> None:
-        link = self.tracker.link if self.tracker else self._kept().get("link", "")
-        told = asdict(self.told) if self.tracker else {key: self._kept().get(key, {}) for key in asdict(LastSent())}
+    def _write_state(self, problem: str = "") -> None:
+        link = self.tracker.link if self.tracker else self._read_state().get("link", "")
+        told = (
+            asdict(self.last_sent)
+            if self.tracker
+            else {key: self._read_state().get(key, {}) for key in asdict(LastSent())}
+        )
         said = {"link": link, **told, "problem": problem, "at": time.time()}
         self.state.parent.mkdir(parents=True, exist_ok=True)
         local_files.replace(self.state, json.dumps(said).encode())
@@ -130,14 +136,14 @@ def main(words: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     try:
-        sidecar.begin()
+        sidecar.open()
         _say(f"sending {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
         while not told:
-            sidecar.look()
+            sidecar.send_new_records()
             until = time.monotonic() + LOOK_S
             while not told and time.monotonic() < until:
                 time.sleep(POLL_S)
-        sidecar.end()
+        sidecar.close()
     except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
         sidecar.fail(error)
         _say(f"{name} failed: {type(error).__name__}: {error}")

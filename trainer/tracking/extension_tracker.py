@@ -17,13 +17,13 @@ class ExtensionTracker:
         self.theirs: Any = function(of_text(code, name), "tracker")(run.run, run.folder, run.configs)
         self.link = str(getattr(self.theirs, "link", name))
         told: Mapping[str, int] | None = getattr(self.theirs, "told", None)
-        self.told = None if told is None else LastSent(dict(told), dict(told))
+        self.last_sent = None if told is None else LastSent(dict(told), dict(told))
 
-    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+    def send_metrics(self, phase: str, lines: Sequence[Line]) -> None:
         for line in lines:
             self.theirs.tell(phase, dict(line))
 
-    def samples(self, phase: str, said: Sequence[Line]) -> None:
+    def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         if hasattr(self.theirs, "samples"):
             self.theirs.samples(phase, [dict(one) for one in said])
 

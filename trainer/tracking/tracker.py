@@ -40,13 +40,13 @@ class Tracker(Protocol):
 
     link: str
     """Address of the run for people."""
-    told: LastSent | None
+    last_sent: LastSent | None
     """The tracker's own record of the steps received from this or an earlier process; None = no record."""
 
-    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+    def send_metrics(self, phase: str, lines: Sequence[Line]) -> None:
         """Send the figures of some steps of a phase, in order, each step once."""
 
-    def samples(self, phase: str, said: Sequence[Line]) -> None:
+    def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         """Send the model's samples after a step: lines with `prompt` and `text`."""
 
     def close(self) -> None:

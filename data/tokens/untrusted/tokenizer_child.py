@@ -24,7 +24,7 @@ class HeldTokenizer:
         if self.inner is None:
             self.open(question.decode())
             return b""
-        return self.asked(json.loads(question))
+        return self.run_request(json.loads(question))
 
     def open(self, raw: str) -> None:
         """Open the tokenizer with both libraries. Raises ChildRefusal."""
@@ -34,7 +34,7 @@ class HeldTokenizer:
         except Exception as error:  # the libraries raise a bare Exception for an unreadable file
             raise ChildRefusal(f"cannot be read: {error}") from None
 
-    def asked(self, said: dict[str, Any]) -> bytes:
+    def run_request(self, said: dict[str, Any]) -> bytes:
         assert self.inner is not None
         if "texts" in said:
             ids, ends = self.fast.encode_batch_flat(said["texts"], add_special_tokens=False, split_special_tokens=True)

@@ -96,7 +96,7 @@ class Spec:
     torch: str  # "cpu", "cuda", or "" when torch is not among the requirements
     python: str  # path of the base interpreter, or MANAGED
     key: str
-    is_whole: bool = False  # install exactly the constraints, without further dependencies
+    is_fully_pinned: bool = False  # install exactly the constraints, without further dependencies
 
 
 def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: CarriedSources = NOTHING) -> Path:
@@ -313,7 +313,7 @@ def _install(
         work.run([spec.python, "-m", "venv", target], environ)
         install = [str(python), "-m", "pip", "install"]
     wanted = [_with_build(one, spec.torch) for one in spec.requirements]
-    if spec.is_whole:
+    if spec.is_fully_pinned:
         wanted = ["--no-deps", "-r", str(spec.constraints), *wanted]
     elif spec.constraints:
         wanted = ["-c", str(spec.constraints), *wanted]

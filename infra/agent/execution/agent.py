@@ -80,9 +80,9 @@ def run(root: Path) -> int:
     exempt_from_oom_killer()
     become_subreaper()
     agent = Agent(pod, job, read_json(pod.secrets))
-    signal.signal(signal.SIGTERM, agent.on_term)
+    signal.signal(signal.SIGTERM, agent.on_sigterm)
     try:
-        ending = agent.work()
+        ending = agent.run_job()
     except AgentError as error:
         ending = verdict(job, "failed", str(error), agent.step)
     except Exception as error:  # every failure must produce a verdict
@@ -107,13 +107,13 @@ class Agent:
         self.pythons: Dict[str, str] = {"": sys.executable}
         try_write_json(report(pod, "agent"), {"token": job.token, "identity": asdict(current_identity())})
         self.nodes: Optional[Nodes] = None
-        self.beside: Optional[Sidecar] = None
+        self.uploader: Optional[Sidecar] = None
         if job.beside and not job.group.rank:
-            self.beside = self.create_uploader(job.beside)
-        self.trackers = [self.tracker_of(step) for step in job.trackers] if not job.group.rank else []
+            self.uploader = self.create_uploader(job.beside)
+        self.trackers = [self.create_tracker(step) for step in job.trackers] if not job.group.rank else []
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
-    def work(self) -> Dict[str, Any]:
+    def run_job(self) -> Dict[str, Any]:
         """Run the steps of the job; return the verdict."""
         self.nodes = nodes_of(self.job.group)
         self.restart_guard()
@@ -128,7 +128,7 @@ class Agent:
         for step in self.steps:
             self.step = step.name
             if self.stop_request():
-                return self.stopped(None)
+                return self.stopped_verdict(None)
             with tolerate_shortage(say, "checking the sidecars"):
                 self.supervise_sidecars()
             ending = self.run_step(step)
@@ -143,34 +143,34 @@ class Agent:
         if mark:
             self.progress.end(step.name, "reused", mark["result"])
             if self.nodes:
-                self.nodes.finished(step.name, mark["result"])
+                self.nodes.announce_done(step.name, mark["result"])
             return None
         write_json(self.pod.config(step.name), step.config)
         if self.nodes and step.together:
-            return self.run_together(step)
+            return self.run_on_all_nodes(step)
         if step.name in self.unreported_exits:  # for example, memory would run out again
             code = self.unreported_exits[step.name]
-            return self.failed(step, steps.describe_failure(steps.AttemptOutcome(code), step), code)
+            return self.record_failure(step, steps.describe_failure(steps.AttemptOutcome(code), step), code)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
-            say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
-            if ending.exit_code == 0 and ending.cut in ("", "stop"):
-                self.done(step)
+            say(f"{step.name}: exit code {ending.exit_code} {ending.stop_reason}")
+            if ending.exit_code == 0 and ending.stop_reason in ("", "stop"):
+                self.record_done(step)
                 return None
-            if ending.cut == "stop":
+            if ending.stop_reason == "stop":
                 self.progress.end(step.name, "waiting")
-                return self.stopped(ending.exit_code)
-            if ending.cut == "timeout" or ending.cut == "" and ending.exit_code != steps.RESUME_ME:
-                return self.failed(step, steps.describe_failure(ending, step), ending.exit_code)
-        why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
-        return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
+                return self.stopped_verdict(ending.exit_code)
+            if ending.stop_reason == "timeout" or ending.stop_reason == "" and ending.exit_code != steps.RESUME_ME:
+                return self.record_failure(step, steps.describe_failure(ending, step), ending.exit_code)
+        why = "fell silent" if ending.stop_reason == "silent" else f"ended with exit code {steps.RESUME_ME}"
+        return self.record_failure(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
-    def run_together(self, step: Step) -> Optional[Dict[str, Any]]:
+    def run_on_all_nodes(self, step: Step) -> Optional[Dict[str, Any]]:
         """Run a step on all nodes at the same time; return None when the step is done, else the verdict."""
         assert self.nodes is not None
 
         def wait(text: str) -> None:
-            self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}])
+            self.progress.add_records(step.name, [{"kind": "note", "at": time.time(), "text": text}])
             self.supervise_sidecars()
             time.sleep(steps.POLL_S)
 
@@ -178,14 +178,14 @@ class Agent:
         outcome = self.nodes.run(step, here)
         say(f"{step.name}: {outcome.state} {outcome.reason}")
         if outcome.state == "done":
-            self.done(step, outcome.result)
-            self.nodes.finished(step.name, self.progress.steps[step.name]["result"])
+            self.record_done(step, outcome.result)
+            self.nodes.announce_done(step.name, self.progress.steps[step.name]["result"])
             return None
         if self.stop_request():
             self.progress.end(step.name, "waiting")
-            return self.stopped(outcome.exit_code)
+            return self.stopped_verdict(outcome.exit_code)
         if outcome.state == "failed":
-            return self.failed(step, outcome.reason, outcome.exit_code)
+            return self.record_failure(step, outcome.reason, outcome.exit_code)
         self.progress.end(step.name, "waiting")
         return verdict(self.job, outcome.state, outcome.reason, step.name, outcome.exit_code, outcome.lost)
 
@@ -195,8 +195,8 @@ class Agent:
 
         def tick() -> bool:
             fresh = records.read()
-            self.progress.see(step.name, fresh)
-            log.look()
+            self.progress.add_records(step.name, fresh)
+            log.record_if_due()
             self.supervise_sidecars()
             return bool(fresh)
 
@@ -207,12 +207,12 @@ class Agent:
             step = replace(step, silent_s=None)  # only node 0 writes records, so only node 0 watches for silence
         watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
-        log.note()
-        if not ending.cut and ending.exit_code not in (0, steps.RESUME_ME) and self.is_taken(TAKEN_S):
-            return replace(ending, cut="stop")
+        log.record_size()
+        if not ending.stop_reason and ending.exit_code not in (0, steps.RESUME_ME) and self.is_preempted(TAKEN_S):
+            return replace(ending, stop_reason="stop")
         return ending
 
-    def is_taken(self, within_s: float) -> bool:
+    def is_preempted(self, within_s: float) -> bool:
         """Return whether an engine is taking this machine away.
 
         Waits up to `within_s` seconds for the stop request, because the engine signals all processes and the step may
@@ -223,7 +223,7 @@ class Agent:
             time.sleep(steps.POLL_S)
         return bool(os.environ.get(ENGINE)) and self.stop_request().get("state") == LEFT
 
-    def done(self, step: Step, result: Any = None) -> None:
+    def record_done(self, step: Step, result: Any = None) -> None:
         result = self.progress.steps[step.name]["result"] or result
         if step.name == step_zero.NAME:  # step 0 checks the environments again in every agent
             self.pythons.update(result["pythons"])
@@ -231,13 +231,13 @@ class Agent:
             steps.mark(self.pod, step, self.redact(result))
         self.progress.end(step.name, "done", result)
 
-    def failed(self, step: Step, reason: str, exit_code: Optional[int]) -> Dict[str, Any]:
+    def record_failure(self, step: Step, reason: str, exit_code: Optional[int]) -> Dict[str, Any]:
         self.progress.end(step.name, "failed")
         ending = verdict(self.job, "failed", reason, step.name, exit_code)
         ending["tail"] = steps.tail(self.pod, step.name)
         return ending
 
-    def stopped(self, exit_code: Optional[int]) -> Dict[str, Any]:
+    def stopped_verdict(self, exit_code: Optional[int]) -> Dict[str, Any]:
         request = self.stop_request()
         ending = verdict(self.job, request["state"], request["reason"], self.step, exit_code)
         if exit_code not in (None, steps.RESUME_ME):  # the step did not stop cleanly
@@ -258,8 +258,8 @@ class Agent:
             return self.exit_for_engine(ending)
         with tolerate_shortage(say, "stopping the trackers"):
             self.stop_trackers()
-        if self.beside:
-            self.finish_uploads(self.beside, ending)
+        if self.uploader:
+            self.finish_uploads(self.uploader, ending)
         release_space(self.pod.verdict)  # no other process writes to the disk any more
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
@@ -306,16 +306,16 @@ class Agent:
 
         if self.job.beside and self.job.beside.environment not in self.pythons:
             _add(ending, "the logs are not in the store: the pod has no environment to upload the logs")
-        elif not beside.finish(deadline, self.look_after):
+        elif not beside.finish(deadline, self.refresh):
             names = try_read_json(self.pod.waiting).get("names", [])
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
-        self.beside = None  # from here on the sidecar may be ended too
+        self.uploader = None  # from here on the sidecar may be ended too
         self.end_steps(ending, 0.0)
 
     def stop_trackers(self) -> None:
         """Wait briefly for the trackers to send remaining metrics; the verdict does not depend on trackers."""
         for one in self.trackers:
-            one.dismiss()
+            one.terminate()
         began = time.monotonic()
         guard = try_read_json(report(self.pod, "guard"))
         longest_s = min(TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
@@ -323,11 +323,11 @@ class Agent:
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
                 say("a tracker did not finish in time; the agent ended the tracker")
                 break
-            self.look_after()
+            self.refresh()
             time.sleep(steps.POLL_S)
         self.trackers = []
 
-    def look_after(self) -> None:
+    def refresh(self) -> None:
         self.restart_guard()
         self.progress.refresh()
 
@@ -373,7 +373,7 @@ class Agent:
     def stop_grace_s(self) -> Optional[float]:
         return self.stop_request().get("grace_s")
 
-    def on_term(self, *_: Any) -> None:
+    def on_sigterm(self, *_: Any) -> None:
         self.received_sigterm = True
 
     def create_uploader(self, step: Step) -> Sidecar:
@@ -383,7 +383,7 @@ class Agent:
 
         return Sidecar(self.pod, step, words, lambda: self.environ(step))
 
-    def tracker_of(self, step: Step) -> Sidecar:
+    def create_tracker(self, step: Step) -> Sidecar:
         """Return the sidecar for a tracker; the sidecar builds a separate environment by itself."""
 
         def words() -> List[str]:
@@ -401,9 +401,9 @@ class Agent:
         self.restart_guard()
         for one in self.trackers:
             if one.step.environment in self.pythons:
-                one.keep()
-        if self.beside and self.job.beside and self.job.beside.environment in self.pythons:
-            self.beside.keep()
+                one.ensure_running()
+        if self.uploader and self.job.beside and self.job.beside.environment in self.pythons:
+            self.uploader.ensure_running()
 
     def restart_guard(self) -> None:
         """Restart the guard, except after a stop request."""
@@ -419,7 +419,7 @@ class Agent:
         guard = live_process(self.pod, "guard")
         asked = self.progress.figures.asked  # on a broken driver nvidia-smi cannot be killed
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
-        for beside in (self.beside, *self.trackers):
+        for beside in (self.uploader, *self.trackers):
             pid = beside.pid() if beside else None
             young |= descendants(pid) if pid else set()
         # the parent may be a guard without a written report
@@ -434,7 +434,7 @@ class Agent:
     @retry_shortages
     def end_tree(self, patience_s: float) -> None:
         """End all processes of the pod except guard and agent. Raises AgentError with the surviving processes."""
-        if self.is_taken(steps.POLL_S):  # children of the step may have received the signal too, and be saving
+        if self.is_preempted(steps.POLL_S):  # children of the step may have received the signal too, and be saving
             patience_s = grace_s()
         left = end_all(self.job.token, min(patience_s, grace_s()), self.protected_pids())
         if left:

@@ -79,7 +79,7 @@ class NodeCallbacks:
 
     # run the step once, until the step ends or the argument returns a reason to end
     attempt: Callable[[Callable[[], str]], AttemptOutcome]
-    asked_to_stop: Callable[[], bool]
+    is_stop_requested: Callable[[], bool]
     wait: Callable[[str], None]  # wait a moment; the argument says for which node
 
 
@@ -101,11 +101,11 @@ class Leader:
 
     def __init__(self, group: NodeGroup) -> None:
         self.group = group
-        self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
+        self.announcement: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
-        self.lives: Dict[int, str] = {}  # ids of the agents in the round, by rank
+        self.agent_ids: Dict[int, str] = {}  # ids of the agents in the round, by rank
         self.why = ""  # reason for the end of the last round
-        self.server = _listen(group, self._hear)
+        self.server = _listen(group, self._receive_report)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     def run(self, step: Step, here: NodeCallbacks) -> StepOutcome:
@@ -115,18 +115,18 @@ class Leader:
             if problem:
                 return problem
             this_round = secrets.token_hex(4)
-            self.lives = {rank: other.said["life"] for rank, other in self.others.items()}
+            self.agent_ids = {rank: other.report["life"] for rank, other in self.others.items()}
             self.why = ""
-            self._tell(step=step.name, round=this_round)
-            ending = here.attempt(partial(self._why_over, this_round))
-            if ending.cut == "" and ending.exit_code == 0:
+            self._announce(step=step.name, round=this_round)
+            ending = here.attempt(partial(self._round_end_reason, this_round))
+            if ending.stop_reason == "" and ending.exit_code == 0:
                 if not step.everywhere:
                     return StepOutcome("done")
                 stopped = self._wait_for_all(this_round, here)
                 if stopped or not self.why:
                     return stopped or StepOutcome("done")
-            self._tell(round="")
-            if ending.cut == "stop":
+            self._announce(round="")
+            if ending.stop_reason == "stop":
                 return StepOutcome("stopped", exit_code=ending.exit_code)
             failure = self._failure(step, this_round, ending)
             if failure:
@@ -136,36 +136,36 @@ class Leader:
             "failed", f"step {step.name} was cut off {1 + step.max_restarts} times; {self.why}", RESUME_ME
         )
 
-    def finished(self, step: str, result: Any) -> None:
+    def announce_done(self, step: str, result: Any) -> None:
         """Announce the mark of a step, with the result of the step."""
-        self._tell(round="", done={**self.word["done"], step: result})
+        self._announce(round="", done={**self.announcement["done"], step: result})
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
         """Announce the end and wait up to LINGER_S seconds until the other nodes have heard the end or are silent."""
         reason = f"{self._name(0)}: {reason}" if reason else ""
-        self._tell(round="", end={"state": state, "reason": reason, "lost": lost})
+        self._announce(round="", end={"state": state, "reason": reason, "lost": lost})
         deadline = time.monotonic() + LINGER_S
         while time.monotonic() < deadline and any(
-            other.said["state"] != "over" and other.heard_at and not other.silence(silent_s())
+            other.report["state"] != "over" and other.heard_at and not other.silence(silent_s())
             for other in self.others.values()
         ):
             time.sleep(POLL_S)
 
     def _gather(self, step: str, here: NodeCallbacks) -> Optional[StepOutcome]:
         """Wait until all other nodes are ready for the step; return an outcome if the step cannot run, else None."""
-        self._tell(step=step, round="")
+        self._announce(step=step, round="")
         since = time.monotonic()
         while True:
-            if here.asked_to_stop():
+            if here.is_stop_requested():
                 return StepOutcome("stopped")
             waiting = ""
             for rank, other in self.others.items():
-                if other.said["state"] == "over":
+                if other.report["state"] == "over":
                     return other.outcome()
                 silence = other.silence(return_s(), since)
                 if silence:
                     return StepOutcome(NODE_LOST, f"{silence}{f'; before, {self.why}' if self.why else ''}", lost=rank)
-                is_ready = (other.said["state"], other.said.get("step")) == ("ready", step)
+                is_ready = (other.report["state"], other.report.get("step")) == ("ready", step)
                 if not is_ready or other.silence(silent_s()):  # the node may have fallen silent after reporting ready
                     waiting = f"waiting for {other.name}"
             if not waiting:
@@ -177,27 +177,27 @@ class Leader:
 
         Returns an outcome only after a stop request.
         """
-        while not self._why_over(this_round):
+        while not self._round_end_reason(this_round):
             ended = {"state": "ended", "round": this_round}
-            left = [one.name for one in self.others.values() if not ended.items() <= one.said.items()]
+            left = [one.name for one in self.others.values() if not ended.items() <= one.report.items()]
             if not left:
                 return None
-            if here.asked_to_stop():
+            if here.is_stop_requested():
                 return StepOutcome("stopped")
             here.wait(f"waiting for {', '.join(left)}")
         return None
 
-    def _why_over(self, this_round: str) -> str:
+    def _round_end_reason(self, this_round: str) -> str:
         """Return the reason to end the round, or ""."""
         for rank, other in self.others.items():
-            said = other.said
+            said = other.report
             if said["state"] == "over":
                 self.why = f"{other.name} is {said['end']['state']}"
             elif other.silence(silent_s()):
                 self.why = other.silence(silent_s())
             elif said.get("round") == this_round and said.get("code", 0) != 0:
                 self.why = f"{other.name} ended with exit code {said['code']}"
-            elif said["life"] != self.lives[rank]:
+            elif said["life"] != self.agent_ids[rank]:
                 self.why = f"the agent of {other.name} restarted"
             if self.why:
                 return self.why
@@ -208,15 +208,18 @@ class Leader:
 
         Waits until the other nodes have left the current round.
         """
-        if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
+        stopped, code = ending.stop_reason, ending.exit_code
+        if stopped == "timeout" or (stopped == "" and code > 0 and code != RESUME_ME):
             return StepOutcome("failed", describe_failure(ending, step), ending.exit_code)
-        self.why = self.why or f"{self._name(0)} {'fell silent' if ending.cut else f'left with {ending.exit_code}'}"
+        self.why = (
+            self.why or f"{self._name(0)} {'fell silent' if ending.stop_reason else f'left with {ending.exit_code}'}"
+        )
         for rank, other in self.others.items():
-            while other.said.get("round") == this_round and other.said["state"] == "running":
+            while other.report.get("round") == this_round and other.report["state"] == "running":
                 if other.silence(silent_s()):
                     break
                 time.sleep(POLL_S)
-            said = other.said
+            said = other.report
             if said["state"] == "over":
                 return other.outcome()
             if said.get("round") == this_round and said.get("code", 0) > 0 and said["code"] != RESUME_ME:
@@ -224,10 +227,10 @@ class Leader:
                 return StepOutcome("failed", f"{words}; see the logs of {self.group.run}.{rank}", said["code"])
         return None
 
-    def _tell(self, **what: Any) -> None:
-        self.word = {**self.word, **what}
+    def _announce(self, **what: Any) -> None:
+        self.announcement = {**self.announcement, **what}
 
-    def _hear(self, line: bytes) -> Optional[bytes]:
+    def _receive_report(self, line: bytes) -> Optional[bytes]:
         """Record the report of a node and return the answer, or None for an invalid report or a wrong key."""
         said = untrusted_json.parse(line)
         if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
@@ -237,8 +240,8 @@ class Leader:
         if said["rank"] not in self.others or not said.keys() >= {"state", "life"}:
             return None
         other = self.others[said["rank"]]
-        other.said, other.heard_at = said, time.monotonic()
-        return json.dumps(self.word).encode()
+        other.report, other.heard_at = said, time.monotonic()
+        return json.dumps(self.announcement).encode()
 
     def _name(self, rank: int) -> str:
         return name_of(self.group, rank)
@@ -249,14 +252,14 @@ class _Other:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.said: Dict[str, Any] = {"state": "unheard"}
+        self.report: Dict[str, Any] = {"state": "unheard"}
         self.heard_at = 0.0
 
     def silence(self, limit_s: float, since: float = 0.0) -> str:
         return silence(self.name, max(self.heard_at, since), limit_s)
 
     def outcome(self) -> StepOutcome:
-        end = self.said["end"]
+        end = self.report["end"]
         return StepOutcome(end["state"], f"{self.name}: {end['reason'] or end['state']}", lost=end["lost"])
 
 
@@ -265,45 +268,51 @@ class Follower:
 
     def __init__(self, group: NodeGroup) -> None:
         self.group = group
-        self.life = secrets.token_hex(4)  # identifies this agent process; a restarted agent gets a new id
-        self.said: Dict[str, Any] = {"state": "busy"}
-        self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
+        self.agent_id = secrets.token_hex(4)  # identifies this agent process; a restarted agent gets a new id
+        self.report: Dict[str, Any] = {"state": "busy"}
+        self.announcement: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.heard_at = time.monotonic()
-        self.is_heard = threading.Event()  # set when node 0 has answered the latest report
-        threading.Thread(target=self._talk, daemon=True).start()
+        self.is_acknowledged = threading.Event()  # set when node 0 has answered the latest report
+        threading.Thread(target=self._exchange_loop, daemon=True).start()
 
     def run(self, step: Step, here: NodeCallbacks) -> StepOutcome:
         """Run the step in every round that node 0 announces; return the outcome."""
         last = ""
         while True:
-            self._say(state="ready", step=step.name)
-            outcome = self._wait(step.name, here, partial(self._begins, step.name, last))
+            self._set_report(state="ready", step=step.name)
+            outcome = self._wait(step.name, here, partial(self._has_round_begun, step.name, last))
             if outcome:
                 return outcome
-            last = self.word["round"]
-            self._say(state="running", step=step.name, round=last)
-            ending = here.attempt(partial(self._why_over, last))
-            code = ending.exit_code if ending.cut in ("", "stop") else 1 if ending.cut == "timeout" else RESUME_ME
-            self._say(state="ended", step=step.name, round=last, code=code)
-            if ending.cut == "stop":
+            last = self.announcement["round"]
+            self._set_report(state="running", step=step.name, round=last)
+            ending = here.attempt(partial(self._round_end_reason, last))
+            code = (
+                ending.exit_code
+                if ending.stop_reason in ("", "stop")
+                else 1
+                if ending.stop_reason == "timeout"
+                else RESUME_ME
+            )
+            self._set_report(state="ended", step=step.name, round=last, code=code)
+            if ending.stop_reason == "stop":
                 return StepOutcome("stopped", exit_code=ending.exit_code)
             outcome = self._wait(step.name, here, partial(self._is_over, last))
             if outcome:
                 return outcome
 
-    def finished(self, step: str, result: Any) -> None:
+    def announce_done(self, step: str, result: Any) -> None:
         """Do nothing: node 0 does not need the result of this node."""
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
         """Report the end and wait up to `silent_s()` seconds for the answer of node 0."""
-        self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
-        self.is_heard.wait(silent_s())
+        self._set_report(state="over", end={"state": state, "reason": reason, "lost": lost})
+        self.is_acknowledged.wait(silent_s())
 
     def _wait(self, step: str, here: NodeCallbacks, truth: Callable[[], bool]) -> Optional[StepOutcome]:
         """Wait until `truth` holds and return None; return the outcome if the step is done or cannot continue."""
         while True:
-            word = self.word
-            if here.asked_to_stop():
+            word = self.announcement
+            if here.is_stop_requested():
                 return StepOutcome("stopped")
             if step in word["done"]:
                 return StepOutcome("done", result=word["done"][step])
@@ -316,14 +325,14 @@ class Follower:
                 return StepOutcome(NODE_LOST, gone, lost=0)
             here.wait(f"waiting for {name_of(self.group, 0)}")
 
-    def _begins(self, step: str, last: str) -> bool:
-        word = self.word
+    def _has_round_begun(self, step: str, last: str) -> bool:
+        word = self.announcement
         return word["step"] == step and word["round"] not in ("", last)
 
     def _is_over(self, this_round: str) -> bool:
-        return self.word["round"] != this_round
+        return self.announcement["round"] != this_round
 
-    def _why_over(self, this_round: str) -> str:
+    def _round_end_reason(self, this_round: str) -> str:
         if self._is_over(this_round):
             return f"{name_of(self.group, 0)} has ended the round"
         return self._silence(silent_s())
@@ -331,11 +340,11 @@ class Follower:
     def _silence(self, limit_s: float) -> str:
         return silence(name_of(self.group, 0), self.heard_at, limit_s)
 
-    def _say(self, **said: Any) -> None:
-        self.is_heard.clear()
-        self.said = said
+    def _set_report(self, **said: Any) -> None:
+        self.is_acknowledged.clear()
+        self.report = said
 
-    def _talk(self) -> None:
+    def _exchange_loop(self) -> None:
         """Exchange reports with node 0 forever, and reconnect after errors."""
         while True:
             try:
@@ -352,20 +361,20 @@ class Follower:
             time.sleep(TALK_EVERY_S)
 
     def _exchange(self, link: socket.socket, answers: Any) -> bool:
-        said, began = self.said, time.monotonic()
-        whole = {"key": self.group.key, "rank": self.group.rank, "life": self.life, **said}
+        said, began = self.report, time.monotonic()
+        whole = {"key": self.group.key, "rank": self.group.rank, "life": self.agent_id, **said}
         link.sendall(json.dumps(whole).encode() + b"\n")
         answer = answers.readline(LINE_BYTES)
         if not answer:
             return False
         word = untrusted_json.parse(answer)
-        if not isinstance(word, dict) or not word.keys() >= self.word.keys():
+        if not isinstance(word, dict) or not word.keys() >= self.announcement.keys():
             raise ValueError("node 0 sent an unexpected answer")
-        self.word = word
+        self.announcement = word
         # the time before sending: node 0 counts from the receipt of the line, and must not count from an earlier time
         self.heard_at = began
-        if said is self.said:
-            self.is_heard.set()
+        if said is self.report:
+            self.is_acknowledged.set()
         return True
 
 

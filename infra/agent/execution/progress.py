@@ -103,13 +103,13 @@ class Growth:
         self.times = log.with_suffix(".times")
         self.size = -1
         self.noted_at = 0.0
-        self.note()  # records from here on are newer than the records of an earlier attempt
+        self.record_size()  # records from here on are newer than the records of an earlier attempt
 
-    def look(self) -> None:
+    def record_if_due(self) -> None:
         if time.monotonic() - self.noted_at >= NOTE_EVERY_S:
-            self.note()
+            self.record_size()
 
-    def note(self) -> None:
+    def record_size(self) -> None:
         """Record the size, read before the time, so that a byte may be dated slightly late but never early."""
         self.noted_at = time.monotonic()
         try:
@@ -135,8 +135,8 @@ class Progress:
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         agents = _agents_before(self.path, job.token) + 1
-        self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
-        self.whole["agents"] = agents
+        self.document = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
+        self.document["agents"] = agents
         self.load = OtherLoad()
         self.written_at = 0.0
         self.write()
@@ -147,10 +147,10 @@ class Progress:
         step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None, marks=[])
         step["started_at"] = step["started_at"] or time.time()
         self.load = OtherLoad()
-        self.whole.update(state="running", step=name)
+        self.document.update(state="running", step=name)
         self.write()
 
-    def see(self, name: str, records: List[Dict[str, Any]]) -> None:
+    def add_records(self, name: str, records: List[Dict[str, Any]]) -> None:
         """Record new records of the running step."""
         step = self.steps[name]
         for record in records:
@@ -167,7 +167,7 @@ class Progress:
 
     def end(self, name: str, state: str, result: Any = None) -> None:
         """End a done, reused or failed step; `result` is the result of a reused step."""
-        self.figures.history.keep()
+        self.figures.history.append_line()
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
         if step["attempts"]:  # otherwise an earlier agent ran the step
@@ -179,23 +179,23 @@ class Progress:
         for step in self.steps.values():
             if step["state"] == "running":
                 step.update(state="failed", ended_at=time.time())
-        self.whole["state"] = state
+        self.document["state"] = state
         self.write()
 
     def write(self) -> None:
         self.written_at = time.monotonic()
-        with tolerate_shortage(say, f"writing the progress of {self.whole['step'] or 'the start'}"):
+        with tolerate_shortage(say, f"writing the progress of {self.document['step'] or 'the start'}"):
             now = time.time()
             for step in self.steps.values():
                 if step["started_at"]:
                     step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
-            machine = self.figures.look()
+            machine = self.figures.sample()
             # The agent's own words stay unmasked: a secret may equal a word such as `token` or `running`.
             steps = [
                 {**step, "record": self.redact(step["record"]), "result": self.redact(step["result"])}
                 for step in self.steps.values()
             ]
-            said = {**self.whole, "steps": steps, "machine": machine, "updated_at": now}
+            said = {**self.document, "steps": steps, "machine": machine, "updated_at": now}
             uploads = _uploads(self.waiting)
             uploads["problem"] = self.redact(uploads["problem"])
             if self.tracking:

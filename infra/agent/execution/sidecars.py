@@ -43,14 +43,14 @@ class Sidecar:
         """Return the process id, or None while the sidecar is not running."""
         return self.process.pid if self.process is not None and self.process.poll() is None else None
 
-    def keep(self) -> None:
+    def ensure_running(self) -> None:
         """Start the sidecar if not running; after each failure wait longer before the restart."""
         if self.pid() is not None:
             return
         now = time.monotonic()
         if self.process is not None:
             self.process = None
-            self._rest(now, "the process ended")
+            self._schedule_restart(now, "the process ended")
         if now >= self.due_at:
             self._start(now)
 
@@ -69,14 +69,14 @@ class Sidecar:
                     if was_told and self.process is not None and self.process.returncode in FINISHED:
                         say(f"{self.step.name}: finished with exit code {self.process.returncode}")
                         return self.process.returncode == 0
-                    self.keep()
+                    self.ensure_running()
                     was_told = self.process is not None
                 wait()
             time.sleep(POLL_S)
         say(f"{self.step.name}: not finished before the deadline")
         return False
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the sidecar to finish, without a restart."""
         if self.process is not None and self.pid() is not None:
             self.process.terminate()
@@ -85,11 +85,11 @@ class Sidecar:
         try:
             self.process = begin(self.pod, self.step, self.words(), self.environ())
         except (OSError, MemoryError) as error:  # memory, disk or the environment is missing at the moment
-            self._rest(now, f"cannot be started ({error!r})")
+            self._schedule_restart(now, f"cannot be started ({error!r})")
             return
         self.started_at = now
 
-    def _rest(self, now: float, why: str) -> None:
+    def _schedule_restart(self, now: float, why: str) -> None:
         is_well = self.started_at and now - self.started_at >= WELL_S
         self.failures = 1 if is_well else self.failures + 1
         wait_s = self.backoff.wait_s(self.failures)

@@ -33,7 +33,7 @@ class AttemptOutcome:
     """The outcome of an attempt; `cut` is the agent's reason to end the step: stop, timeout, silent, nodes, or ""."""
 
     exit_code: int
-    cut: str = ""
+    stop_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StepWatch:
     stop_grace_s: Callable[[], Optional[float]]
     signal_all: Callable[[int], None]  # send a signal to every process of the step
     end_tree: Callable[[float], None]  # end the process tree after a grace in seconds; raise if a process survives
-    why_over: Callable[[], str] = str  # reason to end the step on all nodes, or ""
+    end_reason: Callable[[], str] = str  # reason to end the step on all nodes, or ""
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> AttemptOutcome:
@@ -113,7 +113,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
                 cut, kill_at = "silent", now + DUMP_S
                 say(f"{step.name}: no record for {duration(step.silent_s)}; dumping the stacks of all processes")
                 watch.signal_all(signal.SIGUSR1)
-            elif watch.why_over():
+            elif watch.end_reason():
                 cut, kill_at = "nodes", now + LEAVE_S
         time.sleep(POLL_S)
     retry_shortages(watch.tick)()
@@ -160,7 +160,7 @@ def _last_lines(path: Path) -> bytes:
 
 def describe_failure(ending: AttemptOutcome, step: Step) -> str:
     """Return the reason why a step failed, as text for users."""
-    if ending.cut == "timeout":
+    if ending.stop_reason == "timeout":
         return f"step {step.name} reached the time limit of {duration(step.timeout_s)}"
     if ending.exit_code < 0:
         name = signal.Signals(-ending.exit_code).name

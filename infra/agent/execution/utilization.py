@@ -35,7 +35,7 @@ class UtilizationSampler:
         self.asked: "Optional[subprocess.Popen[str]]" = None
         self.has_gpus = shutil.which(WORDS[0]) is not None
 
-    def look(self) -> Dict[str, Any]:
+    def sample(self) -> Dict[str, Any]:
         """Return the latest values: disk_free_bytes and disk_at, and gpus and gpus_at if nvidia-smi has answered."""
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
@@ -65,20 +65,20 @@ class GpuHistory:
         self.peaks: Dict[int, int] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for line in path.read_bytes().splitlines() if path else ():
-                self._top([{"used_bytes": used} for used in untrusted_json.parse(line)["used_bytes"]])
+                self._update_peaks([{"used_bytes": used} for used in untrusted_json.parse(line)["used_bytes"]])
 
     def add(self, gpus: List[Dict[str, Any]]) -> None:
         """Add a sample, and set `peak_bytes` of each GPU to the highest memory use of the run."""
         if self.seen and len(self.seen[-1]) != len(gpus):
-            self.keep()
+            self.append_line()
         self.seen.append(gpus)
-        self._top(gpus)
+        self._update_peaks(gpus)
         for number, gpu in enumerate(gpus):
             gpu["peak_bytes"] = self.peaks.get(number)
         if time.monotonic() - self.kept_at >= KEEP_EVERY_S:
-            self.keep()
+            self.append_line()
 
-    def keep(self) -> None:
+    def append_line(self) -> None:
         """Append a line with the samples since the last line."""
         if not self.seen or self.path is None:
             return
@@ -96,7 +96,7 @@ class GpuHistory:
         except OSError as error:  # a full disk leaves a gap
             say("could not write the figures of the GPUs: %s" % error)
 
-    def _top(self, gpus: Sequence[Dict[str, Any]]) -> None:
+    def _update_peaks(self, gpus: Sequence[Dict[str, Any]]) -> None:
         for number, gpu in enumerate(gpus):
             if gpu["used_bytes"] is not None:
                 self.peaks[number] = max(self.peaks.get(number, 0), gpu["used_bytes"])

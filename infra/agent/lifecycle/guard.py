@@ -72,7 +72,7 @@ def guard(root: Path) -> int:
     become_subreaper()
     watching = Guard(pod, job, _key_of(job))
     code = watching.watch()
-    watching.leave()
+    watching.terminate_pod()
     return code
 
 
@@ -97,17 +97,17 @@ class Guard:
         self.orphans: Dict[int, int] = {}  # exit codes by pid of orphans adopted after the agent's death
         self.asked_at: Optional[float] = None
         self.saved_for_s: Optional[float] = None  # the limit for which a checkpoint was requested
-        self.holds = self._may_hold()
+        self.is_holding = self._should_hold()
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
-        self.is_leaving = False
+        self.is_terminating = False
         if self.limit_s is not None and job.has_start_timer:
             start_timer.update_deadline(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
         # After the report: an agent that ends leftovers spares the guard named in guard.json.
         self.received_sigterm = False
-        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         limit = "none" if self.limit_s is None else duration(self.limit_s)
         say(f"guard armed: limit {limit}, elapsed {duration(self.elapsed_s)}")
 
@@ -123,15 +123,15 @@ class Guard:
         while True:
             with tolerate_shortage(say, "checking the pod"):
                 while True:
-                    self.holds = self._may_hold()
-                    exit_code = self._hold() if self.holds else self._work()
+                    self.is_holding = self._should_hold()
+                    exit_code = self._hold() if self.is_holding else self._watch_work()
                     if exit_code is not None:
                         return exit_code
             if self.job.self_terminate_calls and self._is_limit_reached():
                 return 1  # the verdict cannot be written, but the pod must end anyway
             time.sleep(TICK_S)
 
-    def _may_hold(self) -> bool:
+    def _should_hold(self) -> bool:
         """Return whether there is no work and the pod stays."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
@@ -165,7 +165,7 @@ class Guard:
         self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale, self.job.devices)
         self.agent = self.missed_at = self.asked_at = None
         self.starts.clear()
-        self.holds = False
+        self.is_holding = False
         self._report()
         say("starting the work")
         return None
@@ -179,10 +179,10 @@ class Guard:
             return asked["state"], asked["reason"]
         if self.received_sigterm:
             return "stopped", "the guard received SIGTERM"
-        idle = self.idle_gpu.reason()
+        idle = self.idle_gpu.stop_reason()
         return ("limit", idle) if idle else ("", "")
 
-    def _work(self) -> Optional[int]:
+    def _watch_work(self) -> Optional[int]:
         """Watch the work until the verdict; afterwards this process is the only process of the pod.
 
         Returns the exit code, or None when the pod stays.
@@ -194,11 +194,11 @@ class Guard:
             self._ask_to_save()
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
-                self._keep_agent()
+                self._ensure_agent()
             elif self.asked_at is None:
                 self.asked_at = time.monotonic()
                 say(f"stopping: {request['reason']}")
-            elif not self._agent_lives() or time.monotonic() > self.asked_at + self._patience_s(request):
+            elif not self._is_agent_alive() or time.monotonic() > self.asked_at + self._patience_s(request):
                 break
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
@@ -207,10 +207,10 @@ class Guard:
         else:
             request = {"state": "", "reason": ""}
             deadline = time.monotonic() + LAST_RITES_S
-            while self._agent_lives() and time.monotonic() < deadline:
+            while self._is_agent_alive() and time.monotonic() < deadline:
                 time.sleep(TICK_S)
         exit_code = self._end(request["state"], request["reason"], patience_s=2.0)
-        return None if self._may_hold() else exit_code
+        return None if self._should_hold() else exit_code
 
     def _reason_to_stop(self) -> Dict[str, Any]:
         """Ask the agent to stop if there is a reason; return the stop request, or {}."""
@@ -227,7 +227,7 @@ class Guard:
         full = ends.full_disk(self.pod.root, self.job.limits)
         if full:
             return ask_to_stop(self.pod, "failed", full, grace)
-        idle = self.idle_gpu.reason()
+        idle = self.idle_gpu.stop_reason()
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
 
     def _ask_to_save(self) -> None:
@@ -242,13 +242,13 @@ class Guard:
         """Return the seconds to wait for an agent after a stop request."""
         return float(request["grace_s"]) + upload_s_after_stop(self.job, request) + LAST_RITES_S
 
-    def _agent_lives(self) -> bool:
+    def _is_agent_alive(self) -> bool:
         young = self.agent is not None and self.agent.poll() is None
         return young or is_held(lock(self.pod, "agent"))
 
-    def _keep_agent(self) -> None:
+    def _ensure_agent(self) -> None:
         # in this order, because the agent writes the verdict before ending
-        if self._agent_lives() or self.pod.verdict.exists():
+        if self._is_agent_alive() or self.pod.verdict.exists():
             self.missed_at = None
             return
         if self.agent is not None and self.missed_at is None:
@@ -261,12 +261,12 @@ class Guard:
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
             return  # the cause of the agent's end may last a while, and may also be ending the step
-        self._note_orphan()
+        self._record_orphan()
         self.agent = spawn(self.pod, self.job, "run")
         self.starts.append(self.elapsed_s)
         self.missed_at = None
 
-    def _note_orphan(self) -> None:
+    def _record_orphan(self) -> None:
         """Record for the next agent the exit code of a step that ended with, or soon after, the last agent."""
         attempt = read_json(attempt_file(self.pod))
         if attempt.get("pid") in self.orphans:
@@ -286,7 +286,7 @@ class Guard:
         say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'no process is left'}")
         return 1 if survivors else 0
 
-    def leave(self) -> None:
+    def terminate_pod(self) -> None:
         """End the pod itself after the verdict, if possible and due; then never return."""
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not self_terminate.is_due(self.job, ending):
@@ -294,18 +294,18 @@ class Guard:
         if self.job.needs_key and not self.key:
             say("the work has ended; the guard was started without the key, so the vendor's own limit ends the pod")
             return
-        self.is_leaving = True
+        self.is_terminating = True
         self._report()
         say("the work has ended; the guard deletes the pod")
-        self._rest(self_terminate.wait_s(self.job))
+        self._sleep(self_terminate.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
-            self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
+            self._sleep((self.limit_s - self.elapsed_s) / self.job.clock_scale)
         self_terminate.terminate_self(
-            self.job.self_terminate_calls, self.job.clock_scale, os.getpid(), self._rest, self.key
+            self.job.self_terminate_calls, self.job.clock_scale, os.getpid(), self._sleep, self.key
         )
 
-    def _rest(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Sleep for some seconds of real time, and keep the guard's report fresh."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
@@ -334,18 +334,18 @@ class Guard:
             "token": self.job.token,
             "identity": asdict(current_identity()),
             "armed": True,
-            "holds": self.holds,
+            "holds": self.is_holding,
             "limits": asdict(self.job.limits),
             "limit_s": self.limit_s,
             "elapsed_s": elapsed_s,
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
             "clocks": asdict(clocks),
-            "is_leaving": self.is_leaving,
+            "is_leaving": self.is_terminating,
             "idle_s": self.idle_gpu.idle_s,
             "start_timer": start_timer.read_timer() if self.job.has_start_timer else {},
             "self_end": "" if not self.job.needs_key else "armed" if self.key else "lost",
         }
         try_write_json(report(self.pod, "guard"), said)
 
-    def _on_term(self, *_: Any) -> None:
+    def _on_sigterm(self, *_: Any) -> None:
         self.received_sigterm = True

@@ -95,7 +95,7 @@ class RunPod(ByHttp):
     owners: KeyOwners = KeyOwners()
 
     name = "runpod"
-    one_path, gone = "/v2/pods/{}", GONE
+    one_path, gone_states = "/v2/pods/{}", GONE
     documented = Abilities(
         time_limit=True,
         start_timer=True,
@@ -106,14 +106,14 @@ class RunPod(ByHttp):
     )
 
     @staticmethod
-    def of(settings: Settings) -> "RunPod":
+    def from_settings(settings: Settings) -> "RunPod":
         """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
-        pace = Pace.beside(settings.state_file, "runpod", settings.clock_scale)
+        pace = Pace.for_journal(settings.state_file, "runpod", settings.clock_scale)
         header = {"Authorization": f"Bearer {settings.runpod_api_key}"}
         api = JsonApi("runpod", url, header, clock_scale=settings.clock_scale, pace=pace)
-        drills = DrillRecord.of("runpod", settings)
-        keys, owners = PodKeys.beside(settings.state_file), KeyOwners.beside(settings.state_file)
+        drills = DrillRecord.from_settings("runpod", settings)
+        keys, owners = PodKeys.for_journal(settings.state_file), KeyOwners.for_journal(settings.state_file)
         return RunPod(api, keys, settings.accept_cuda, drills, owners)
 
     @property
@@ -140,12 +140,12 @@ class RunPod(ByHttp):
             raise
         except SlipwayError:
             self.api.read("/v2/pods", PodRows)
-            return Account(provider=self.name, owner=self.owners.of(self.api.owner), key=self.api.owner)
+            return Account(provider=self.name, owner=self.owners.get(self.api.owner), key=self.api.owner)
         if me is None:
             raise AuthError("runpod: the key belongs to no account; see https://console.runpod.io/user/settings")
         balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
         owner = me.email or me.id
-        self.owners.remember(self.api.owner, owner)
+        self.owners.save(self.api.owner, owner)
         return Account(provider=self.name, owner=owner, balance_micro_usd=balance, key=self.api.owner)
 
     def catalog(self, request: Request) -> list[Offer]:
@@ -193,7 +193,7 @@ class RunPod(ByHttp):
         deadline is by the container's clock, which runs in real time.
         """
         limit_s = hard_limit_s(limits)
-        env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
+        env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.ensure_public_key(token)}
         # A vendor's clock applies to the vendor's timers; a rehearsal's clock runs faster than the containers' clock.
         begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
         start = ""
@@ -226,7 +226,7 @@ class RunPod(ByHttp):
         spot = [pod for pod in self._spot_pods(there) if pod.pod_id not in known]
         return rows.complete_listing(self.name, [*there, *spot], GONE)
 
-    def shows_spot(self, pod_id: str) -> bool:
+    def lists_spot_pod(self, pod_id: str) -> bool:
         return any(pod.pod_id == pod_id for pod in self._pods())
 
     def find(self, pod: str) -> Pod | None:
@@ -238,13 +238,13 @@ class RunPod(ByHttp):
 
     def delete(self, pod_id: str) -> None:
         try:
-            self.api.act("DELETE", self.path_of("/v2/pods/{}", pod_id))
+            self.api.send_change("DELETE", self.format_path("/v2/pods/{}", pod_id))
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
             # A pod unknown to v2 may be a spot pod; the next look proves the end.
             with contextlib.suppress(SlipwayError):
-                self.api.act("POST", "/graphql", {"query": TERMINATE, "variables": {"id": pod_id}})
+                self.api.send_change("POST", "/graphql", {"query": TERMINATE, "variables": {"id": pod_id}})
 
     def billed(self, pod_id: str) -> int | None:
         """Return the bill as `Provider` specifies, over the last 12 months, the limit of the lookback."""
@@ -286,7 +286,7 @@ class RunPod(ByHttp):
             pod_id=one.id,
             token=_token_of(env, one.name),
             run=env.get("SLIPWAY_RUN", ""),
-            way=one.way if one.state == "RUNNING" else None,
+            way=one.ssh_endpoint if one.state == "RUNNING" else None,
             rate=reported_micro_usd(one.costPerHr),
             disk_micro_usd_per_hour=_disk_rate(one.containerDiskInGb),
             state=STATES.get(one.state, one.state),
@@ -311,9 +311,9 @@ class RunPod(ByHttp):
             **({"dataCenterIds": [offer.region]} if offer.region else {}),
         }
         try:
-            made = self.api.decode(self.api.act("POST", "/v2/pods", body), CreatedPod)
+            made = self.api.decode(self.api.send_change("POST", "/v2/pods", body), CreatedPod)
         except VendorRefused as refused:
-            raise REFUSALS.error(refused) from None
+            raise REFUSALS.to_error(refused) from None
         return Deployed(made.id, made.cost)
 
     def _create_by_graph(self, request: Request, offer: Offer, token: str, container: Container) -> Deployed:
@@ -339,16 +339,16 @@ class RunPod(ByHttp):
             "bidPerGpu": Decimal(offer.micro_usd_per_hour - offer.disk_micro_usd_per_hour) / offer.num_gpus / 1_000_000,
         }
         try:
-            reply = self.api.act("POST", "/graphql", {"query": SPOT, "variables": {"input": body}})
+            reply = self.api.send_change("POST", "/graphql", {"query": SPOT, "variables": {"input": body}})
         except VendorRefused as refused:
-            raise GRAPH_REFUSALS.error(refused) from None
+            raise GRAPH_REFUSALS.to_error(refused) from None
         graph = self.api.decode(reply, Graph)
         made = graph.data and graph.data.podRentInterruptable
         if made:
             return made
         if not graph.errors and reply.content.get("data", {}) in (None, {"podRentInterruptable": None}):
             raise NoOffer("runpod: POST /graphql: null without a reason, the answer of RunPod when no machine is free")
-        raise GRAPH_REFUSALS.error_of(reply, f"runpod: POST /graphql: {reply.said}")
+        raise GRAPH_REFUSALS.error_for_reply(reply, f"runpod: POST /graphql: {reply.summary}")
 
     def _min_cuda(self) -> dict[str, str]:
         return {"minCudaVersion": self.cuda} if self.cuda else {}

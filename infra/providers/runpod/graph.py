@@ -93,7 +93,7 @@ class SpotPod(Struct):
         return {name: value for name, _, value in pairs}
 
     @property
-    def way(self) -> tuple[str, str, int] | None:
+    def ssh_endpoint(self) -> tuple[str, str, int] | None:
         """Return user, host and port for SSH; None without a public SSH port."""
         ports = (self.runtime and self.runtime.ports) or ()
         open_ = [one for one in ports if one.isIpPublic and one.privatePort == SSH_PORT]

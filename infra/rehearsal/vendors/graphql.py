@@ -95,9 +95,9 @@ def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selectio
     parser = _Parser(query, variables)
     kind = "query"
     if parser.next != "{":
-        kind = parser.take()
+        kind = parser.expect()
         while parser.next != "{":  # skip the name and the declarations of variables
-            parser.take()
+            parser.expect()
     selections = parser.selections()
     if kind not in ("query", "mutation") or parser.next:
         raise Malformed(f"Syntax Error: Unexpected {parser.next or kind!r}", UNREADABLE)
@@ -143,43 +143,43 @@ class _Parser:
     def next(self) -> str:
         return self._words[0] if self._words else ""
 
-    def take(self, wanted: str = "") -> str:
+    def expect(self, wanted: str = "") -> str:
         if not self._words or (wanted and self._words[0] != wanted):
             raise Malformed(f"Syntax Error: Expected {wanted or 'more'}, found {self.next or '<EOF>'}", UNREADABLE)
         return self._words.pop(0)
 
     def selections(self) -> tuple[Selection, ...]:
         found = []
-        self.take("{")
+        self.expect("{")
         while self.next != "}":
-            name = self.take()
+            name = self.expect()
             arguments = self._pairs("(", ")") if self.next == "(" else {}
             fields = self.selections() if self.next == "{" else ()
             found.append(Selection(name, arguments, fields))
         if not found:
             raise Malformed("Syntax Error: Expected Name, found }", UNREADABLE)
-        self.take("}")
+        self.expect("}")
         return tuple(found)
 
     def _pairs(self, opening: str, closing: str) -> dict[str, Any]:
         pairs = {}
-        self.take(opening)
+        self.expect(opening)
         while self.next != closing:
-            name = self.take()
-            self.take(":")
+            name = self.expect()
+            self.expect(":")
             pairs[name] = self._literal()
-        self.take(closing)
+        self.expect(closing)
         return pairs
 
     def _literal(self) -> Any:
         if self.next == "{":
             return self._pairs("{", "}")
-        word = self.take()
+        word = self.expect()
         if word == "[":
             items = []
             while self.next != "]":
                 items.append(self._literal())
-            self.take("]")
+            self.expect("]")
             return items
         if word.startswith("$"):
             if word[1:] not in self._variables:

@@ -172,7 +172,7 @@ class Lium(web.Api):
         }
         return web.Answer(status, {"error": error, "detail": words})
 
-    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
+    def refusal_answer(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if isinstance(error, Refused):
             if error.reason == "funds":
                 return self.error(403, f"Insufficient balance: this rental {error}")
@@ -314,22 +314,22 @@ class Lium(web.Api):
             about={"wish": wish},
         )
         # A repeated rent request is not a new order, and so uses up no fault of the plan.
-        known = self._market.replayed(self.vendor, key)
+        known = self._market.find_replayed(self.vendor, key)
         machine = known or self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
         headers = {"Idempotent-Replayed": "true"} if known else {}
         return web.Answer(200, {"success": True, "pod_id": machine.machine_id}, headers)
 
-    def _listed(self) -> list[Machine]:
-        return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
+    def _list_machines(self) -> list[Machine]:
+        return self._market.list_machines(self.vendor, self._hub.faults.lag_s(self.vendor))
 
     def _get(self, asked: web.WebRequest) -> Machine:
-        found = [one for one in self._listed() if one.machine_id == asked.words[0] and one.state != "gone"]
+        found = [one for one in self._list_machines() if one.machine_id == asked.words[0] and one.state != "gone"]
         if not found:
             raise Problem(404, "Pod not found")
         return found[0]
 
     def _list(self, asked: web.WebRequest) -> web.Answer:
-        return web.Answer(200, [self._pod(one) for one in self._listed() if one.is_listed])
+        return web.Answer(200, [self._pod(one) for one in self._list_machines() if one.is_listed])
 
     def _find(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, self._pod(self._get(asked)))
@@ -341,7 +341,7 @@ class Lium(web.Api):
 
     def _events(self, asked: web.WebRequest) -> web.Answer:
         """Return the events of a pod, including gone pods."""
-        machine = self._ever(asked)
+        machine = self._get_including_ended(asked)
         rows = []
         for at, what in machine.history:
             state, _, reason = what.partition(": ")
@@ -371,7 +371,7 @@ class Lium(web.Api):
         return web.Answer(200, rows[: int(limit) if limit.isdigit() else 200])
 
     def _record(self, asked: web.WebRequest) -> web.Answer:
-        machine = self._ever(asked)
+        machine = self._get_including_ended(asked)
         return web.Answer(
             200,
             {
@@ -381,11 +381,11 @@ class Lium(web.Api):
                 "created_at": iso(machine.created_at),
                 "removed_at": iso(machine.ended_at),
                 "billed_seconds": round((machine.ended_at or self._market.now) - machine.created_at),
-                "total": dollars(self._market.told_bill_micro_usd(machine)),
+                "total": dollars(self._market.reported_bill_micro_usd(machine)),
             },
         )
 
-    def _ever(self, asked: web.WebRequest) -> Machine:
+    def _get_including_ended(self, asked: web.WebRequest) -> Machine:
         machine = self._market.get(asked.words[0])
         if machine.offer.vendor != self.vendor:
             raise Problem(404, "Pod not found")
@@ -400,7 +400,7 @@ class Lium(web.Api):
         if at <= self._market.now:
             raise Problem(400, "removal_scheduled_at is in the past")
         if not machine.has("whole hours"):
-            self._market.arm(machine, at)
+            self._market.arm_timer(machine, at)
         return web.Answer(200, self._pod(machine))
 
     def _unschedule(self, asked: web.WebRequest) -> web.Answer:
@@ -421,7 +421,7 @@ class Lium(web.Api):
         return known.get(machine.state, "DELETED")
 
     def _pod(self, machine: Machine) -> dict[str, Any]:
-        offer, row, port = machine.offer, machine.offer.about, machine.told_port(self._market.now)
+        offer, row, port = machine.offer, machine.offer.about, machine.reported_port(self._market.now)
         status = self._status(machine)
         ready_s = machine.stages[-1][1] - self._market.now if status == "PENDING" else 0
         host = machine.address[0] if machine.address else ""
@@ -486,7 +486,7 @@ class Lium(web.Api):
                 "pod_id": one.machine_id,
                 "pod_name": one.order.name,
                 "days": [],
-                "total": dollars(self._market.told_bill_micro_usd(one)),
+                "total": dollars(self._market.reported_bill_micro_usd(one)),
             }
             for one in machines
         ]

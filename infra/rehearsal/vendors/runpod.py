@@ -172,7 +172,7 @@ class Runpod(web.Api):
         machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
         return next((one for one in machines if one.state not in ENDED and not one.has("no pod key")), None)
 
-    def by(self, asked: web.WebRequest) -> str:
+    def caller_kind(self, asked: web.WebRequest) -> str:
         """Return the caller for the record of the truth: "pod" or "client"."""
         return "pod" if self.owner(asked) else "client"
 
@@ -197,7 +197,7 @@ class Runpod(web.Api):
             body |= {"detail": "Request validation failed.", "errors": [f"$: {words}"]}
         return web.Answer(status, body, {"Content-Type": "application/problem+json"})
 
-    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
+    def refusal_answer(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if isinstance(error, Problem):
             return self.error(error.status, str(error))
         if isinstance(error, Refused):
@@ -291,7 +291,7 @@ class Runpod(web.Api):
             raise Problem(400, NO_CAPACITY)
         least = Host(cpus=(gpu.minVcpuCountPerGpu or 0) * gpu.count, memory_gb=(gpu.minRamPerGpu or 0) * gpu.count)
         machine = self.rent(wish, gpu.id, gpu.count, least)
-        return web.Answer(201, self.shown(machine))
+        return web.Answer(201, self.render_pod(machine))
 
     def rent(self, wish: Create, gpu: str, count: int, least: Host, **terms: Any) -> Machine:
         """Rent the first available offer of a GPU on a host with at least `least`. Raises Refused, Problem."""
@@ -340,17 +340,17 @@ class Runpod(web.Api):
             "dataCenterId": self._volume["dataCenter"],
         }
 
-    def listed(self) -> list[Machine]:
-        return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
+    def list_machines(self) -> list[Machine]:
+        return self._market.list_machines(self.vendor, self._hub.faults.lag_s(self.vendor))
 
     def get(self, pod_id: str) -> Machine:
         """Return a machine. Raises Refused."""
-        found = [one for one in self.listed() if one.machine_id == pod_id and one.state != "gone"]
+        found = [one for one in self.list_machines() if one.machine_id == pod_id and one.state != "gone"]
         if not found:
             raise Refused("unknown", f"pod {pod_id} not found")
         return found[0]
 
-    def _of_v2(self, pod_id: str) -> Machine:
+    def _get_v2(self, pod_id: str) -> Machine:
         """Return a machine visible in REST v2. Raises Refused."""
         machine = self.get(pod_id)
         if self._is_hidden(machine):
@@ -361,7 +361,7 @@ class Runpod(web.Api):
         return machine.order.spot and self._hub.faults.plan.hides_spot
 
     def _list(self, asked: web.WebRequest) -> web.Answer:
-        pods = [self.shown(one) for one in self.listed() if one.is_listed and not self._is_hidden(one)]
+        pods = [self.render_pod(one) for one in self.list_machines() if one.is_listed and not self._is_hidden(one)]
         size, start = self._hub.faults.plan.page_size, asked.query.get("cursor", "0")
         if not size:
             return web.Answer(200, {"pods": pods})
@@ -371,14 +371,14 @@ class Runpod(web.Api):
         return web.Answer(200, {"pods": pods[int(start) : end], "nextCursor": str(end) if end < len(pods) else None})
 
     def _find(self, asked: web.WebRequest) -> web.Answer:
-        return web.Answer(200, self.shown(self._of_v2(asked.words[0])))
+        return web.Answer(200, self.render_pod(self._get_v2(asked.words[0])))
 
     def _delete(self, asked: web.WebRequest) -> web.Answer:
-        self._market.delete(self._of_v2(asked.words[0]).machine_id, self.by(asked))
+        self._market.delete(self._get_v2(asked.words[0]).machine_id, self.caller_kind(asked))
         return web.Answer(204)
 
     def _act(self, asked: web.WebRequest) -> web.Answer:
-        machine, action = self._of_v2(asked.words[0]), asked.decode(Action).action
+        machine, action = self._get_v2(asked.words[0]), asked.decode(Action).action
         if action not in ACTIONS[self.status(machine)]:
             raise Problem(409, f"{action} is not allowed while the pod is {self.status(machine)}")
         if action == "terminate":
@@ -388,7 +388,7 @@ class Runpod(web.Api):
             self._market.stop(machine.machine_id)
         if action in ("start", "restart"):
             self.start(machine)
-        return web.Answer(200, self.shown(machine))
+        return web.Answer(200, self.render_pod(machine))
 
     def start(self, machine: Machine) -> None:
         """Start a stopped machine. Raises Problem, Refused."""
@@ -411,9 +411,9 @@ class Runpod(web.Api):
         }
         return known.get(machine.state) or machine.stage(self._market.now)
 
-    def shown(self, machine: Machine) -> dict[str, Any]:
+    def render_pod(self, machine: Machine) -> dict[str, Any]:
         wish: Create = machine.about["wish"]
-        status, port, now = self.status(machine), machine.told_port(self._market.now), self._market.now
+        status, port, now = self.status(machine), machine.reported_port(self._market.now), self._market.now
         host, user = machine.address[0] if machine.address else "", getpass.getuser()
         is_reached = port is not None and "22/tcp" in wish.ports
         direct = {"host": host, "port": port, "username": user, "command": f"ssh {user}@{host} -p {port}"}
@@ -485,7 +485,7 @@ class Runpod(web.Api):
         return web.Answer(200, {"records": records, "metadata": metadata})
 
     def _record(self, machine: Machine) -> dict[str, Any]:
-        total, disk = self._market.told_bill_micro_usd(machine), self._market.told_disk_micro_usd(machine)
+        total, disk = self._market.reported_bill_micro_usd(machine), self._market.reported_disk_micro_usd(machine)
         gpu, until = total - disk, iso(machine.ended_at or self._market.now)
         if machine.has("dear disk"):
             lived_s = (machine.ended_at or self._market.now) - machine.created_at

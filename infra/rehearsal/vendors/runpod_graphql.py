@@ -76,11 +76,11 @@ class Graph:
         call = CALLS.get(selections[0].name, "account")  # a query for the type name alone belongs to no call
         return web.Route("POST", "/graphql", call, lambda asked: self._answer(kind, selections, asked))
 
-    def refused(self, words: str) -> web.Answer:
+    def refusal_answer(self, words: str) -> web.Answer:
         return web.Answer(200, {"errors": [{"message": words, "extensions": {"code": "BAD_USER_INPUT"}}], "data": None})
 
     def _answer(self, kind: str, selections: tuple[Selection, ...], asked: web.WebRequest) -> web.Answer:
-        owner, by = self._runpod.owner(asked), self._runpod.by(asked)
+        owner, by = self._runpod.owner(asked), self._runpod.caller_kind(asked)
         for one in selections:
             if owner and (one.name not in OF_A_POD or given(one.arguments, Which).podId != owner.machine_id):
                 raise QueryError("Unauthorized: this key is of one pod only")
@@ -156,7 +156,7 @@ class Graph:
 
     def _myself(self, words: Mapping[str, Any]) -> dict[str, Any]:
         balance = self._market.balance_micro_usd.get("runpod", RICH_MICRO_USD) - self._market.spent_micro_usd("runpod")
-        hourly = sum(rate(one) for one in self._runpod.listed())
+        hourly = sum(rate(one) for one in self._runpod.list_machines())
         return {
             "id": "user_rehearsal",
             "email": "rehearsal@localhost",
@@ -164,14 +164,14 @@ class Graph:
             "currentSpendPerHr": dollars(hourly),
             "spendLimit": 80,
             "notifyLowBalance": False,
-            "pods": [self._pod(one) for one in self._runpod.listed() if one.is_listed],
+            "pods": [self._pod(one) for one in self._runpod.list_machines() if one.is_listed],
             "networkVolumes": [self._runpod.volume],
             "podTemplates": [],
             "containerRegistryCreds": [],
         }
 
     def _pod(self, machine: Machine) -> dict[str, Any]:
-        shown = self._runpod.shown(machine)
+        shown = self._runpod.render_pod(machine)
         ports = [
             {
                 "ip": one["ip"],
@@ -276,7 +276,7 @@ class BothApis(Runpod):
             self.error(410, "GraphQL is retired") if self._hub.faults.plan.retires_graphql else self._graph.route(asked)
         )
 
-    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
+    def refusal_answer(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if asked.path == "/graphql":
-            return self._graph.refused(str(NO_CAPACITY if is_taken(error) else error))
-        return super().refused(error, asked)
+            return self._graph.refusal_answer(str(NO_CAPACITY if is_taken(error) else error))
+        return super().refusal_answer(error, asked)

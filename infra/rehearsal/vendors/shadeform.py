@@ -140,7 +140,7 @@ class Shadeform(web.Api):
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
+    def refusal_answer(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         reason = error.reason if isinstance(error, Refused) else ""
         if reason == "stock":
             return web.Answer(409, {"error_code": "OUT_OF_STOCK", "error": "The instance type is out of stock"})
@@ -218,7 +218,7 @@ class Shadeform(web.Api):
         return web.Answer(200, {"id": machine.machine_id})
 
     def _list(self, asked: web.WebRequest) -> web.Answer:
-        rows = [self._instance(one) for one in self._listed()]
+        rows = [self._instance(one) for one in self._list_machines()]
         return web.Answer(200, {"instances": [{k: v for k, v in row.items() if k not in INFO_ONLY} for row in rows]})
 
     def _info(self, asked: web.WebRequest) -> web.Answer:
@@ -249,11 +249,11 @@ class Shadeform(web.Api):
             return self.error(404, "not found")
         return web.Answer(200, self._volume)
 
-    def _listed(self) -> list[Machine]:
-        return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
+    def _list_machines(self) -> list[Machine]:
+        return self._market.list_machines(self.vendor, self._hub.faults.lag_s(self.vendor))
 
     def _get(self, asked: web.WebRequest) -> Machine:
-        found = [one for one in self._listed() if one.machine_id == asked.words[0] and one.state != "gone"]
+        found = [one for one in self._list_machines() if one.machine_id == asked.words[0] and one.state != "gone"]
         if not found:
             raise Refused("unknown", "not found")
         return found[0]
@@ -263,13 +263,13 @@ class Shadeform(web.Api):
         wish: Create = about["wish"]
         is_up = machine.state == "running" and machine.address is not None
         host = machine.address[0] if machine.address else None
-        port = machine.told_port(now)
+        port = machine.reported_port(now)
         status = {"stopped": "error", "failed": "error", "gone": "deleting"}.get(machine.state, machine.state)
         if status == "booting":
             status = machine.stage(now)
         elif status == "running":
             status = "active" if is_up else "pending"
-        bill = self._market.told_bill_micro_usd(machine)
+        bill = self._market.reported_bill_micro_usd(machine)
         shown = {
             "id": machine.machine_id,
             "cloud": offer.cloud,
@@ -306,7 +306,7 @@ class Shadeform(web.Api):
         return shown
 
     def _list_keys(self, asked: web.WebRequest) -> web.Answer:
-        return web.Answer(200, {"ssh_keys": [self._shown_key(one) for one in self._ssh_keys.values()]})
+        return web.Answer(200, {"ssh_keys": [self._render_key(one) for one in self._ssh_keys.values()]})
 
     def _add_key(self, asked: web.WebRequest) -> web.Answer:
         wish = asked.decode(Key)
@@ -319,7 +319,7 @@ class Shadeform(web.Api):
         return web.Answer(200, {"id": key_id})
 
     def _key_info(self, asked: web.WebRequest) -> web.Answer:
-        return web.Answer(200, self._shown_key(self._ssh_key(asked)))
+        return web.Answer(200, self._render_key(self._ssh_key(asked)))
 
     def _set_default_key(self, asked: web.WebRequest) -> web.Answer:
         self._default_key = self._ssh_key(asked)["id"]
@@ -334,7 +334,7 @@ class Shadeform(web.Api):
             raise Refused("unknown", "not found")
         return self._ssh_keys[asked.words[0]]
 
-    def _shown_key(self, key: dict[str, Any]) -> dict[str, Any]:
+    def _render_key(self, key: dict[str, Any]) -> dict[str, Any]:
         return {**key, "is_default": key["id"] == self._default_key}
 
 

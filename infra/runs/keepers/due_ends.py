@@ -30,7 +30,7 @@ def due_pods(journal: Journal, settings: Settings) -> list[Op]:
     The list holds every pod past a limit, even under a lease. The list also holds pods without a lease holder: pods not
     proven gone after a request to end, and pods whose launch died before the hand-over.
     """
-    held, found = journal.leases.held(), []
+    held, found = journal.leases.held_names(), []
     for op in journal.ops(live=True):
         owners = {keeper_lease(run_rows.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # Several processes may request the end of a pod.

@@ -1,8 +1,8 @@
 """Base class of all keepers. A keeper looks after one run, or one pod without work, until the run or pod ends.
 
 One process at a time keeps a run. The process holds the lease `keep:<run>`, which becomes free when the process dies or
-stays silent for a minute while the machine is awake. Subclasses use `remaining_job` and `terms_after` (limits and
-checks of the next pod), `wait_before_retry` (retry with backoff) and `look_at` (observe a pod).
+stays silent for a minute while the machine is awake. Subclasses use `remaining_job` and `replacement_terms` (limits and
+checks of the next pod), `wait_before_retry` (retry with backoff) and `observe` (observe a pod).
 """
 
 import contextlib
@@ -81,35 +81,35 @@ class Keeper:
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
-    lost: Callable[[Op], None] = lambda _: None  # Called with the row of every gone pod.
-    back: Callable[[Op], None] = lambda _: None  # Called with the row of the run after each recovery.
+    on_pod_lost: Callable[[Op], None] = lambda _: None  # Called with the row of every gone pod.
+    on_recovered: Callable[[Op], None] = lambda _: None  # Called with the row of the run after each recovery.
     reserve_bytes: int = 0  # Bytes to keep free on the local disk.
     lease: Lease | None = None  # None: a different process keeps the run, and this process only follows.
 
     @classmethod
-    def of(cls: type[K], op: Op, journal: Journal, settings: Settings, say: Say) -> K:
+    def for_op(cls: type[K], op: Op, journal: Journal, settings: Settings, say: Say) -> K:
         """Return the keeper of a run. The keeper searches machines like a launch and sends notices about lost pods."""
         return cls(
             journal,
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
-            home=RunHome.of(op.run, settings.homes),
+            home=RunHome.for_run(op.run, settings.homes),
             secrets=job_environment.secrets_for(op.read_job().secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
-            lost=lambda gone: notify_end(gone, "preempted", journal, settings, say, aside=True),
-            back=lambda op: notify_recovered(op, settings, say),
+            on_pod_lost=lambda gone: notify_end(gone, "preempted", journal, settings, say, aside=True),
+            on_recovered=lambda op: notify_recovered(op, settings, say),
             reserve_bytes=settings.reserve_bytes,
         )
 
     @contextlib.contextmanager
-    def keeping(self, run: str) -> Iterator[None]:
+    def hold_lease(self, run: str) -> Iterator[None]:
         """Hold the keeper lease of the run inside the block, unless the lease is taken.
 
         Release the lease on success and on SlipwayError. On a signal or an internal error, abandon the lease, so that
         the next keeper takes over the run.
         """
-        self._take(run)
+        self._acquire_lease(run)
         let_go = self.journal.leases.release_for_takeover
         try:
             yield
@@ -123,12 +123,12 @@ class Keeper:
                 with contextlib.suppress(Fenced):  # A different process keeps the run by now.
                     let_go(lease)
 
-    def _take(self, run: str) -> None:
+    def _acquire_lease(self, run: str) -> None:
         if self.lease is None:
             with contextlib.suppress(LeaseHeld):  # A different process keeps the run.
-                self.lease = self.journal.leases.take(keeper_lease(run), checkout.stamp())
+                self.lease = self.journal.leases.acquire(keeper_lease(run), checkout.stamp())
 
-    def rest(self, op: Op, seconds: float) -> bool:
+    def wait_for_change(self, op: Op, seconds: float) -> bool:
         """Wait up to `seconds`; return True as soon as the row of the run changes, False after the wait."""
         deadline = time.monotonic() + seconds
         while (is_same := self.journal.ops(run=op.run)[-1] == op) and time.monotonic() < deadline:
@@ -146,9 +146,9 @@ class Keeper:
             with contextlib.suppress(Fenced):  # A different process is changing the row.
                 why = problem.partition("\n")[0]
                 op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
-        self.rest(op, AGAIN.wait_s(tries))
+        self.wait_for_change(op, AGAIN.wait_s(tries))
 
-    def look_at(self, op: Op | None, asks: AskedParties = AskedParties.ALL) -> Observation:
+    def observe(self, op: Op | None, asks: AskedParties = AskedParties.ALL) -> Observation:
         """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
             return Observation(False)
@@ -157,7 +157,7 @@ class Keeper:
     def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
 
-    def terms_after(self, op: Op, recoveries: int, budget: int | None, may_be_over: bool = False) -> Terms:
+    def replacement_terms(self, op: Op, recoveries: int, budget: int | None, may_be_over: bool = False) -> Terms:
         """Return the terms of the replacement of `op`.
 
         With `may_be_over`, the terms also admit a pod for a run ended on request.

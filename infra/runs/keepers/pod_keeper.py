@@ -33,7 +33,7 @@ LEAST_S = 300.0  # Vendor clock: minimum remaining time for a replacement, becau
 class PodKeeper(Keeper):
     """The keeper of a pod without work. `keeping` takes the lease, as for a run."""
 
-    def hold(self, op: Op) -> Op:
+    def watch_pod(self, op: Op) -> Op:
         """Watch the pod and rent replacements until the pod is ended or gets work; return the last row.
 
         Raises GivenUp after too many replacements, LimitHit when too little of the limits remains, and OutOfMoney.
@@ -44,10 +44,10 @@ class PodKeeper(Keeper):
             if not recovers(op) or run_rows.is_over(op):
                 break
             try:
-                self._watch(op)
+                self._watch_until_change(op)
                 tries = 0
             except (Fenced, LeaseHeld):  # A different process changes the pod or the set; look at the result.
-                self.rest(op, RETRY_S)
+                self.wait_for_change(op, RETRY_S)
             except FINAL:
                 raise
             except SlipwayError as error:
@@ -55,30 +55,30 @@ class PodKeeper(Keeper):
                 self.wait_before_retry(self.journal.ops(run=op.run)[-1], str(error), tries)
         return op
 
-    def _watch(self, op: Op) -> None:
+    def _watch_until_change(self, op: Op) -> None:
         """Look at the pod until the row changes."""
         provider = self.vendors(op.vendor)
         if op.is_live and op.state not in (READY, LOST):
             pods.settle(provider, op, self.journal)
-            self.rest(op, RETRY_S)
+            self.wait_for_change(op, RETRY_S)
             return
         while True:
-            seen = self.look_at(op, AskedParties.PROVIDER)
+            seen = self.observe(op, AskedParties.PROVIDER)
             course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
-            if course.do is RecoveryAction.GIVE_UP:
+            if course.action is RecoveryAction.GIVE_UP:
                 raise GivenUp(
                     f"{op.run}: {seen.why}; the pod was rented again {POD.retries.most} times within "
                     f"{duration(POD.retries.window_s)}, which is the maximum"
                 )
-            if course.do is RecoveryAction.BEGIN_ANEW:
-                if not self.rest(op, course.wait_s):
-                    self._rent_again(op, seen)
+            if course.action is RecoveryAction.BEGIN_ANEW:
+                if not self.wait_for_change(op, course.wait_s):
+                    self._rent_replacement(op, seen)
                 return
-            if self.rest(op, LOOK_EVERY_S / clock_scale(provider)):
+            if self.wait_for_change(op, LOOK_EVERY_S / clock_scale(provider)):
                 return
 
-    def _rent_again(self, op: Op, seen: Observation) -> None:
-        with self._changing(op.pod_set):
+    def _rent_replacement(self, op: Op, seen: Observation) -> None:
+        with self._hold_set_lease(op.pod_set):
             provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
             left_s = spend.left_s(op, read_clocks(), clock_scale(provider))
             is_used_up = left_s is not None and left_s < LEAST_S
@@ -87,10 +87,10 @@ class PodKeeper(Keeper):
                 raise LimitHit(f"{op.run}: {op.reason}, and the limits leave no time for a new pod")
             if WAITS not in op.reason:
                 self.say(f"{op.run}: {op.reason}; looking for a new machine (recovery {recoveries})")
-            self.lost(op)
+            self.on_pod_lost(op)
             request = op.read_request()
             job, budget = self.remaining_job(op, Limits())
-            terms = self.terms_after(op, recoveries, budget)
+            terms = self.replacement_terms(op, recoveries, budget)
             with defer_interrupts(f"{op.run} is being rented again", self.say):
                 new = launch.hold(
                     request,
@@ -102,12 +102,12 @@ class PodKeeper(Keeper):
                     terms,
                     clock_scale(provider),
                 )
-            self.back(new)
+            self.on_recovered(new)
 
     @contextlib.contextmanager
-    def _changing(self, set_name: str) -> Iterator[None]:
+    def _hold_set_lease(self, set_name: str) -> Iterator[None]:
         """Hold the lease on the pods of the set. Raises LeaseHeld."""
-        lease = self.journal.leases.take(set_lease(set_name))
+        lease = self.journal.leases.acquire(set_lease(set_name))
         try:
             yield
         finally:

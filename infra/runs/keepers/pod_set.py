@@ -215,7 +215,9 @@ def decide(
             ends.append(PodAction("end", name, op.token, f"the pod is {op.state}"))
         elif op.spec_hash != wanted[name]:
             ends.append(PodAction("end", name, op.token, "changed in the file"))
-        elif op.token in sights and recovery.decide([sights[op.token]], recovery.POD).do is RecoveryAction.BEGIN_ANEW:
+        elif (
+            op.token in sights and recovery.decide([sights[op.token]], recovery.POD).action is RecoveryAction.BEGIN_ANEW
+        ):
             ends.append(PodAction("end", name, op.token, sights[op.token].why or GONE))
         else:
             keeps.append(PodAction("keep", name, op.token))

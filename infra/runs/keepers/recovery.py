@@ -45,10 +45,10 @@ class RecoveryAction(Enum):
 
 @dataclass(frozen=True)
 class RecoveryDecision:
-    do: RecoveryAction
-    silent: tuple[int, ...] = ()  # Ranks of nodes in an unknown state.
-    gone: tuple[int, ...] = ()  # Ranks of nodes with a pod proven gone.
-    lost: str = ""  # Reason in the verdict of a lost node.
+    action: RecoveryAction
+    silent_ranks: tuple[int, ...] = ()  # Ranks of nodes in an unknown state.
+    gone_ranks: tuple[int, ...] = ()  # Ranks of nodes with a pod proven gone.
+    lost_reason: str = ""  # Reason in the verdict of a lost node.
     wait_s: float = 0.0  # Delay before the action, in seconds.
 
 
@@ -65,10 +65,10 @@ def decide(
     `begun_at` holds the times of earlier restarts, in seconds on the clock of `now`.
     """
     course = _needed(nodes, spec)
-    if course.do not in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW):
+    if course.action not in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW):
         return course
     wait_s = spec.retries.wait_s(begun_at, now)
-    return replace(course, do=RecoveryAction.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
+    return replace(course, action=RecoveryAction.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
 
 
 def _needed(nodes: Sequence[Observation], spec: RecoverySpec) -> RecoveryDecision:
@@ -77,7 +77,7 @@ def _needed(nodes: Sequence[Observation], spec: RecoverySpec) -> RecoveryDecisio
     silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is ObservationKind.SILENT)
     gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is ObservationKind.GONE)
     # Node 0 speaks for all nodes. Verdicts of other nodes count only while node 0 does not answer.
-    verdict = first.verdict if first.is_there else next((one.verdict for one in others if one.verdict), {})
+    verdict = first.verdict if first.exists else next((one.verdict for one in others if one.verdict), {})
     lost = (verdict["reason"] or "a node was lost") if verdict.get("state") == NODE_LOST else ""
     if verdict and not lost and not spec.is_endless and first.kind is not ObservationKind.GONE:
         return RecoveryDecision(RecoveryAction.LEAVE)

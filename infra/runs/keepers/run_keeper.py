@@ -1,8 +1,8 @@
 """Keeper of a run: follows the run, downloads the output, and recovers the run after a failure.
 
-`RunKeeper.keep` yields the output of `follow` across all pods of a run. Only the report of the pod's machine makes a
-pod dead, only the provider makes a pod gone, and only the verdict of the other nodes makes a pod lost. The keeper waits
-for a merely silent pod. `recovery` decides:
+`RunKeeper.follow_run` yields the output of `follow` across all pods of a run. Only the report of the pod's machine
+makes a pod dead, only the provider makes a pod gone, and only the verdict of the other nodes makes a pod lost. The
+keeper waits for a merely silent pod. `recovery` decides:
 
     dead   guard and agent have ended without a verdict   start again on the same pods
     gone   a pod is proven absent, or the vendor says     other pods, from the downloads (`snapshot`) or, for pods
@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from infra.agent.job import Limits
@@ -51,7 +52,7 @@ class NoReplacement(NoOffer):
 class RunKeeper(Keeper):
     """The supervisor of a run."""
 
-    tell_after_s: float = TELL_AFTER_S
+    report_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
     """UTC epoch seconds; earlier recoveries do not count, because the user asked since then to continue the run."""
     downloads: Downloads = field(init=False)
@@ -59,7 +60,7 @@ class RunKeeper(Keeper):
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.home, self.say, self.reserve_bytes)
 
-    def keep(self, op: Op) -> Iterator[Seen]:
+    def follow_run(self, op: Op) -> Iterator[Seen]:
         """Yield (progress, verdict) at every look until the verdict of the run's last pod.
 
         A verdict that a node was lost is final only if no replacement machine exists. Raises SlipwayError if recovery
@@ -68,19 +69,21 @@ class RunKeeper(Keeper):
         progress: dict[str, Any] = {}
         verdict: dict[str, Any] = {}
         while True:
-            heard, waiting = False, _Waiting(op, self.say, self.tell_after_s)
+            heard, waiting = False, _Waiting(op, self.say, self.report_after_s)
             try:
                 if not op.is_live or op.detached:
                     raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
                 transport = self.vendors(op.vendor).reach(observation.pod_of(op))
                 with self._downloading(op, transport):
-                    for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
+                    for progress, verdict in follow(
+                        op, self.journal, transport, partial(self._verdict_of_other_nodes, op)
+                    ):
                         heard = True
                         if verdict.get("state") == NODE_LOST:
                             break
-                        waiting.look(progress)
+                        waiting.update(progress)
                         if not verdict:
-                            self._keep_limit(op)
+                            self._enforce_limit(op)
                         if progress.get("recoveries", 0) > op.recoveries:  # An engine has recovered the run by itself.
                             op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
@@ -91,32 +94,32 @@ class RunKeeper(Keeper):
                 now = self.journal.ops(run=op.run)[-1]
                 is_over = run_rows.is_over(now)  # A different process has downloaded the results and ended the run.
                 is_ours = now.state in (READY, LOST) and not now.detached and now.token == op.token
-                if not is_over and is_ours and not heard and self._is_well(now):
+                if not is_over and is_ours and not heard and self._is_healthy(now):
                     raise  # The pod is alive, and only the local read fails.
                 failure = error
-                if last := self._last_words(now):
+                if last := self._unobserved_verdict(now):
                     at_home = reports.read_local(now, self.home).get("progress", {})
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
                 if is_over:
                     raise
             try:
-                before, op = op, self._bring_back(op, failure)
+                before, op = op, self._recover(op, failure)
                 if op.recoveries > before.recoveries:
-                    self.back(op)
+                    self.on_recovered(op)
             except NoOffer as error:
                 if verdict.get("state") != NODE_LOST:
                     raise
                 yield {**progress, "recoveries": op.recoveries}, {**verdict, "reason": f"{verdict['reason']}; {error}"}
                 return
 
-    def _last_words(self, op: Op) -> dict[str, Any]:
+    def _unobserved_verdict(self, op: Op) -> dict[str, Any]:
         """Return the verdict of a rented pod that ended unobserved, and end the row; return {} without a verdict.
 
         Otherwise the keeper would recover a finished run on a new, paid pod.
         """
         provider = self.vendors(op.vendor)
-        if not provider.fleeting or op.is_live and self.look_at(op, AskedParties.PROVIDER).is_there is not False:
+        if not provider.is_ephemeral or op.is_live and self.observe(op, AskedParties.PROVIDER).exists is not False:
             return {}
         tries, verdict = 0, None
         while verdict is None:
@@ -137,7 +140,7 @@ class RunKeeper(Keeper):
             pods.record_verdict(op, self.journal, verdict)
         return verdict
 
-    def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
+    def _recover(self, op: Op, failure: SlipwayError) -> Op:
         """Recover the run, and return the row to follow next. Raises `failure` when the run is over.
 
         While the pod is gone and no machine is on offer, the run costs nothing and waits without a time limit. A run
@@ -148,9 +151,9 @@ class RunKeeper(Keeper):
             op = self.journal.ops(run=op.run)[-1]
             if run_rows.is_over(op):
                 raise (launch.EndedDuringStart(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
-            self._take(op.run)
+            self._acquire_lease(op.run)
             if self.lease is None:  # A different keeper is active.
-                self.rest(op, RETRY_S)
+                self.wait_for_change(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
             begun_at = self._begun_at(op)
             try:
@@ -158,35 +161,39 @@ class RunKeeper(Keeper):
                 if op.is_live and op.is_head and op.state not in (READY, LOST):
                     # The renting process may still be alive.
                     pods.settle(provider, op, self.journal)
-                    self.rest(op, RETRY_S)
+                    self.wait_for_change(op, RETRY_S)
                     continue
                 rows = self._rows(op)
-                sights = self._look(rows)
+                sights = self._observe_nodes(rows)
                 course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
-                if course.do is RecoveryAction.GIVE_UP:
+                if course.action is RecoveryAction.GIVE_UP:
                     raise GivenUp(f"{failure}; the run was restarted {len(begun_at)} times, which is the maximum")
-                if course.do is RecoveryAction.LEAVE or course.do is RecoveryAction.WAIT and sights[0].is_there is None:
+                if (
+                    course.action is RecoveryAction.LEAVE
+                    or course.action is RecoveryAction.WAIT
+                    and sights[0].exists is None
+                ):
                     return op  # Follow the row to get progress, verdict or silence.
-                if course.do is RecoveryAction.WAIT:
-                    self._keep_limit(op)
-                    words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
+                if course.action is RecoveryAction.WAIT:
+                    self._enforce_limit(op)
+                    words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent_ranks)
                     if words != told:
                         told = words
                         self.say(f"{op.run} has stopped; waiting for {words}. To end the run: inv down {op.run}")
-                    self.rest(op, RETRY_S)
+                    self.wait_for_change(op, RETRY_S)
                     continue
             except (ConnectionLost, TimedOut, Unreachable, pods.StillBills) as error:
                 self.say(f"{op.run}: {error}")
-                self.rest(op, RETRY_S)
+                self.wait_for_change(op, RETRY_S)
                 continue
-            if self.rest(op, course.wait_s):
+            if self.wait_for_change(op, course.wait_s):
                 continue
             tried_at.append(time.time())
             self.lease = self.journal.leases.renew(self.lease)
             try:
-                if course.do is RecoveryAction.RESUME:
+                if course.action is RecoveryAction.RESUME:
                     return self._resume(op, course, sights[0])
-                return self._begin_anew(op, rows, course)
+                return self._restart_on_new_pods(op, rows, course)
             except FINAL:
                 raise
             except SlipwayError as error:
@@ -203,30 +210,30 @@ class RunKeeper(Keeper):
                 tries = len(tried_at)
                 if tries >= RUN.retries.most or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
                     raise
-                self.rest(op, RETRY_S)
+                self.wait_for_change(op, RETRY_S)
 
     def _begun_at(self, op: Op) -> list[float]:
         return [at for at in self.journal.recovered_at(op.run) if at >= self.since]
 
-    def _said_elsewhere(self, op: Op) -> dict[str, Any]:
+    def _verdict_of_other_nodes(self, op: Op) -> dict[str, Any]:
         """Return the verdict of any other node of the run while node 0 does not answer; {} without a verdict.
 
         Raises SlipwayError if the vendor reports the pod of node 0 as gone.
         """
-        self._look_after(op)
+        self._check_pod_exists(op)
         for other in run_rows.nodes_of(op, self.journal)[1:]:
-            if verdict := self.look_at(other, AskedParties.FILES).verdict:
+            if verdict := self.observe(other, AskedParties.FILES).verdict:
                 return dict(verdict)
         return {}
 
-    def _look_after(self, op: Op) -> None:
+    def _check_pod_exists(self, op: Op) -> None:
         """Raise SlipwayError if the vendor reports a rented pod as gone; ignore an unknown state."""
-        if self.vendors(op.vendor).fleeting:
-            seen = self.look_at(op, AskedParties.PROVIDER)
-            if seen.is_there is False:
+        if self.vendors(op.vendor).is_ephemeral:
+            seen = self.observe(op, AskedParties.PROVIDER)
+            if seen.exists is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
-    def _keep_limit(self, op: Op) -> None:
+    def _enforce_limit(self, op: Op) -> None:
         """End the pods of a run past the limit that the guard has not ended, and raise LimitHit.
 
         The guard of a silent pod may be dead, and `inv status` leaves the pod to the keeper. No-op without the lease.
@@ -240,9 +247,9 @@ class RunKeeper(Keeper):
                 pods.end(rented, node, self.journal, why, "limit")
             raise LimitHit(f"{op.run} was ended: {why}, and the pod had not ended itself")
 
-    def _is_well(self, op: Op) -> bool:
+    def _is_healthy(self, op: Op) -> bool:
         """Return True if the guard or agent lives, or a verdict exists. Raises SlipwayError for an unknown state."""
-        seen = self.look_at(op)
+        seen = self.observe(op)
         if seen.kind is ObservationKind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")
         return bool(seen.is_alive or seen.verdict)
@@ -252,11 +259,11 @@ class RunKeeper(Keeper):
         found = {row.rank: row for row in run_rows.nodes_of(op, self.journal)[1:]}
         return [op, *(found.get(rank) for rank in range(1, max([run_rows.size_of(op) - 1, *found]) + 1))]
 
-    def _look(self, rows: Sequence[Op | None]) -> list[Observation]:
+    def _observe_nodes(self, rows: Sequence[Op | None]) -> list[Observation]:
         """Look at all nodes in parallel. Raises SlipwayError if node 0 answers, but with unreadable files."""
-        found = map_parallel(self.look_at, rows, LOOK_S)
+        found = map_parallel(self.observe, rows, LOOK_S)
         sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in found]
-        if sights[0].is_there and sights[0].kind is ObservationKind.SILENT:
+        if sights[0].exists and sights[0].kind is ObservationKind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
         return sights
 
@@ -267,7 +274,7 @@ class RunKeeper(Keeper):
         """
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self.recoveries(op) + 1)
-        why = f"{course.lost}; all nodes answer again" if course.lost else seen.death
+        why = f"{course.lost_reason}; all nodes answer again" if course.lost_reason else seen.failure_text
         self.say(f"{op.run}: {why}; resuming on the same pods (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)
@@ -277,35 +284,35 @@ class RunKeeper(Keeper):
             raise Fenced(f"{op.run}: another process changed the run in the meantime; run: inv status")
         return op
 
-    def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: RecoveryDecision) -> Op:
+    def _restart_on_new_pods(self, op: Op, rows: Sequence[Op | None], course: RecoveryDecision) -> Op:
         """End the remaining pods of the run, restart the run on other pods, and return the row of the new node 0.
 
         Detach a silent pod that the provider cannot end either, until the machine answers. End node 0 last, so that the
         verdict survives an interruption. Raises NoReplacement before any change.
         """
         live = [row for row in rows if row is not None and row.is_live and not row.detached]
-        silent = [row for row in live if row.rank in course.silent]
-        what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
+        silent = [row for row in live if row.rank in course.silent_ranks]
+        what = course.lost_reason or f"{', '.join(_named(rows[rank]) for rank in course.gone_ranks)} is gone"
         provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
-        if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
-            self.downloads.last(op, provider.reach(observation.pod_of(op)), provider.pod_store)
+        if op in live and 0 not in (*course.silent_ranks, *course.gone_ranks) and not provider.is_here:
+            self.downloads.download_all(op, provider.reach(observation.pod_of(op)), provider.pod_store)
         if silent:
             self._find_replacement(op, silent)
         if WAITS not in op.reason:
             self.say(f"{op.run}: {what}; looking for a new machine (recovery {recoveries})")
         if provider.is_here:  # A run cannot leave this machine; a gone node gets a new pod in the same folder.
             for row in live:
-                if row.rank in course.gone:
+                if row.rank in course.gone_ranks:
                     pods.end(provider, row, self.journal, observation.GONE)
             new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
             return self.journal.note(new, recoveries=recoveries)
-        for row in sorted(live, key=lambda row: (row.rank not in course.silent, -row.rank)):
-            reason = observation.GONE if row.rank in course.gone else what
-            self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
-        self.lost(self.journal.op(op.token))
+        for row in sorted(live, key=lambda row: (row.rank not in course.silent_ranks, -row.rank)):
+            reason = observation.GONE if row.rank in course.gone_ranks else what
+            self._end(row, reason, may_detach=bool(course.lost_reason) or row.rank > 0)
+        self.on_pod_lost(self.journal.op(op.token))
         # A terminal that closes now would cost this pod too, so a keeper asked to exit finishes the start first.
         with defer_interrupts(f"{op.run} is being restarted", self.say):
-            return self.elsewhere(op, recoveries)
+            return self.restart_on_next_offer(op, recoveries)
 
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
         names = ", ".join(_named(row) for row in silent)
@@ -327,7 +334,7 @@ class RunKeeper(Keeper):
             )
             pods.detach(self.journal.op(op.token), self.journal, reason)
 
-    def elsewhere(
+    def restart_on_next_offer(
         self,
         op: Op,
         recoveries: int = 0,
@@ -341,7 +348,7 @@ class RunKeeper(Keeper):
         request of the user, which also restarts an ended run. `offers` lists the offers to try; () means all matching
         offers. Raises LimitHit when a limit is used up, and GivenUp without a snapshot of the code.
         """
-        code = self.home.kept.code
+        code = self.home.snapshot.code
         if not code.is_dir():
             raise GivenUp(f"{op.run}: the pod is gone, and no snapshot of the code was kept; run: inv launch")
         request = op.read_request()
@@ -365,7 +372,7 @@ class RunKeeper(Keeper):
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # A rented pod fetches the artifacts from the store.
         terms = replace(
-            self.terms_after(op, recoveries, budget, may_be_over=is_asked),
+            self.replacement_terms(op, recoveries, budget, may_be_over=is_asked),
             prepare=prepare if is_kept_here else None,
             asked=self.terms.asked or op.asked,
         )
@@ -377,7 +384,7 @@ class RunKeeper(Keeper):
         provider = self.vendors(op.vendor)
         if provider.is_here or self.lease is None:
             return contextlib.nullcontext()
-        return self.downloads.in_background(op, transport, provider.pod_store)
+        return self.downloads.run_in_background(op, transport, provider.pod_store)
 
 
 @dataclass
@@ -388,19 +395,19 @@ class _Waiting:
     say: Say
     after_s: float
     since: float | None = None
-    is_told: bool = False
+    is_reported: bool = False
 
-    def look(self, progress: Mapping[str, Any]) -> None:
+    def update(self, progress: Mapping[str, Any]) -> None:
         silence = progress.get("unreachable")
         now = time.monotonic()
         if not silence:
-            if self.is_told:
+            if self.is_reported:
                 self.say(f"{self.op.run}: {_named(self.op)} answers again")
-            self.since, self.is_told = None, False
+            self.since, self.is_reported = None, False
             return
         self.since = now if self.since is None else self.since
-        if not self.is_told and now - self.since >= self.after_s:
-            self.is_told = True
+        if not self.is_reported and now - self.since >= self.after_s:
+            self.is_reported = True
             self.say(
                 f"{self.op.run}: waiting for {_named(self.op)}: {silence}; the work may still run there, so the run is "
                 f"not started elsewhere. Check: inv status {self.op.run}; to end the run once {_named(self.op)} "

@@ -129,17 +129,17 @@ def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
 class FetchRoom:
     """The bytes still available to the logs, metrics and marks of a run on the local disk."""
 
-    left: int
+    remaining_bytes: int
 
     @staticmethod
-    def of(home: RunHome) -> "FetchRoom":
+    def for_home(home: RunHome) -> "FetchRoom":
         held = sum(held_bytes(home.pod.root / path) for path in files_below(home.pod.root) if _counts(path))
         return FetchRoom(max(0, min(RUN_BYTES - held, free_bytes(home.folder))))
 
-    def share(self, here: int, wanted: int) -> int:
+    def reserve(self, here: int, wanted: int) -> int:
         """Return the allowed size of a file (`here` bytes local, `wanted` bytes on the pod), and reserve the growth."""
-        size = min(wanted, FILE_BYTES, here + self.left)
-        self.left -= max(0, size - here)
+        size = min(wanted, FILE_BYTES, here + self.remaining_bytes)
+        self.remaining_bytes -= max(0, size - here)
         return size
 
 
@@ -164,7 +164,7 @@ def cuts_of(listing: NamedSizes) -> list[str]:
         found.append(
             f"{count(listing.num_refused, 'file')} of the pod cannot be downloaded, because of the names: {names}"
         )
-    if listing.is_cut:
+    if listing.is_truncated:
         found.append(f"only the first {len(listing.sizes)} files are downloaded")
     return found
 

@@ -40,7 +40,7 @@ NO_MASK = Mask(())
 
 def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
     """Append the new bytes of the pod's logs to the local copies; return the paths of the copies, by name."""
-    listing, room = listed(op, transport, LOGS), FetchRoom.of(home)
+    listing, room = listed(op, transport, LOGS), FetchRoom.for_home(home)
     mask = log_mask.mask_for(op, transport)
     paths, cuts = list[Path](), fetched_files.cuts_of(listing)
     for name in sorted(path for path in listing.sizes if LOG.fullmatch(path)):
@@ -49,7 +49,7 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
             continue
         with contextlib.suppress(FileNotFoundError):  # The log was removed after the listing.
             there = sum(size for _, size in parts)
-            size = room.share(fetched_files.held_bytes(home.pod.root / name), there)
+            size = room.reserve(fetched_files.held_bytes(home.pod.root / name), there)
             _copy_log(LogSource(transport, parts, mask if name.endswith(".log") else NO_MASK), home, name, size)
             paths.append(home.pod.root / name)
             cuts += [fetched_files.describe_cut(name, size, there)] if size < there else []
@@ -79,10 +79,10 @@ class LogSource:
     parts: Sequence[tuple[str, int]]
     mask: Mask
 
-    def masked(self, begin: int, end: int) -> Iterator[bytes]:
+    def read_masked(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the masked bytes from offset `begin` to `end`, without a tail that may begin a secret."""
         lead = min(begin, self.mask.longest)
-        return self.mask.part(_pieces(self.transport, self.parts, begin - lead, end), lead)
+        return self.mask.mask_part(_pieces(self.transport, self.parts, begin - lead, end), lead)
 
 
 def _copy_log(source: LogSource, home: RunHome, name: str, size: int) -> None:
@@ -99,7 +99,7 @@ def _append(source: LogSource, home: RunHome, name: str, size: int) -> bool:
     with fetched_files.opened(home.pod.root, name) as file:
         file.seek(max(0, here - OVERLAP_BYTES))
         known = file.read(here - file.tell())
-        pieces, head = source.masked(here - len(known), size), b""
+        pieces, head = source.read_masked(here - len(known), size), b""
         while len(head) < len(known) and (piece := next(pieces, None)) is not None:
             head += piece
         if not head.startswith(known):
@@ -128,16 +128,16 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
 
     Used for a silent pod. Raises StoreError if the store cannot be read.
     """
-    paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
+    paths, cuts, room = list[Path](), list[str](), FetchRoom.for_home(home)
     try:
         # The uploader has masked the logs, too.
         there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)
-        files = sorted(there.names().items())[:MOST_FILES]
+        files = sorted(there.file_sizes().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:
             here = 0 if name in rotated else fetched_files.held_bytes(home.pod.root / name)
-            if LOG.fullmatch(name) and here < (most := room.share(here, size)):
-                paths.append(fetched_files.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
+            if LOG.fullmatch(name) and here < (most := room.reserve(here, size)):
+                paths.append(fetched_files.replace(home.pod.root, name, _first(mask(there.read_chunks(name)), most)))
                 cuts += [fetched_files.describe_cut(name, most, size)] if most < size else []
     except StoreError:
         raise
@@ -222,7 +222,7 @@ def bring_artifacts(
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
         if name and is_in_local_store(store, name, fingerprint):
             if store.check(name).problem == MISSING:  # A kill came between publishing and naming the artifact.
-                store.point(name, fingerprint)
+                store.point_name(name, fingerprint)
             continue
         if not name:
             continue

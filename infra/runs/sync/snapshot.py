@@ -39,15 +39,17 @@ EVERY_S = 2.0
 
 def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()) -> Path:
     """Copy the code in `root` and the carried folders like a push, for later pods; return the folder of the code."""
-    write_record(home.kept.root / "POD.json", {"token": op.token, "run": op.run})
-    push(ThisMachine(), root, home.kept.code, op.token, anyway=op.send_anyway)
+    write_record(home.snapshot.root / "POD.json", {"token": op.token, "run": op.run})
+    push(ThisMachine(), root, home.snapshot.code, op.token, anyway=op.send_anyway)
     # Without a repository here, the repository of this checkout would ignore the folder.
-    subprocess.run(["git", "init", "-q", str(home.kept.code)], check=True, stdin=subprocess.DEVNULL)
-    if sent := [one for one in op.send_anyway if os.path.lexists(home.kept.code / one)]:  # Tracked, as in the checkout.
-        words = ["git", "-C", str(home.kept.code), "add", "-f", "-N", "--", *sent]
+    subprocess.run(["git", "init", "-q", str(home.snapshot.code)], check=True, stdin=subprocess.DEVNULL)
+    if sent := [
+        one for one in op.send_anyway if os.path.lexists(home.snapshot.code / one)
+    ]:  # Tracked, as in the checkout.
+        words = ["git", "-C", str(home.snapshot.code), "add", "-f", "-N", "--", *sent]
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     for one in carried:
-        folder = home.kept.root / _checked(one.name, one.file)
+        folder = home.snapshot.root / _checked(one.name, one.file)
         push(ThisMachine(), Path(one.source), folder, op.token, one.file, anyway=one.anyway)
         for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # Lists all files, despite the folder's .gitignore.
             subprocess.run(
@@ -55,7 +57,7 @@ def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()
             )
     kept = [{"name": one.name, "file": one.file, "anyway": list(one.anyway)} for one in carried]
     write_record(home.carried, {"carried": kept})
-    return home.kept.code
+    return home.snapshot.code
 
 
 def carried_of(home: RunHome) -> tuple[Carried, ...]:
@@ -76,7 +78,7 @@ def _kept_one(home: RunHome, said: Any) -> Carried:
     if type(said) is not dict or set(said) - {"name", "file", "anyway"}:
         raise untrusted_input.UnusableDocument(f"entry {untrusted_input.printable_line(said)}")
     name, file = untrusted_input.typed(said, "name", str), untrusted_input.typed(said, "file", str, "")
-    source = str(own_folder(home, home.kept.root / _checked(name, file)))
+    source = str(own_folder(home, home.snapshot.root / _checked(name, file)))
     anyway = [one for one in untrusted_input.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
     return Carried(name=name, source=source, file=file, anyway=tuple(anyway))
 
@@ -120,11 +122,11 @@ def download(op: Op, transport: Transport, home: RunHome) -> None:
 
 def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mapping[str, int]) -> list[str]:
     """Download the metrics of each phase; return display texts for partly copied metrics."""
-    cuts, room = [], FetchRoom.of(home)
+    cuts, room = [], FetchRoom.for_home(home)
     for name, there in sizes.items():
         if FIGURES.fullmatch(name):
             # The file may be growing.
-            most = room.share(fetched_files.held_bytes(home.pod.root / name), there + READ_BYTES)
+            most = room.reserve(fetched_files.held_bytes(home.pod.root / name), there + READ_BYTES)
             with contextlib.suppress(FileNotFoundError):
                 fetched_files.replace(home.pod.root, name, fetched_files.pieces_of(transport, str(pod / name), most))
                 cuts += [fetched_files.describe_cut(name, most, there)] if most < there else []
@@ -149,7 +151,7 @@ def restore(op: Op, transport: Transport, home: RunHome, store: Store) -> None:
 
 def forget(home: RunHome) -> None:
     """Delete the snapshot of a successful run; the store has the artifacts."""
-    for folder in (home.kept.root, home.pod.work, home.pod.state / "marks"):
+    for folder in (home.snapshot.root, home.pod.work, home.pod.state / "marks"):
         with contextlib.suppress(SlipwayError):  # The folder is missing or not ours.
             shutil.rmtree(own_folder(home, folder), ignore_errors=True)
 
@@ -231,10 +233,10 @@ class Downloads:
     running: threading.Lock = field(default_factory=threading.Lock)  # One download at a time: drafts have fixed names.
 
     @contextlib.contextmanager
-    def in_background(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
+    def run_in_background(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
         """Download growing files of the pod in a background thread until the block ends."""
         over = threading.Event()
-        thread = threading.Thread(target=self._go_on, args=(op, transport, pod_store, over), daemon=True)
+        thread = threading.Thread(target=self._download_loop, args=(op, transport, pod_store, over), daemon=True)
         thread.start()
         try:
             yield
@@ -242,7 +244,7 @@ class Downloads:
             over.set()
             thread.join(EVERY_S)  # The current download may be large, so the thread may outlive the block.
 
-    def _go_on(self, op: Op, transport: Transport, pod_store: str, over: threading.Event) -> None:
+    def _download_loop(self, op: Op, transport: Transport, pod_store: str, over: threading.Event) -> None:
         told = ""
         while not over.wait(EVERY_S):
             for part in self._parts(op, transport, pod_store):
@@ -256,7 +258,7 @@ class Downloads:
                         told = str(error)
                         self.say(f"{op.run}: downloading: {error}")
 
-    def last(self, op: Op, transport: Transport, pod_store: str) -> None:
+    def download_all(self, op: Op, transport: Transport, pod_store: str) -> None:
         """Download all saved files of a pod before the pod ends; report damaged files and leave these files on the pod.
 
         Raises ConnectionLost, TimedOut or Unreachable if the pod does not answer.

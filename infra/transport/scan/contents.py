@@ -135,11 +135,11 @@ class ContentScanner:
     def feed(self, piece: bytes, is_last: bool = False) -> None:
         """Scan the next piece of the file."""
         window = self.tail + piece
-        self.reason = self.reason or self._found(window, is_last)
+        self.reason = self.reason or self._find_secret(window, is_last)
         self.tail = window[-OVERLAP_BYTES:]
         self.num_seen += len(piece)
 
-    def _found(self, window: bytes, is_last: bool) -> str:
+    def _find_secret(self, window: bytes, is_last: bool) -> str:
         begin = 1 if self.num_seen > len(self.tail) else 0  # the preceding letter shows whether a word begins here
         for form in FORMS:
             if _is_whole(form.candidates(window, begin), window, is_last):

@@ -78,16 +78,16 @@ BY_NAME = "the name says that the file holds secrets"
 class OwnRecords:
     """The records of this installation in a folder, as relative paths."""
 
-    whole: frozenset[str]
+    paths: frozenset[str]
     """Files and folders."""
-    beginnings: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     """Prefixes of file paths."""
 
     def reason(self, path: str) -> str:
         """Return why a file may not be sent; "" for a file that is no record."""
         parts = path.split("/")
-        is_ours = any("/".join(parts[:number]) in self.whole for number in range(1, len(parts) + 1))
-        is_ours = is_ours or path.startswith(self.beginnings)
+        is_ours = any("/".join(parts[:number]) in self.paths for number in range(1, len(parts) + 1))
+        is_ours = is_ours or path.startswith(self.prefixes)
         return "a record of this installation: a journal, or a file beside the journal" if is_ours else ""
 
 
@@ -140,10 +140,10 @@ class FileInspector:
     root: Path
     own: SearchedTexts
     records: OwnRecords
-    anyway: tuple[str, ...] = ()
+    allowed_paths: tuple[str, ...] = ()
 
     @staticmethod
-    def of(root: Path, anyway: Sequence[str] = ()) -> "FileInspector":
+    def for_folder(root: Path, anyway: Sequence[str] = ()) -> "FileInspector":
         """Return the inspector of a folder, with the keys and records of this installation.
 
         Raises UsageError for an invalid `.env`.
@@ -158,26 +158,26 @@ class FileInspector:
         """
         if reason := self.records.reason(path) or why_unfit(self.root, path, seen):
             return "", reason
-        sha, reason = self._remembered(path, seen)
-        if reason and path in self.anyway:
+        sha, reason = self._scan_cached(path, seen)
+        if reason and path in self.allowed_paths:
             if is_checkout(self.root) and not git_tracks(self.root, path):
                 return "", f"{reason}; --send-anyway is for files that git tracks, and git does not track this file"
             return _sha256(self.root, path), ""
         return sha, reason
 
-    def _remembered(self, path: str, seen: os.stat_result) -> tuple[str, str]:
+    def _scan_cached(self, path: str, seen: os.stat_result) -> tuple[str, str]:
         key = (f"{self.root}/{path}", seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, self.own)
         is_settled = time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) > FRESH_NS
         if is_settled and key in _known:
             return _known[key]
-        found = self._scanned(path)
+        found = self._scan(path)
         if is_settled:
             if len(_known) >= MOST_KNOWN:
                 _known.clear()
             _known[key] = found
         return found
 
-    def _scanned(self, path: str) -> tuple[str, str]:
+    def _scan(self, path: str) -> tuple[str, str]:
         name = os.path.basename(path)
         if reason := secret_name(name):
             return "", reason

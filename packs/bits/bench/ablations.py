@@ -103,9 +103,9 @@ class Bench:
             for step in range(config.steps):
                 rows = loader.batch(first + step)
                 batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
-                objective.at(step)
+                objective.set_step(step)
                 optimizer.zero_grad()
-                accumulate(model, batch, config.micro_rows, objective.count(batch), objective)
+                accumulate(model, batch, config.micro_rows, objective.loss_divisor(batch), objective)
                 optimizer.clip()
                 optimizer.step(learning_rate_scale(config.schedule, step, config.steps))
                 self.tokens += batch["targets"].size
@@ -136,9 +136,9 @@ class Bench:
         else:
             whole = replace(second, steps=steps)
             self.train(whole, model, Bits(bits, steps, model) if arm.ternary else CrossEntropy(), first)
-        return self.measured(model)
+        return self.measure(model)
 
-    def measured(self, model: Decoder) -> Result:
+    def measure(self, model: Decoder) -> Result:
         val = token_files(self.given.tokens, "val")
         model.eval()
         found = bits_per_byte(model, heldout(val, self.given.tokenizer_folder, self.phases["base"].sequence_len))
@@ -202,7 +202,7 @@ def main() -> None:
         for seed in map(int, asked.seeds.split(",")):
             bench = Bench(given, machine, phases, seed)
             base = bench.base()
-            began = bench.measured(base)
+            began = bench.measure(base)
             print(f"seed {seed}: base {began.bits_per_byte:.4f} bits per byte", flush=True)
             for name in arms:
                 results[name].append(bench.run(ARMS[name], base))

@@ -26,7 +26,7 @@ def measured(bench: Bench) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     with training_setup(model, config, bench.machine):
 
         def step() -> None:
-            objective.at(1)
+            objective.set_step(1)
             optimizer.zero_grad()
             accumulate(model, make(0), config.micro_rows, config.rows * config.sequence_len, objective)
             optimizer.clip()

@@ -31,7 +31,7 @@ class TernaryFeature(ModelFeature):
             sides = f"hidden_size {config.hidden_size} and intermediate_size {config.intermediate_size}"
             raise ConfigError(f"ternary.haar pairs neighbouring columns; {sides} must both be even")
 
-    def given(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
+    def copy_feature(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
         """Return `config` with the ternary settings of `other`."""
         return replace(config, ternary=other.ternary, sub_norm=config.sub_norm or other.sub_norm)
 
@@ -39,7 +39,7 @@ class TernaryFeature(ModelFeature):
         parts = {"one ternary scale for each row": "per_row", "Haar bands": "haar"}
         return tuple(said for said, name in parts.items() if getattr(config.ternary, name))
 
-    def written(self, config: ModelConfig, is_ours: bool) -> Mapping[str, Any]:
+    def config_json_entries(self, config: ModelConfig, is_ours: bool) -> Mapping[str, Any]:
         """Return the entries for config.json. Weight files hold masters, which readers round on load (`online`)."""
         return {"ternary": asdict(config.ternary)} if is_ours and config.ternary else {"quantization_config": ROUNDED}
 
@@ -48,10 +48,10 @@ class TernaryFeature(ModelFeature):
             return "llama.cpp does not support ternary weights in Haar bands"
         return ""
 
-    def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
+    def plan_notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
         return notes(phases, init)
 
-    def kept_numbers(self, config: ModelConfig) -> int:
+    def saved_values_per_token(self, config: ModelConfig) -> int:
         """Return the number of rounded matrix inputs per token that the backward pass keeps."""
         heads = config.num_attention_heads * config.head_dim
         return 3 * config.hidden_size + heads + (config.intermediate_size if config.sub_norm else 0)
@@ -59,8 +59,8 @@ class TernaryFeature(ModelFeature):
     def has_coded_weights(self, raw: Mapping[str, Any]) -> bool:
         return is_stored_rounded(raw)
 
-    def name_of(self, name: str) -> str:
+    def decoder_name(self, name: str) -> str:
         return name_of(name)
 
-    def stored(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+    def to_decoder_layout(self, header: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         return unpacked(header)

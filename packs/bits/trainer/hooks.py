@@ -18,10 +18,10 @@ from trainer.records.model_config import ModelConfig
 class TernaryHooks(ModelHooks):
     """Hooks of the feature `ternary`; see `ModelConfig.ternary`."""
 
-    def matrix(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
+    def make_linear(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
         return TernaryLinear(inputs, outputs, config.ternary) if config.ternary else None
 
-    def stored(self, folder: Path, files: Sequence[Path]) -> StoredWeights:
+    def weight_reader(self, folder: Path, files: Sequence[Path]) -> StoredWeights:
         return StoredSymbols(folder, files)
 
 
@@ -46,7 +46,7 @@ class StoredSymbols(StoredWeights):
                     scale = opened.get_tensor(name).item()
                 self.scales[name.removesuffix(SCALE)] = 1 / scale if is_divisor and scale else scale
 
-    def tensors(self, file: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def convert(self, file: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made = {}
         for name, one in found.items():
             if name.endswith(SCALE):

@@ -47,10 +47,10 @@ class Bits:
         for one in self.matrices.values():
             one.share = self.share if config.warmup_steps else None
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         return float((batch["targets"] != IGNORED).sum())
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         config = self.config
         if config.warmup_steps:
             progress = min(1.0, step / config.warmup_steps)
@@ -98,8 +98,8 @@ class Bits:
             unseen = _unseen(ids, documents)
             block, frozen = (one.blocks[self.relation_layer] for one in (model, teacher))
             with torch.no_grad():
-                wanted = frozen.projected(seen_theirs[-1], at_theirs)
-            found = block.projected(seen[-1], at)
+                wanted = frozen.project_qkv(seen_theirs[-1], at_theirs)
+            found = block.project_qkv(seen[-1], at)
             pairs = zip(found, wanted, strict=True)
             each = (relation_divergence(a, b, config.relation_heads, unseen, counted) for a, b in pairs)
             related = sum(each, loss.new_zeros(()))

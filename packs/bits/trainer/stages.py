@@ -43,8 +43,8 @@ def run(config: BitsPhaseConfig, making: StepContext, keeping: CheckpointOptions
             return phase.publish(*made, measured(phase, made[0])) if made else {}
         bits = config.bits or BitsConfig()
         source = base.rows_of(phase) if config.reads_text else conversations.rows_of(phase)
-        model = phase.first_model()
-        teacher = phase.frozen(TEACHER) if bits.has_teacher else None
+        model = phase.initial_model()
+        teacher = phase.load_frozen_model(TEACHER) if bits.has_teacher else None
         objective = Bits(bits, config.steps, model, teacher)
         trained = phase.train(model, StatefulSource(source, objective), objective)
         if trained is None:
@@ -81,7 +81,7 @@ def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
     before = uninitialized_decoder(given, device="cpu")
     phase.load_weights(before, phase.before)
     model = converted(before, wanted, phase.machine.dtype(phase.config))
-    return model.to(phase.machine.device), phase.untrained(model)
+    return model.to(phase.machine.device), phase.save_untrained(model)
 
 
 class StatefulSource(Source):
@@ -93,8 +93,8 @@ class StatefulSource(Source):
     def batch(self, step: int, *model: Decoder) -> Batch:
         return self.source.batch(step)
 
-    def conversations(self) -> ConversationCounts | None:
-        return self.source.conversations()
+    def conversation_counts(self) -> ConversationCounts | None:
+        return self.source.conversation_counts()
 
     def cursor(self, step: int) -> dict[str, Any]:
         return self.source.cursor(step)

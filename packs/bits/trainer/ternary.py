@@ -138,9 +138,9 @@ class TernaryLinear(nn.Linear):
         if torch.is_grad_enabled():
             weight = RoundedWeight.apply(self.weight, self.how, self.share, self.exact, x.dtype)
             return F.linear(RoundedActivations.apply(x, self.share), weight)
-        return F.linear(RoundedActivations.apply(x, None), self.rounded().to(x.dtype))
+        return F.linear(RoundedActivations.apply(x, None), self.rounded_weight().to(x.dtype))
 
-    def rounded(self) -> Tensor:
+    def rounded_weight(self) -> Tensor:
         """Return the rounded weight in float32; `eval` mode caches the result until the weight changes."""
         if self.training:
             return rounded_weight(self.weight.detach(), self.how)

@@ -136,7 +136,7 @@ def training_cost(store: Store, words: Tokenizer, profile: str, count: int) -> N
             batch = with_masks(*whole.batch(step, dlm.rows), blocks.block_size, np.random.default_rng(step))
             objective = BlockDiffusion(blocks)
         began = time.process_time()
-        accumulate(model, batch, sft.micro_rows, objective.count(batch), objective)
+        accumulate(model, batch, sft.micro_rows, objective.loss_divisor(batch), objective)
         return (time.process_time() - began) / sft.rows
 
     spent: dict[str, list[float]] = {"sft": [], "dlm": []}

@@ -55,7 +55,7 @@ class DlmConfig(PhaseConfig):
         """Return a copy for a tokenizer of `known` ids, with a model that has room for the mask."""
         return replace(self, model=with_mask(self.model, self._blocks, known))
 
-    def sized(self, sizes: Mapping[str, int]) -> PhaseConfig:
+    def with_sizes(self, sizes: Mapping[str, int]) -> PhaseConfig:
         """Return a copy with the sizes BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS. Raises ConfigError."""
         config = self
         if size := sizes.get("block_size", 0):

@@ -33,7 +33,7 @@ class Views(OwnAttention):
     flex: Any = None
     """The same mask as a block mask of flex attention, built once for all layers; None = not on a GPU."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def compute_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, self)
 
 

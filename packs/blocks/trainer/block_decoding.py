@@ -32,7 +32,7 @@ class BlockCache(KvCache):
         self.at = torch.zeros((rows, 0), dtype=torch.int64)
         self.end = 0
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v (B, KV, W, D) of a pass; return the keys and values of all positions before `end`."""
         row = torch.arange(len(self.at), device=self.at.device)[:, None]
         self.keys[layer][row, :, self.at] = k.transpose(1, 2)
@@ -42,7 +42,7 @@ class BlockCache(KvCache):
     def advance(self, count: int) -> None:
         """Ignore the count; `Decoding` sets the positions before each pass."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Keep only the given rows of the cache."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
@@ -56,9 +56,9 @@ class Row:
     """Number of prompt tokens."""
     block: int
     """Index of the block in progress."""
-    told: int
+    num_yielded: int
     """Number of final tokens yielded so far, including the prompt."""
-    written: int = 0
+    num_cached_blocks: int = 0
     """Number of blocks in the cache."""
     is_done: bool = False
 
@@ -112,7 +112,7 @@ class Decoding:
             if len(going) <= 0.75 * len(rows):  # drop finished rows once a quarter is done
                 kept = torch.tensor(going, dtype=torch.int64, device=device)
                 ids, rows = ids[kept], [rows[place] for place in going]
-                cache.keep(kept)
+                cache.keep_rows(kept)
 
     def _states(self, ids: Tensor, rows: Sequence[Row], cache: BlockCache) -> Tensor:
         """Return the hidden states (B, size, d) that predict each position of the current block of each row.
@@ -120,8 +120,8 @@ class Decoding:
         The pass reads the blocks that are missing in the cache, up to the current block.
         """
         size, device = self.blocks.block_size, ids.device
-        width = size * max(row.block + 1 - row.written for row in rows)
-        starts = [min(row.written * size, ids.shape[1] - width) for row in rows]
+        width = size * max(row.block + 1 - row.num_cached_blocks for row in rows)
+        starts = [min(row.num_cached_blocks * size, ids.shape[1] - width) for row in rows]
         places = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)  # (B, W)
         cache.at, cache.end = places, max(starts) + width
         seen = torch.arange(cache.end, device=device)
@@ -130,7 +130,7 @@ class Decoding:
         first = torch.tensor([row.block * size - start for row, start in zip(rows, starts, strict=True)], device=device)
         before = (first[:, None] + torch.arange(size, device=device) - 1).clamp(min=0)  # first position 0 is final
         for row in rows:
-            row.written = row.block
+            row.num_cached_blocks = row.block
         return hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
     def _fill(self, ids: Tensor, rows: Sequence[Row], states: Tensor) -> None:
@@ -172,13 +172,15 @@ class Decoding:
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:
         """Advance the state of a row over the newly final tokens; return the new ids."""
-        size, before = self.blocks.block_size, row.told
-        while row.told < min(len(line), row.start + self.max_new) and line[row.told] != self.blocks.mask_id:
-            row.told += 1
-            if line[row.told - 1] in self.stop:
+        size, before = self.blocks.block_size, row.num_yielded
+        while (
+            row.num_yielded < min(len(line), row.start + self.max_new) and line[row.num_yielded] != self.blocks.mask_id
+        ):
+            row.num_yielded += 1
+            if line[row.num_yielded - 1] in self.stop:
                 row.is_done = True
                 break
-        row.is_done |= row.told >= min(len(line), row.start + self.max_new)
-        if row.told == (row.block + 1) * size and not row.is_done:
+        row.is_done |= row.num_yielded >= min(len(line), row.start + self.max_new)
+        if row.num_yielded == (row.block + 1) * size and not row.is_done:
             row.block += 1
-        return list(line[before : row.told])
+        return list(line[before : row.num_yielded])

@@ -18,7 +18,7 @@ class BlocksHooks(ModelHooks):
     def align(self, config: ModelConfig) -> int:
         return config.blocks.block_size if config.blocks else 1
 
-    def decoding(
+    def decode(
         self,
         model: Decoder,
         prompts: Sequence[Sequence[int]],

@@ -98,7 +98,7 @@ class BlockDiffusion:
         assert config.mask_id >= 0, "the model has no mask token yet"
         self.config = config
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         """Return the number of target tokens."""
         return float((batch["targets"] != IGNORED).sum())
 
@@ -114,5 +114,5 @@ class BlockDiffusion:
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Ignore the step; the loss does not depend on the step."""

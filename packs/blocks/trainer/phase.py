@@ -36,5 +36,7 @@ def run(config: DlmConfig, making: StepContext, keeping: CheckpointOptions, rank
         def fill(model: Decoder) -> None:
             fill_smaller(model, rows, lambda smaller: phase.load_weights(smaller, phase.before))
 
-        trained = phase.train(phase.first_model(fill), StepSource(batch, conversations.counts), BlockDiffusion(blocks))
+        trained = phase.train(
+            phase.initial_model(fill), StepSource(batch, conversations.counts), BlockDiffusion(blocks)
+        )
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

@@ -42,10 +42,10 @@ def run_on_host(typed: str, line: CommandLine) -> None:
         )
     from packs.control_host.control.host import ControlHost
 
-    host = ControlHost.of(name, settings)
+    host = ControlHost.from_settings(name, settings)
     with contextlib.closing(host.machine):
         try:
-            there = host.ask()
+            there = host.describe()
             if not there.about:
                 raise UsageError(f"{name} is not a control host{_what_then(host)}")
             host.send_code(there)
@@ -99,7 +99,7 @@ def chosen_host(typed: str, settings: Settings) -> str:
     """Return the control host of a line: from `--control`, from the settings, or from the moved journal."""
     from packs.control_host.control import journal_moves
 
-    return typed or settings.of(ControlHostSettings).control or journal_moves.moved_to(settings.state_file)
+    return typed or settings.for_pack(ControlHostSettings).control or journal_moves.moved_to(settings.state_file)
 
 
 def without_control(words: Sequence[str]) -> list[str]:

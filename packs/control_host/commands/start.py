@@ -25,7 +25,7 @@ def start(spec: ControlStartFlags) -> None:
     checkout's is replaced; runs go on.
     """
     settings = context.settings()
-    places = HostPaths.beside(settings.state_file)
+    places = HostPaths.for_journal(settings.state_file)
     if places.is_control_host:
         host_side.note_start(places)
     renewed = supervisor_client.renew(settings)

@@ -25,7 +25,7 @@ from packs.control_host.control.host_paths import HostPaths
 
 
 def main(words: list[str]) -> int:
-    places = HostPaths.of_code(ROOT)
+    places = HostPaths.for_code(ROOT)
     os.umask(0o077)
     if words[:1] == ["run"]:
         host_side.prepare_checkout(places, ROOT)

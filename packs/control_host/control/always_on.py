@@ -17,11 +17,11 @@ class ControlHostMachine(AlwaysOn):
     letter = "c"
     answer = "let an always-on machine follow the run instead of the laptop"
 
-    def name_here(self, settings: Settings) -> str:
-        return "this control host" if HostPaths.of_world(settings).is_control_host else ""
+    def this_machine_name(self, settings: Settings) -> str:
+        return "this control host" if HostPaths.from_settings(settings).is_control_host else ""
 
-    def state_here(self, settings: Settings) -> str:
-        places = HostPaths.beside(settings.state_file)
+    def this_machine_status(self, settings: Settings) -> str:
+        places = HostPaths.for_journal(settings.state_file)
         if not places.is_control_host:
             return ""
         last = untrusted_input.mapping(places.started.read_bytes())
@@ -31,6 +31,6 @@ class ControlHostMachine(AlwaysOn):
             f"{ago} ago; after a boot: {places.read_about().get('boot', NOBODY)}"
         )
 
-    def how(self, again: Callable[..., str]) -> str:
+    def setup_hint(self, again: Callable[..., str]) -> str:
         there = again("--control", "HOST")
         return f"set up the machine as a control host once: ./inv control.up HOST; then launch on that host: {there}"

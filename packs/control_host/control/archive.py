@@ -46,8 +46,8 @@ class LiveRow:
 
 def pack(state_file: Path) -> str:
     """Return the archive of the installation with the journal at `state_file`. Raises JournalError."""
-    keys = PodKeys.beside(state_file).folder
-    memory = HostMemory.beside(state_file).path
+    keys = PodKeys.for_journal(state_file).folder
+    memory = HostMemory.for_journal(state_file).path
     document = {
         "keys_folder": str(keys),
         "journal": _text(journal_moves.content(state_file)),
@@ -83,11 +83,11 @@ def unpack(
 ) -> None:
     """Install an archive, with the journal last, after applying `change`. Raises JournalError for a journal in use."""
     document = _read(archive)
-    keys = PodKeys.beside(state_file).folder
+    keys = PodKeys.for_journal(state_file).folder
     _write(document["keys"], keys)
     _write(document["known_hosts"], state_file.parent / KNOWN_HOSTS)
     if document["hosts"]:
-        local_files.replace(HostMemory.beside(state_file).path, _bytes(document["hosts"]), mode=0o600)
+        local_files.replace(HostMemory.for_journal(state_file).path, _bytes(document["hosts"]), mode=0o600)
 
     def settle_in(db: sqlite3.Connection) -> None:
         _move_keys(db, document["keys_folder"], keys)
@@ -98,7 +98,7 @@ def unpack(
 
 def keys_of(state_file: Path) -> Path:
     """Return the folder of pod keys."""
-    return PodKeys.beside(state_file).folder
+    return PodKeys.for_journal(state_file).folder
 
 
 def installation_of(archive: str) -> str:

@@ -144,10 +144,10 @@ class _Extraction:
                 raise UnusableDocument(
                     f"the archive holds {untrusted_input.printable_line(name)}, which was not requested"
                 )
-            self._take(member, name)
+            self._extract(member, name)
         return self.links
 
-    def _take(self, member: tarfile.TarInfo, name: str) -> None:
+    def _extract(self, member: tarfile.TarInfo, name: str) -> None:
         if member.isdir():
             create_folder(self.folder, name)
         elif member.issym():

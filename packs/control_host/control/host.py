@@ -84,7 +84,7 @@ class ControlHost:
     folder: Path
 
     @staticmethod
-    def of(name: str, settings: Settings) -> "ControlHost":
+    def from_settings(name: str, settings: Settings) -> "ControlHost":
         """Return the machine called `name` without contacting the machine. Raises UsageError."""
         found = inventory.reach(name, settings.pools)
         folder = folder_of(name, settings.state_file)
@@ -96,13 +96,13 @@ class ControlHost:
     def copy(self) -> "JournalCopy":
         return JournalCopy(self.folder)
 
-    def ask(self) -> HostDescription:
+    def describe(self) -> HostDescription:
         """Return the self-description of the host, and create the folder of this checkout. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = [*(done.stdout.splitlines() if done.exited == 0 else []), "", ""]
         if not root.startswith("/"):
             raise SlipwayError(f"{self.name}: the folder of Slipway cannot be created: {done.stderr.strip()}")
-        self.copy.note_seen()
+        self.copy.mark_seen()
         return HostDescription(
             HostPaths(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new"
         )
@@ -140,13 +140,13 @@ class ControlHost:
         if done.exited != 0:
             kind = UsageError if done.exited == 2 else SlipwayError
             raise kind(f"{self.name}: {done.stderr.strip() or f'exit code {done.exited}'}")
-        self.copy.note_seen()
+        self.copy.mark_seen()
         try:
             return untrusted_input.mapping(done.stdout, most_bytes=MOST_ANSWER)
         except ValueError as error:
             raise SlipwayError(f"{self.name}: the answer to {word} cannot be read: {error}") from None
 
-    def told(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
+    def typed_value(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
         """Return the value of `key` from an answer of `call`. Raises SlipwayError for a value of a different type."""
         try:
             return untrusted_input.typed(answer, key, kind)
@@ -177,8 +177,8 @@ class ControlHost:
         ]
         code = terminal.run_with_terminal(self.machine, line, there.places.code(checkout_id(ROOT)))
         found = self.outcome(code, record)
-        self.copy.note_seen()
-        return self._kept(found)
+        self.copy.mark_seen()
+        return self._store_copy(found)
 
     def outcome(self, code: int, record: Path) -> terminal.RemoteOutcome:
         """Return the outcome of a command from the session record, or else from the exit code of ssh.
@@ -198,13 +198,13 @@ class ControlHost:
             raise Unreachable("ssh ended before the command began")
         raise ConnectionLost("ssh ended without the exit code of the command")
 
-    def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
+    def _store_copy(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
         """Store the received copy of the journal; on an unreadable copy, keep the old copy and report the problem."""
         try:
             if found.archive:
-                self.copy.keep(found.archive)
+                self.copy.save(found.archive)
             elif found.digest:
-                self.copy.note_current()
+                self.copy.mark_current()
         except SlipwayError as error:
             return replace(found, problem=str(error))
         return found
@@ -260,21 +260,21 @@ class JournalCopy:
             return self.path.stat().st_mtime
         return None
 
-    def keep(self, text: str) -> None:
+    def save(self, text: str) -> None:
         """Replace the copy. Raises SlipwayError for an unreadable archive, and then keeps the old copy."""
         archive.check(text)
         local_files.replace(self.path, text.encode(), mode=0o600)
 
-    def note_current(self) -> None:
+    def mark_current(self) -> None:
         """Record that the journal of the host still matches the copy, by updating the file time."""
         with contextlib.suppress(FileNotFoundError):  # a concurrent command brought the journal home
             os.utime(self.path)
 
-    def note_seen(self) -> None:
+    def mark_seen(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(self.folder / "seen.json", json.dumps({"at": time.time()}))
 
-    def forget(self) -> None:
+    def delete(self) -> None:
         self.path.unlink(missing_ok=True)
 
 

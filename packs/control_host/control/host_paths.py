@@ -33,20 +33,20 @@ class HostPaths:
     root: Path
 
     @staticmethod
-    def of_code(code: Path) -> "HostPaths":
+    def for_code(code: Path) -> "HostPaths":
         """Return the places of the installation of a pushed checkout."""
         return HostPaths(code.parents[2])
 
     @staticmethod
-    def beside(state_file: Path) -> "HostPaths":
+    def for_journal(state_file: Path) -> "HostPaths":
         """Return the places of a control host with the journal at `state_file`."""
         return HostPaths(state_file.absolute().parent.parent)
 
     @staticmethod
-    def of_world(settings: Settings) -> "HostPaths":
+    def from_settings(settings: Settings) -> "HostPaths":
         """Return the places of the installation of these settings; a rehearsal belongs to the same installation."""
         of_rehearsals = Path(settings.rehearsal).parent if settings.rehearsal else None  # beside the journal
-        return HostPaths.beside(of_rehearsals or settings.state_file)
+        return HostPaths.for_journal(of_rehearsals or settings.state_file)
 
     @property
     def is_control_host(self) -> bool:
@@ -103,7 +103,7 @@ class HostPaths:
     def code(self, checkout: str) -> Path:
         return self.root / "checkouts" / checkout / "code"
 
-    def find(self, path: str, checkout: str) -> Path:
+    def host_path(self, path: str, checkout: str) -> Path:
         """Return the path on the host of a path in a checkout; all checkouts share `var/...`."""
         first, *rest = Path(path).parts
         return self.var.joinpath(*rest) if first == "var" else self.code(checkout) / path

@@ -67,10 +67,10 @@ def up(name: str, settings: Settings, tell: Say) -> MoveUpResult:
     if before and before != name:
         raise UsageError(f"the journal has moved to {before}; move the journal back first: inv control.down")
     installation = _installation(settings) if not before else ""
-    host = ControlHost.of(name, settings)
+    host = ControlHost.from_settings(name, settings)
     with contextlib.closing(host.machine):
         try:
-            there = host.ask()
+            there = host.describe()
         except Unreachable as error:
             raise SlipwayError(
                 f"{name} cannot be reached: {error}; the journal was not moved. Test the connection: ssh {name}"
@@ -86,7 +86,7 @@ def up(name: str, settings: Settings, tell: Say) -> MoveUpResult:
         host.send_code(there)
         left = []
         if not before:
-            if host.told(host.call(there, "state"), "is_in_use", bool):
+            if host.typed_value(host.call(there, "state"), "is_in_use", bool):
                 kept = there.places.state_file
                 raise UsageError(
                     f"{name} already has a journal, which was declared lost or copied to {name} by hand. If no "
@@ -112,18 +112,18 @@ def up(name: str, settings: Settings, tell: Say) -> MoveUpResult:
                 "settings": settings_to_send(settings),
             },
         )
-        host.copy.keep(host.told(host.call(there, "give"), "archive", str))
+        host.copy.save(host.typed_value(host.call(there, "give"), "archive", str))
         host.run_quietly(there, ["control.start", *left], tell)
-    return MoveUpResult(name, host.told(about, "installation", str), host.told(about, "boot", str))
+    return MoveUpResult(name, host.typed_value(about, "installation", str), host.typed_value(about, "boot", str))
 
 
 def down(settings: Settings, tell: Say) -> MoveDownResult:
     """Bring the installation back from the control host. Raises SlipwayError; repeating the call resumes."""
     name = _moved(settings)
-    host = ControlHost.of(name, settings)
+    host = ControlHost.from_settings(name, settings)
     with contextlib.closing(host.machine):
         try:
-            there = host.ask()
+            there = host.describe()
         except Unreachable as error:
             raise SlipwayError(
                 f"{name} cannot be reached: {error}; the journal was not moved. Test the connection: ssh {name}. If "
@@ -133,14 +133,14 @@ def down(settings: Settings, tell: Say) -> MoveDownResult:
             raise SlipwayError(f"{name} has no journal; run: inv control.down --lost")
         host.send_code(there)
         released = host.call(there, "release", {"to": this_machine().host})
-        text, left = host.told(released, "archive", str), host.told(released, "left", list)
-        host.copy.keep(text)
+        text, left = host.typed_value(released, "archive", str), host.typed_value(released, "left", list)
+        host.copy.save(text)
         run_files.fetch(
             host.machine, there.places.homes, settings.homes, archive.runs_at_work(text), archive.runs_over(text)
         )
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
-    host.copy.forget()
+    host.copy.delete()
     return MoveDownResult(name, tuple(supervisor_client.resume_abandoned(settings, [str(one) for one in left])))
 
 
@@ -150,7 +150,7 @@ def recover_lost_host(settings: Settings, tell: Say) -> MoveDownResult:
     Pods unknown to the copy are kept, because they may be running. Raises UsageError while the host answers.
     """
     name = _moved(settings)
-    host = ControlHost.of(name, settings)
+    host = ControlHost.from_settings(name, settings)
     with contextlib.closing(host.machine):
         if _still_there(host):
             raise UsageError(f"{name} answers and has the journal; run: inv control.down")
@@ -166,13 +166,13 @@ def recover_lost_host(settings: Settings, tell: Say) -> MoveDownResult:
     archive.unpack(text, settings.state_file, journal_moves.note_replacement)
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
-    host.copy.forget()
+    host.copy.delete()
     return MoveDownResult(name, ())
 
 
 def pull(path: str, to: str, settings: Settings) -> str:
     """Fetch a file or a folder from the control host; return the local path. Raises SlipwayError."""
-    chosen = settings.of(ControlHostSettings).control
+    chosen = settings.for_pack(ControlHostSettings).control
     name = _moved(settings) if chosen in ("", HERE) else chosen
     if not Path(path).name or ".." in Path(path).parts:
         raise UsageError(
@@ -180,19 +180,19 @@ def pull(path: str, to: str, settings: Settings) -> str:
         )
     if Path(path).is_absolute() and not to:
         raise UsageError(f"{path} is not inside the checkout; give the destination: --to PATH")
-    host = ControlHost.of(name, settings)
+    host = ControlHost.from_settings(name, settings)
     with contextlib.closing(host.machine):
-        there = host.ask()
+        there = host.describe()
         if not there.about:
             raise UsageError(f"{name} is no control host")
         target = Path(to) if to else ROOT / path
-        source = there.places.find(path, checkout_id(ROOT))
+        source = there.places.host_path(path, checkout_id(ROOT))
         return str(run_files.fetch_path(host.machine, source, target, there.places.root))
 
 
 def _still_there(host: ControlHost) -> bool:
     try:
-        return bool(host.ask().about)
+        return bool(host.describe().about)
     except SlipwayError:
         return False
 

@@ -65,7 +65,7 @@ def gather(journal: Journal, here: Path) -> None:
     for run in journal.runs():
         op = journal.ops(run=run)[-1]
         if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
-            home = RunHome.of(run, here)
+            home = RunHome.for_run(run, here)
             mirror.bring_logs(op, ThisMachine(), home)
             reports.download(op, ThisMachine(), home)
 
@@ -73,7 +73,7 @@ def gather(journal: Journal, here: Path) -> None:
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
     """Copy the stored files of `runs` to the host, and single files of finished runs `over`. Raises SlipwayError."""
     names = [name for name in runs if (here / name).is_dir()]
-    files = [one for name in over for one in _files_of(RunHome.of(name, here))]
+    files = [one for name in over for one in _files_of(RunHome.for_run(name, here))]
     if not (names or files):
         return
     with tempfile.TemporaryFile() as file:

@@ -49,7 +49,7 @@ def run_with_terminal(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
             "ssh is not installed on this machine, and commands reach a control host by ssh; install openssh-client"
         )
     is_terminal = is_ours() and os.isatty(1)
-    line = machine.line(words, cwd, is_terminal=is_terminal)
+    line = machine.openssh_command(words, cwd, is_terminal=is_terminal)
     line[1:1] = ["-o", "LogLevel=ERROR"]  # hide "Connection closed" at the end
     stdin = subprocess.DEVNULL if os.isatty(0) and not is_ours() else None
     process = subprocess.Popen(line, stdin=stdin)

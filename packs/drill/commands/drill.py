@@ -76,7 +76,7 @@ def drill(spec: DrillFlags) -> None:
             return
         held = use_case.Drill(planned, settings, journal, render.tell)
         seen = held.run()
-    at, reports = int(time.time()), Reports.beside(settings.state_file)
+    at, reports = int(time.time()), Reports.for_journal(settings.state_file)
     report = DrillReport(
         vendor=spec.provider,
         account=account_of(spec.provider, settings),
@@ -90,7 +90,7 @@ def drill(spec: DrillFlags) -> None:
         print_json({**asdict(report), "report": path})
     else:
         show(report.findings)
-        print(render.clean(f"{report.words(at)}; {in_usd(report.counted_micro_usd)} by our ledger"))
+        print(render.clean(f"{report.summary(at)}; {in_usd(report.counted_micro_usd)} by our ledger"))
         render.say(f"report: {path}")
     leave(report)
 
@@ -100,12 +100,12 @@ def plant(wanted: Sequence[Difference], planned: Planned, journal: Journal, sett
     world, found = attach.find(rehearsal_world.base()), []
     for one in wanted:
         render.say(f"planted: {one.name}: {one.about}")
-        world.tell("/faults", one.faults)
+        world.send_command("/faults", one.faults)
         try:
             held = use_case.Drill(planned, settings, journal, render.tell, is_light=True, trials=one.trials)
             seen = held.run()
         finally:
-            world.tell("/faults", {})
+            world.send_command("/faults", {})
         findings = clauses.judge(seen)
         hit = next((it for it in findings if it.clause == one.clause and it.state in (BROKEN, REFUSED)), None)
         found.append((one, hit, [it.clause for it in findings if it.state == BROKEN and it is not hit]))
@@ -161,9 +161,9 @@ def show(findings: Sequence[ClauseResult]) -> None:
 
 def leave(report: DrillReport) -> None:
     """Exit with code 5 for a broken promise, or with code 1 if the drill could not test every clause."""
-    if broken := report.of(BROKEN):
+    if broken := report.clauses_in_state(BROKEN):
         raise Exit(
             f"inv drill: {report.vendor} differs from the behaviour that Slipway relies on: {', '.join(broken)}", code=5
         )
-    if missed := report.of(UNREACHED):
+    if missed := report.clauses_in_state(UNREACHED):
         raise Exit(f"inv drill: these promises could not be tested: {', '.join(missed)}; run the drill again", code=1)

@@ -28,7 +28,7 @@ GB_MONTH_MICRO_USD = 100_000
 def slices(seen: Evidence) -> ClauseResult:
     """Find whether the catalog names GPU slices (MIG) differently from whole GPUs."""
     expected = "a slice of a GPU has another name than the whole GPU"
-    if not seen.of("catalog"):
+    if not seen.calls_of("catalog"):
         return finding("slices", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     if not seen.slices:
         return finding("slices", KEPT, expected, "no slice is on offer")
@@ -42,7 +42,7 @@ def boot(seen: Evidence) -> ClauseResult:
     trial, expected = seen.trial(WORKER), "the machine boots"
     if not trial or not trial.pod_id:
         return finding("boot", UNREACHED, expected, no_evidence_reason(seen, WORKER))
-    rows = [(one, pod) for one in seen.asked for pod in one.pods if pod.pod_id == trial.pod_id]
+    rows = [(one, pod) for one in seen.calls for pod in one.pods if pod.pod_id == trial.pod_id]
     up = next((one for one, pod in rows if pod.state == "running"), None)
     made = seen.create(trial)
     began_at = made.began_at if made else rows[0][0].began_at if rows else 0.0
@@ -70,9 +70,9 @@ def spot(seen: Evidence) -> ClauseResult:
         return finding("spot", UNTOLD, expected, "no spot machine with one GPU was on offer")
     if not made or not trial.pod_id:
         return finding("spot", UNREACHED, expected, no_evidence_reason(seen, SPOT))
-    deletes = seen.of("delete", trial.pod_id)
-    until = seen.place(deletes[0]) if deletes else len(seen.asked)
-    looks = [one for one in seen.of("list") if not one.error and seen.place(made) < seen.place(one) < until]
+    deletes = seen.calls_of("delete", trial.pod_id)
+    until = seen.place(deletes[0]) if deletes else len(seen.calls)
+    looks = [one for one in seen.calls_of("list") if not one.error and seen.place(made) < seen.place(one) < until]
     rows = [pod for one in looks for pod in one.pods if pod.pod_id == trial.pod_id]
     if not rows:
         waited_s = looks[-1].began_at - made.ended_at if looks else 0.0
@@ -107,7 +107,7 @@ def self_deletes(seen: Evidence) -> list[ClauseResult]:
 def throttle(seen: Evidence) -> ClauseResult:
     """Find whether the vendor serves a create request after earlier attempts failed with status 429."""
     expected = "a request to rent is served after a 429 and a pause"
-    is_served = any(not one.error for one in seen.of("create"))
+    is_served = any(not one.error for one in seen.calls_of("create"))
     words = f"{count(seen.throttled, 'request')} refused, {'then served' if is_served else 'none served'}"
     return finding("throttle", KEPT if is_served else BROKEN, expected, words)
 
@@ -128,8 +128,11 @@ def disk_price(seen: Evidence) -> ClauseResult:
     """Find whether the billed disk cost stays within the vendor's price list."""
     said, state = [], KEPT
     for trial in seen.trials:
-        told = [one.disk_micro_usd for one in seen.of("billed", trial.pod_id) if one.disk_micro_usd is not None]
-        made, last = seen.create(trial), max((one.ended_at for one in seen.of("billed", trial.pod_id)), default=0.0)
+        told = [one.disk_micro_usd for one in seen.calls_of("billed", trial.pod_id) if one.disk_micro_usd is not None]
+        made, last = (
+            seen.create(trial),
+            max((one.ended_at for one in seen.calls_of("billed", trial.pod_id)), default=0.0),
+        )
         if not told or not trial.pod_id or not made:
             continue
         gb = trial.offer.disk_bytes / 10**9
@@ -141,4 +144,4 @@ def disk_price(seen: Evidence) -> ClauseResult:
 
 def tells_disk(seen: Evidence) -> bool:
     """Return whether any bill contains a disk cost."""
-    return any(one.disk_micro_usd is not None for one in seen.of("billed"))
+    return any(one.disk_micro_usd is not None for one in seen.calls_of("billed"))

@@ -100,7 +100,7 @@ def unanswered(seen: Evidence) -> dict[str, list[VerbCall]]:
     for verb in dict.fromkeys(ASKS.values()):
         if verb == "billed" and not seen.vendor.tells_bills:
             continue
-        asked = [one for one in seen.of(verb) if one.word or verb == "list"]
+        asked = [one for one in seen.calls_of(verb) if one.word or verb == "list"]
         if asked and all(one.error or verb == "billed" and one.micro_usd is None for one in asked):
             found[verb] = asked
     return found
@@ -109,7 +109,7 @@ def unanswered(seen: Evidence) -> dict[str, list[VerbCall]]:
 def offer(seen: Evidence) -> ClauseResult:
     """Find whether the price of an offer stays the same between catalog look-ups and renting."""
     trial = seen.trial(WORKER)  # The worker's own offer; earlier offers may have failed.
-    prices = [one.micro_usd for one in seen.of("catalog", trial.offer.offer_id if trial else "")]
+    prices = [one.micro_usd for one in seen.calls_of("catalog", trial.offer.offer_id if trial else "")]
     told = ", ".join("not on offer" if one is None else per_hour(one) for one in prices)
     expected = "the offer is listed again, at the same price"
     if len(prices) < 2:
@@ -137,7 +137,7 @@ def token(seen: Evidence) -> ClauseResult:
     expected = "each listing of the pod shows the token of the pod"
     if not trial or not trial.pod_id:
         return finding("token", UNREACHED, expected, no_evidence_reason(seen, WORKER))
-    rows = [pod for one in seen.of("list") for pod in one.pods if pod.pod_id == trial.pod_id]
+    rows = [pod for one in seen.calls_of("list") for pod in one.pods if pod.pod_id == trial.pod_id]
     if not rows:
         return finding("token", UNREACHED, expected, "no listing has shown the pod")
     bare = [pod for pod in rows if pod.token != trial.token]
@@ -154,7 +154,7 @@ def listing(seen: Evidence) -> ClauseResult:
     expected = f"a new pod is in the listing within {duration(LAG_S)}"
     if not trial or not made or made.error and not trial.pod_id:  # The pod may exist although the create call failed.
         return finding("listing", UNREACHED, expected, no_evidence_reason(seen, WORKER))
-    looks = [one for one in seen.of("list") if one.began_at >= made.ended_at and not one.error]
+    looks = [one for one in seen.calls_of("list") if one.began_at >= made.ended_at and not one.error]
     first = next((one for one in looks if any(pod.pod_id == trial.pod_id for pod in one.pods)), None)
     if first is None:
         last_s = looks[-1].began_at - made.ended_at if looks else 0.0
@@ -186,7 +186,7 @@ def timer(seen: Evidence) -> ClauseResult:
     most_s = math.ceil(limit_s / vendor.time_grain_s) * vendor.time_grain_s
     expected = f"the vendor's timer ends the pod {duration(limit_s)} after the request"
     expected += f", rounded up to {duration(most_s)}" if most_s - limit_s > 1 else ""
-    rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)]
+    rows = [pod for pod in seen.pods_with_limits(trial) if is_up(pod.state)]
     if not rows:
         return finding("timer", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     unarmed = [pod for pod in rows if pod.ends_at is None]
@@ -200,7 +200,7 @@ def timer(seen: Evidence) -> ClauseResult:
 def timer_before_boot(seen: Evidence) -> ClauseResult:
     """Find whether the vendor shows an end time during boot, so that a failed boot also ends."""
     trial, expected = seen.trial(WORKER), "the vendor shows an end time during the boot"
-    found = [pod for one in seen.of("find", trial.pod_id) for pod in one.pods] if trial and trial.pod_id else []
+    found = [pod for one in seen.calls_of("find", trial.pod_id) for pod in one.pods] if trial and trial.pod_id else []
     if not found:
         return finding("timer before boot", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     rows = [pod for pod in found if pod.state == "booting"]
@@ -215,7 +215,7 @@ def spend_limit(seen: Evidence) -> ClauseResult:
     """Find whether the vendor has armed the requested spend limit."""
     trial, expected = seen.trial(WORKER), "the vendor shows the requested spend limit"
     made = seen.create(trial) if trial else None
-    rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)] if trial else []
+    rows = [pod for pod in seen.pods_with_limits(trial) if is_up(pod.state)] if trial else []
     if not made or made.spend_micro_usd is None or not rows:
         return finding("spend limit", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     expected = f"the vendor ends the pod at {in_usd(made.spend_micro_usd)}"
@@ -228,7 +228,7 @@ def spend_limit(seen: Evidence) -> ClauseResult:
 def key(seen: Evidence) -> ClauseResult:
     """Find whether the SSH key of the create request opens the pod."""
     trial, expected = seen.trial(WORKER), "the pod accepts the SSH key of the request"
-    tried = seen.of("reach", trial.pod_id) if trial and trial.pod_id else []
+    tried = seen.calls_of("reach", trial.pod_id) if trial and trial.pod_id else []
     if not tried:
         return finding("key", UNREACHED, expected, no_evidence_reason(seen, WORKER))
     if any(not one.error for one in tried):
@@ -290,7 +290,7 @@ def lost_reply(seen: Evidence) -> ClauseResult:
         return finding("lost reply", UNREACHED, expected, no_evidence_reason(seen, STRAY))
     if seen.creates > 1:
         return finding("lost reply", BROKEN, expected, f"{seen.creates} requests were sent")
-    listed = [{pod.pod_id for pod in one.pods if pod.token == trial.token} for one in seen.of("list")]
+    listed = [{pod.pod_id for pod in one.pods if pod.token == trial.token} for one in seen.calls_of("list")]
     most = max(map(len, listed), default=0)
     if most > 1:
         return finding("lost reply", BROKEN, expected, f"{most} machines with the token")
@@ -305,7 +305,7 @@ def delete(seen: Evidence) -> ClauseResult:
     expected = f"the machine is off the listing within {duration(most_s)} of the answer"
     said = []
     for trial in seen.trials:
-        asked = [one for one in seen.of("delete", trial.pod_id) if trial.pod_id and not one.error]
+        asked = [one for one in seen.calls_of("delete", trial.pod_id) if trial.pod_id and not one.error]
         if not asked:
             continue
         gone = gone_at(seen, trial)
@@ -329,7 +329,9 @@ def bill(seen: Evidence) -> ClauseResult:
     said, state = [], KEPT
     expected = "the vendor bills no more than Slipway's ledger has counted"
     for trial in seen.trials:
-        told = [one.micro_usd for one in seen.of("billed", trial.pod_id) if trial.pod_id and one.micro_usd is not None]
+        told = [
+            one.micro_usd for one in seen.calls_of("billed", trial.pod_id) if trial.pod_id and one.micro_usd is not None
+        ]
         if not told:
             continue
         said.append(f"the {trial.name}: {in_usd(max(told))} billed, {in_usd(trial.ledger_micro_usd)} counted")
@@ -344,7 +346,7 @@ def nothing_left(seen: Evidence) -> ClauseResult:
     """Find whether every machine of the drill is proven gone."""
     expected = "every machine of the drill is proven gone"
     left = [one for one in seen.trials if not one.is_gone]
-    last = next((one for one in reversed(seen.of("list")) if not one.error), None)
+    last = next((one for one in reversed(seen.calls_of("list")) if not one.error), None)
     shown = sorted({pod.pod_id for pod in last.pods}) if last else []
     if left or shown:
         words = ", ".join([*(f"the {one.name} ({one.pod_id or one.token})" for one in left), *shown])
@@ -393,7 +395,7 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
     if gone is None or deletes_while_listed(seen, trial):
         return finding("timer", BROKEN, expected, "the timer did not; the drill deleted the pod")
     after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
-    shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
+    shown = [one.began_at for one in seen.calls_of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
     shown_s = max(shown, default=made.began_at) - made.began_at  # last listing of the pod
     is_kept = made.time_s - slack_s <= after_s and shown_s <= made.time_s + slack_s + seen.vendor.late_s
     words = f"listed after {duration(shown_s)}, no longer listed after {duration(after_s)}"

@@ -126,14 +126,14 @@ class Drill:
     def run(self) -> Evidence:
         """Run all planned trials, end every rented machine and return the evidence."""
         problems: list[str] = []
-        with self.watch.listening():
+        with self.watch.record_traffic():
             try:
-                self.watch.look_at(self.offer, self.planned.request)
+                self.watch.read_price(self.offer, self.planned.request)
                 for trial, stage_of in (
                     (TIMED, self._begin_timed),
-                    (WORKER, self._work),
+                    (WORKER, self._run_worker),
                     (STRAY, self._lose_reply),
-                    (LEAVERS[0], self._delete_themselves),
+                    (LEAVERS[0], self._test_self_deletes),
                     (SPOT, self._rent_spot),
                 ):
                     if trial in self.runs:
@@ -173,7 +173,7 @@ class Drill:
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(
             vendor=vendor,
-            asked=tuple(self.watch.asked),
+            calls=tuple(self.watch.asked),
             trials=trials,
             ground=self.ground,
             creates=self.creates,
@@ -190,7 +190,7 @@ class Drill:
         limits, self.offers[TIMED] = replace(self.planned.limits, time_s=TIMER_S), self.offer
         self._rent(self._request(TIMED), self.offer, self._hold(TIMED, limits))
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         word = f"drilled-{random_word(12)}"
         op = self._start(word)
         guard, host_key = self._guard(op), self._host_key(op)
@@ -210,18 +210,18 @@ class Drill:
         worker = seen.trial(WORKER)
         if worker is None or {clauses.token(seen).state, clauses.listing(seen).state} != {clauses.KEPT}:
             raise SlipwayError("the listing did not show the worker's token in time, so a machine could be lost")
-        before, self.watch.is_losing, self.offers[STRAY] = self.watch.creates, True, self.offer
+        before, self.watch.discards_next_reply, self.offers[STRAY] = self.watch.creates, True, self.offer
         try:
             with stage("rent, and lose the answer", self.tell):
                 op = self._rent(self._request(STRAY), self.offer, self._hold(STRAY, self.planned.limits))
         finally:
-            self.watch.is_losing, self.creates = False, self.watch.creates - before
+            self.watch.discards_next_reply, self.creates = False, self.watch.creates - before
         self._poll(DOUBLE_S, lambda: False)
         self._ask_bill(op)
         self._end(op)
         self._ask_bill(op)
 
-    def _delete_themselves(self) -> None:
+    def _test_self_deletes(self) -> None:
         """Test every self-delete request of the vendor on a pod.
 
         A pod surviving one request also tests the next request.
@@ -234,9 +234,9 @@ class Drill:
                     return
                 name = leavers.pop(0)
                 self.offers[name] = self.offer
-                op = self._held(name, self.offer, terms)
+                op = self._rent_held_pod(name, self.offer, terms)
             with stage(f"the pod deletes itself by {call_name(call)}", self.tell):
-                answer = self._leave(op, call)
+                answer = self._send_self_delete(op, call)
                 if answer.startswith("2") or answer == CUT:
                     self._await_absence(op, clauses.DELETED_S + self._late_s)
             is_gone = self._is_absent(op)
@@ -245,12 +245,12 @@ class Drill:
         if op is not None:
             self._end(op)
 
-    def _leave(self, op: Op, call: Call) -> str:
+    def _send_self_delete(self, op: Op, call: Call) -> str:
         """Send a self-delete request from the pod.
 
         Return the HTTP status, `CUT` if the connection ended first, or the exit code of a silent process.
         """
-        pod, way = observation.folder_of(op), self._way(op)
+        pod, way = observation.folder_of(op), self._transport(op)
         try:
             done = way.run(
                 [way.python, "-c", LEAVE, json.dumps(asdict(call))],
@@ -269,7 +269,7 @@ class Drill:
         self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
         self._poll(DOUBLE_S, lambda: False)  # Check that the pod stays listed.
         with contextlib.suppress(SlipwayError):  # On failure the value stays None.
-            self.spot_in_v2 = self.watch.shows_spot(op.remote_id or "") if self._is_listed(op) else None
+            self.spot_in_v2 = self.watch.lists_spot_pod(op.remote_id or "") if self._is_listed(op) else None
         self._end(op)
         self._ask_bill(op)
 
@@ -298,7 +298,7 @@ class Drill:
         rented = [op for one in self.runs if (op := self._row(one)) and op.remote_id]
         with contextlib.suppress(SlipwayError):  # The watch records the failure.
             if verb == "catalog":
-                self.watch.look_at(self.offer, self.planned.request)
+                self.watch.read_price(self.offer, self.planned.request)
             elif verb == "list":
                 self.watch.list()
             elif verb == "find" and rented:
@@ -327,9 +327,9 @@ class Drill:
             self.offer, self.offers[WORKER], tried = offer, offer, tried + 1
             # Later offers need two look-ups for the price comparison; the first offer was looked up before renting.
             for _ in range(min(tried, 2)):
-                self.watch.look_at(offer, self.planned.request)
+                self.watch.read_price(offer, self.planned.request)
             try:
-                return self._held(WORKER, offer, terms) if self.is_light else self._launch(offer, word, terms)
+                return self._rent_held_pod(WORKER, offer, terms) if self.is_light else self._launch(offer, word, terms)
             except NoOffer:
                 row = self._row(WORKER)
                 if tried == len(self.planned.offers) or (row and row.state != FAILED):
@@ -344,7 +344,7 @@ class Drill:
         work = replace(work, target="")  # Without a target, the work counts as new at every vendor.
         return runs_launch.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
 
-    def _held(self, trial: str, offer: Offer, terms: Terms) -> Op:
+    def _rent_held_pod(self, trial: str, offer: Offer, terms: Terms) -> Op:
         request, limits = self._request(trial), self.planned.limits
         return runs_launch.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
 
@@ -355,7 +355,7 @@ class Drill:
             try:
                 return pods.rent(self.watch.as_market, request, offer, job, self.journal)
             except RateLimited as error:
-                if not throttling.may_ask_again(self.watch.as_market, offer.offer_id, error):
+                if not throttling.wait_for_retry(self.watch.as_market, offer.offer_id, error):
                     raise
 
     def _vendors(self, _: str) -> Market:
@@ -364,7 +364,7 @@ class Drill:
     def _guard(self, op: Op) -> str:
         """Return the problem with the guard of a pod, or "" if the guard is alive with the right token and limits."""
         try:
-            said = observation.query_agent(op, self._way(op))["guard"]
+            said = observation.query_agent(op, self._transport(op))["guard"]
         except SlipwayError as error:
             return f"not heard: {error}"
         if not (said.get("alive") and said.get("armed")):
@@ -375,7 +375,7 @@ class Drill:
 
     def _machine(self, op: Op) -> str:
         """Return the difference between the pod's GPUs and the GPUs of the offer, or "" if both match."""
-        way = self._way(op)
+        way = self._transport(op)
         try:
             facts = host_memory.ask(way, way.python, "facts")
         except SlipwayError as error:
@@ -404,7 +404,7 @@ class Drill:
         deadline = time.monotonic() + max(LEAST_WORK_S, WORK_S / self.scale)
         with stage("work", self.tell):
             while time.monotonic() < deadline:
-                if verdict := observation.verdict_of(op, self._way(op)):
+                if verdict := observation.verdict_of(op, self._transport(op)):
                     if verdict["state"] != "succeeded":
                         raise SlipwayError(f"the work has {verdict['state']}: {verdict['reason']}")
                     return
@@ -420,7 +420,7 @@ class Drill:
 
     def _checkpoint(self, op: Op) -> str:
         folder = RunFolder(op.store, op.run)
-        found = [one for names in by_folder(folder.names()).values() for one in names]
+        found = [one for names in by_folder(folder.file_sizes()).values() for one in names]
         return folder.problem(found[0]) if found else f"the store has no {MANIFEST} of the work"
 
     def _ask_bill(self, op: Op) -> None:
@@ -433,12 +433,12 @@ class Drill:
 
     def _is_absent(self, op: Op) -> bool:
         with contextlib.suppress(SlipwayError):  # Without an answer, the pod does not count as gone.
-            return all(not self._is_of(pod, op) for pod in self.watch.list())
+            return all(not self._belongs_to(pod, op) for pod in self.watch.list())
         return False
 
     def _is_listed(self, op: Op) -> bool:
         last = self.watch.asked[-1]
-        return last.verb == "list" and any(self._is_of(pod, op) for pod in last.pods)
+        return last.verb == "list" and any(self._belongs_to(pod, op) for pod in last.pods)
 
     def _poll(self, within_s: float, is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + within_s / self.scale
@@ -502,14 +502,14 @@ class Drill:
     def _hold(self, trial: str, limits: Limits) -> Job:
         return Job(run=self.runs[trial], token="", steps=(), kind="hold", limits=limits, clock_scale=self.scale)
 
-    def _way(self, op: Op) -> Transport:
+    def _transport(self, op: Op) -> Transport:
         return self.watch.reach(observation.pod_of(op))
 
     def _row(self, trial: str) -> Op | None:
         return next(iter(self.journal.ops(run=self.runs[trial])[::-1]), None)
 
     @staticmethod
-    def _is_of(pod: Pod, op: Op) -> bool:
+    def _belongs_to(pod: Pod, op: Op) -> bool:
         return pod.token == op.token or bool(pod.pod_id) and pod.pod_id == op.remote_id
 
     def _trial(self, name: str, op: Op) -> Trial:

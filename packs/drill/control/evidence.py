@@ -105,7 +105,7 @@ class Evidence:
     """All observations of a drill."""
 
     vendor: Vendor
-    asked: tuple[VerbCall, ...] = ()
+    calls: tuple[VerbCall, ...] = ()
     trials: tuple[Trial, ...] = ()
     ground: DrillObservations = field(default_factory=DrillObservations)
     creates: int | None = None  # create requests sent for the stray trial
@@ -118,30 +118,30 @@ class Evidence:
     def trial(self, name: str) -> Trial | None:
         return next((one for one in self.trials if one.name == name), None)
 
-    def of(self, verb: str, word: str = "") -> list[VerbCall]:
+    def calls_of(self, verb: str, word: str = "") -> list[VerbCall]:
         """Return the calls of a verb, limited to an id or token if `word` is not empty."""
-        return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
+        return [one for one in self.calls if one.verb == verb and word in ("", one.word)]
 
     def place(self, call: VerbCall) -> int:
-        """Return the index of a call in `asked`."""
-        return next(number for number, one in enumerate(self.asked) if one is call)
+        """Return the index of a call in `calls`."""
+        return next(number for number, one in enumerate(self.calls) if one is call)
 
     def create(self, trial: Trial) -> VerbCall | None:
-        return next(iter(self.of("create", trial.token)), None)
+        return next(iter(self.calls_of("create", trial.token)), None)
 
-    def shown_limits(self, trial: Trial) -> Iterator[Pod]:
+    def pods_with_limits(self, trial: Trial) -> Iterator[Pod]:
         """Yield the pod of a trial from all find calls, oldest first; listings may omit limits.
 
         For a vendor with timers that restart at boot, yield only results after the first arm call.
         """
-        armed = self.of("arm", trial.pod_id) if self.vendor.resets_timer else []
+        armed = self.calls_of("arm", trial.pod_id) if self.vendor.resets_timer else []
         since = self.place(armed[0]) if armed else -1
-        for one in self.of("find", trial.pod_id) if trial.pod_id else ():
+        for one in self.calls_of("find", trial.pod_id) if trial.pod_id else ():
             yield from (pod for pod in one.pods if is_of(pod, trial) and self.place(one) > since)
 
     def rows(self, trial: Trial) -> Iterator[Pod]:
         """Yield the pod of a trial from all find and list calls, oldest first."""
-        for one in self.asked:
+        for one in self.calls:
             if one.verb in ("find", "list"):
                 yield from (pod for pod in one.pods if is_of(pod, trial))
 

@@ -27,9 +27,11 @@ def missing_listings(seen: Evidence, trial: Trial, since: float) -> tuple[int, i
 
     Count only listings from `since` until the first delete call: some listings may already omit a pod under deletion.
     """
-    deletes = seen.of("delete", trial.pod_id)
-    until = seen.place(deletes[0]) if deletes else len(seen.asked)
-    looks = [one for one in seen.of("list") if not one.error and one.began_at >= since and seen.place(one) < until]
+    deletes = seen.calls_of("delete", trial.pod_id)
+    until = seen.place(deletes[0]) if deletes else len(seen.calls)
+    looks = [
+        one for one in seen.calls_of("list") if not one.error and one.began_at >= since and seen.place(one) < until
+    ]
     has = [any(pod.pod_id == trial.pod_id for pod in one.pods) for one in looks]
     shown = [number for number, is_shown in enumerate(has) if is_shown]
     between = has[shown[0] : shown[-1] + 1] if shown else []
@@ -50,7 +52,7 @@ def deletes_while_listed(seen: Evidence, trial: Trial) -> list[VerbCall]:
 
     Compare call order, because the vendor's clock has a resolution of one second.
     """
-    first, deletes = first_absent_listing(seen, trial), seen.of("delete", trial.pod_id)
+    first, deletes = first_absent_listing(seen, trial), seen.calls_of("delete", trial.pod_id)
     return [one for one in deletes if first is None or seen.place(one) < seen.place(first)]
 
 
@@ -59,12 +61,12 @@ def first_absent_listing(seen: Evidence, trial: Trial) -> VerbCall | None:
 
     Listings before the create call do not count. Return None if the pod was neither listed nor deleted before.
     """
-    shown = [one for one in seen.of("list") if not one.error]
+    shown = [one for one in seen.calls_of("list") if not one.error]
     has = [any(pod.pod_id == trial.pod_id for pod in one.pods) for one in shown]
     made = seen.create(trial)
     since = next((index for index in range(len(has), 0, -1) if has[index - 1]), 0)
     later = [one for one in shown[since:] if made is None or seen.place(one) > seen.place(made)]
-    return later[0] if later and (any(has) or seen.of("delete", trial.pod_id)) else None
+    return later[0] if later and (any(has) or seen.calls_of("delete", trial.pod_id)) else None
 
 
 def is_up(state: str) -> bool:

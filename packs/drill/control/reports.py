@@ -29,13 +29,13 @@ class DrillReport:
     findings: tuple[ClauseResult, ...]
     counted_micro_usd: int  # cost of all machines of the drill by the ledger
 
-    def of(self, state: str) -> list[str]:
+    def clauses_in_state(self, state: str) -> list[str]:
         return [one.clause for one in self.findings if one.state == state]
 
-    def words(self, now: float) -> str:
+    def summary(self, now: float) -> str:
         """Return a one-line summary. `now` is in UTC epoch seconds."""
         day = f"{_age(now - self.at)} ago ({time.strftime('%Y-%m-%d', time.gmtime(self.at))})"
-        broken, kept = self.of(BROKEN), self.of(KEPT)
+        broken, kept = self.clauses_in_state(BROKEN), self.clauses_in_state(KEPT)
         said = f"{len(kept)} of {count(len(self.findings), 'clause')} kept"
         said += "" if now - self.at < KEPT_FOR_S else ", too long ago to count"
         said += f"; broken: {', '.join(broken)}" if broken else ""
@@ -49,7 +49,7 @@ class Reports:
     folder: Path
 
     @staticmethod
-    def beside(journal: Path) -> "Reports":
+    def for_journal(journal: Path) -> "Reports":
         return Reports(folder_beside(journal))
 
     def save(self, report: DrillReport) -> Path:
@@ -76,27 +76,27 @@ class Reports:
                 continue  # Skip a damaged report.
         return None
 
-    def cite(self, accounts: Mapping[str, str], now: float) -> list[str]:
+    def summary_lines(self, accounts: Mapping[str, str], now: float) -> list[str]:
         """Return a line per drilled account with age and result, and a last line for accounts without a drill.
 
         `accounts` maps vendors to accounts; `now` is in UTC epoch seconds.
         """
         found = {vendor: self.newest(vendor, account) for vendor, account in accounts.items()}
         never = [vendor for vendor, one in found.items() if one is None]
-        lines = [one.words(now) for one in found.values() if one]
+        lines = [one.summary(now) for one in found.values() if one]
         return [*lines, f"never drilled: {', '.join(never)}; next: inv drill --provider {never[0]}"] if never else lines
 
 
 def notes(settings: Settings, vendors: Iterable[str], now: float) -> AccountNotes:
     """Return the newest drill of each account as text lines and as a document with null for a missing drill."""
-    reports = Reports.beside(settings.state_file)
+    reports = Reports.for_journal(settings.state_file)
     accounts = {vendor: account_of(vendor, settings) for vendor in vendors}
     newest = {vendor: reports.newest(vendor, account) for vendor, account in accounts.items()}
     document = {
-        vendor: one and {"at": iso(one.at), "kept": one.of(KEPT), "broken": one.of(BROKEN)}
+        vendor: one and {"at": iso(one.at), "kept": one.clauses_in_state(KEPT), "broken": one.clauses_in_state(BROKEN)}
         for vendor, one in newest.items()
     }
-    return AccountNotes(lines=tuple(reports.cite(accounts, now)), document=document)
+    return AccountNotes(lines=tuple(reports.summary_lines(accounts, now)), document=document)
 
 
 def _age(seconds: float) -> str:

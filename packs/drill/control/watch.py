@@ -34,9 +34,9 @@ class Watch:
         self._market = market
         self._ids: set[str] = set()
         self._is_renting = False
-        self.is_losing = False
+        self.discards_next_reply = False
         """True to discard the reply to the next create request."""
-        self.asked: list[VerbCall] = []
+        self.calls: list[VerbCall] = []
         self._last: tuple[int, Exchange] | None = None  # last HTTP exchange with the index of its verb in `asked`
         self.tokens: set[str] = set()
         self.creates = 0
@@ -57,13 +57,13 @@ class Watch:
         return getattr(self._market, "api", None)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def record_traffic(self) -> Iterator[None]:
         """Record the client's HTTP traffic within this block."""
         api = self._api
         if api is None:
             yield
             return
-        api.listener = self._hear
+        api.listener = self._on_exchange
         try:
             yield
         finally:
@@ -72,7 +72,7 @@ class Watch:
     def offers(self, request: Request) -> "Sequence[Offer]":
         return self._market.offers(request)
 
-    def look_at(self, offer: Offer, request: Request) -> int | None:
+    def read_price(self, offer: Offer, request: Request) -> int | None:
         """Return the current price of the offer in micro-USD per hour, or None if the offer is gone."""
         found = self._noting("catalog", offer.offer_id, lambda: self._market.catalog(request))
         for kind, ours in dict.fromkeys((one.instance_type or one.gpu, one.gpu) for one in found):
@@ -81,7 +81,7 @@ class Watch:
                 whole = next((name for name in wholes if gpus.is_asked(name, ours)), "")
                 self.slices[kind] = Slice(kind=kind, whole=whole)
         price = next((one.micro_usd_per_hour for one in found if one.offer_id == offer.offer_id), None)
-        self.asked[-1] = replace(self.asked[-1], micro_usd=price)
+        self.calls[-1] = replace(self.calls[-1], micro_usd=price)
         return price
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
@@ -93,7 +93,7 @@ class Watch:
         except UnclearOutcome as error:
             # A rejection in unknown words, which does not tell whether a machine was rented.
             if error.reply is not None and 400 <= error.reply.status < 500:
-                self.unknown_refusals.append(f"{error.reply.status}: {error.reply.said}")
+                self.unknown_refusals.append(f"{error.reply.status}: {error.reply.summary}")
             raise
         finally:
             self._is_renting = False
@@ -105,8 +105,8 @@ class Watch:
         pod = self._market.create(request, offer, token, limits)
         if self._api is None:  # Built-in clients count and discard the reply on the wire.
             self.creates += 1
-            if self.is_losing:
-                self.is_losing = False
+            if self.discards_next_reply:
+                self.discards_next_reply = False
                 raise Ambiguous("the drill discarded the answer")
         return pod
 
@@ -129,20 +129,20 @@ class Watch:
     def delete(self, pod_id: str) -> None:
         self._noting("delete", pod_id, lambda: self._market.delete(pod_id))
 
-    def arm(self, pod_id: str, ends_at: float) -> None:
-        self._noting("arm", pod_id, lambda: self._market.arm(pod_id, ends_at), time_s=ends_at)
+    def arm_timer(self, pod_id: str, ends_at: float) -> None:
+        self._noting("arm", pod_id, lambda: self._market.arm_timer(pod_id, ends_at), time_s=ends_at)
 
     def billed(self, pod_id: str) -> int | None:
         amount = self._noting("billed", pod_id, lambda: self._market.billed(pod_id))
-        disks = [reported_micro_usd(one) for one in self._told("diskAmount")]
+        disks = [reported_micro_usd(one) for one in self._bill_fields("diskAmount")]
         disk = sum(one or 0 for one in disks) if disks else None
-        self.asked[-1] = replace(self.asked[-1], micro_usd=amount, disk_micro_usd=disk)
+        self.calls[-1] = replace(self.calls[-1], micro_usd=amount, disk_micro_usd=disk)
         return amount
 
-    def _told(self, name: str) -> "Sequence[Any]":
+    def _bill_fields(self, name: str) -> "Sequence[Any]":
         """Return the values of a field in the records of the last bill, beside the total."""
         verb, exchange = self._last or (-1, None)
-        body = exchange.reply.content if exchange and verb == len(self.asked) - 1 else None
+        body = exchange.reply.content if exchange and verb == len(self.calls) - 1 else None
         records = body.get("records") if isinstance(body, dict) else None
         return [one[name] for one in records if isinstance(one, dict) and name in one] if records else []
 
@@ -151,8 +151,8 @@ class Watch:
 
     def note(self, verb: str, word: str, error: str, began_at: float) -> None:
         """Record a call about a pod; record only the first success per verb and pod."""
-        if error or not any((one.verb, one.word, one.error) == (verb, word, "") for one in self.asked):
-            self.asked.append(
+        if error or not any((one.verb, one.word, one.error) == (verb, word, "") for one in self.calls):
+            self.calls.append(
                 VerbCall(verb=verb, word=word, error=error, began_at=began_at, ended_at=self._market.now())
             )
 
@@ -165,23 +165,23 @@ class Watch:
             raise
         finally:
             ended_at = self._market.now()
-            self.asked.append(
+            self.calls.append(
                 VerbCall(verb=verb, word=word, began_at=began_at, ended_at=ended_at, error=error, **about)
             )
 
     def _keep(self, pods: "Sequence[Pod]") -> "Sequence[Pod]":
-        self.asked[-1] = replace(self.asked[-1], pods=tuple(pods))
+        self.calls[-1] = replace(self.calls[-1], pods=tuple(pods))
         return pods
 
-    def _hear(self, exchange: Exchange) -> None:
+    def _on_exchange(self, exchange: Exchange) -> None:
         path = exchange.path.partition("?")[0]
         is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
         is_throttled = is_create and exchange.reply.status == THROTTLED
-        self._last = len(self.asked), exchange
+        self._last = len(self.calls), exchange
         self.throttled += is_throttled
         self.creates += is_create and not is_throttled
-        if is_create and self.is_losing and not is_throttled:
-            self.is_losing = False
+        if is_create and self.discards_next_reply and not is_throttled:
+            self.discards_next_reply = False
             raise AnswerLost("the drill discarded the answer")
 
 
@@ -189,15 +189,15 @@ class WatchedTransport:
     """A recording proxy around the transport to a pod: records successful and failed connections."""
 
     def __init__(self, way: Transport, watch: Watch, pod_id: str) -> None:
-        self._way, self._watch, self._pod_id = way, watch, pod_id
+        self._transport, self._watch, self._pod_id = way, watch, pod_id
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._way, name)
+        return getattr(self._transport, name)
 
     def run(self, words: Sequence[str], **options: Any) -> Result:
         began_at, error = self._watch.now(), ""
         try:
-            return self._way.run(words, **options)
+            return self._transport.run(words, **options)
         except SlipwayError as raised:
             error = f"{type(raised).__name__}: {raised}"
             raise

@@ -30,7 +30,7 @@ def eject(spec: EjectFlags) -> None:
         op = find_run(journal, spec.run)
         one = receipt.read(op, settings)
     folder = Path(spec.out or f"{one.run}-plain").absolute()
-    kept = [RunHome.of(op.run, settings.homes).kept.code]
+    kept = [RunHome.for_run(op.run, settings.homes).snapshot.code]
     kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
     code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
     files = plain_files.eject(one, folder, code)

@@ -139,13 +139,13 @@ def load(path: Path) -> JobFile:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     name = ""
-    if len(documents) > 1 and isinstance(documents[0].said, dict) and set(documents[0].said) <= {"name", "execution"}:
+    if len(documents) > 1 and isinstance(documents[0].value, dict) and set(documents[0].value) <= {"name", "execution"}:
         head, *documents = documents
-        if head.said.get("execution", "serial") != "serial":
+        if head.value.get("execution", "serial") != "serial":
             raise UsageError(
                 f"{path}: line {head.line('execution')}: execution: tasks run one after the other; write: serial"
             )
-        name = _name(f"{path}: line {head.line('name')}: name", head.said.get("name"))
+        name = _name(f"{path}: line {head.line('name')}: name", head.value.get("name"))
     tasks = tuple(_task(path, one) for one in documents)
     if not tasks:
         raise UsageError(f"{path}: the file is empty; a job has at least `run: COMMAND`")
@@ -213,7 +213,7 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
     """Return a YAML document as a `TaskFile`. Raise UsageError for unknown keys, wrong types or invalid characters."""
     import msgspec
 
-    if not isinstance(document.said, dict):
+    if not isinstance(document.value, dict):
         raise UsageError(f"{path}: line {document.line()}: expected lines of the form `key: value`, such as `run: ...`")
     for place in document.lines:
         for text in (*place[-1:], document.texts.get(place, "")):
@@ -222,14 +222,14 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
                     f"{path}: line {document.line(*place)}: the text has a character that a file cannot hold: "
                     "NUL, or half of a pair (\\ud800)"
                 )
-    _check_keys(path, document, document.said, TaskFile, ())
+    _check_keys(path, document, document.value, TaskFile, ())
     for section in ("envs", "secrets"):
-        names = document.said.get(section)
+        names = document.value.get(section)
         if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
             where = f"{path}: line {document.line(section)}"
             raise UsageError(f"{where}: {section}: put the names yes, no, on and off in quotes")
     try:
-        return msgspec.convert(document.said, TaskFile)
+        return msgspec.convert(document.value, TaskFile)
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at ")
         place = tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", at))
@@ -340,7 +340,7 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
 
 
 def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]:
-    said = document.said
+    said = document.value
     for key in place:
         said = said[key]
     return said if isinstance(said, dict) else {}
@@ -348,7 +348,7 @@ def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]
 
 def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
     """Return the variables of a section with the text of each value as written in the file."""
-    said = document.said.get(section) or {}
+    said = document.value.get(section) or {}
     return {
         str(name): None if value is None else document.texts.get((section, name), str(value))
         for name, value in said.items()

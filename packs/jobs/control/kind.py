@@ -38,19 +38,19 @@ class RequestedJob(RequestedWork):
 
     file: JobFile
 
-    def placed(self, spec: S) -> S:
+    def with_provider(self, spec: S) -> S:
         return replace(spec, provider=resolve.provider_of(self.file, spec))
 
 
 class OwnCommands(RequestedJob):
     """A job with the user's own commands."""
 
-    def applied(self, spec: S, settings: Settings, tell: Say) -> S:
+    def with_flags(self, spec: S, settings: Settings, tell: Say) -> S:
         return spec
 
-    def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
+    def resolve(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
         """Return the resolved launch and export the secrets to the environment of this process for the run's keeper."""
-        secrets = resolve.secrets_of(spec.of(JobFlags).secret, os.environ)
+        secrets = resolve.secrets_of(spec.added_record(JobFlags).secret, os.environ)
         resolved = resolve.understand(spec, self.file, secrets, settings)
         assert isinstance(resolved.work, JobWork)
         os.environ.update(resolved.work.secrets)
@@ -66,10 +66,10 @@ class TrainingFile(RequestedJob):
     def variables(self, settings: Settings) -> Mapping[str, str]:
         return training.variables(self.file, settings)
 
-    def applied(self, spec: S, settings: Settings, tell: Say) -> S:
+    def with_flags(self, spec: S, settings: Settings, tell: Say) -> S:
         return training.spec_of(self.file, spec, settings, tell)
 
-    def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
+    def resolve(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
         found = launch.resolve(spec, settings)
         assert isinstance(found.work, PlannedWork)
         return replace(found, work=replace(found.work, names_tag=not self.is_tag_typed))
@@ -78,19 +78,19 @@ class TrainingFile(RequestedJob):
 class JobFiles(WorkKind):
     """The work kind of job files, `--cmd` and `--script`."""
 
-    def asked(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
-        typed = spec.of(JobFlags)
+    def work_of_command(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
+        typed = spec.added_record(JobFlags)
         job = resolve.load(file, typed.cmd, typed.script, typed.workdir)
         if job is None:
             return None
         return TrainingFile(job, bool(spec.tag)) if training.is_training(job) else OwnCommands(job)
 
     def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
-        named = {"STAGE": spec.of(JobCostFlags).stage, "MODEL": profile}
+        named = {"STAGE": spec.added_record(JobCostFlags).stage, "MODEL": profile}
         return {name: value for name, value in named.items() if value}
 
-    def estimated(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
-        typed = spec.of(JobCostFlags)
+    def work_to_estimate(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
+        typed = spec.added_record(JobCostFlags)
         stage, job = typed.stage, typed.job
         if stage and job:
             raise UsageError("--phase, --stage and --job exclude each other; give one of them")

@@ -43,12 +43,12 @@ def lint(path: Path) -> list[FileFinding]:
     """
     documents = strict_yaml.documents(path)
     if not any(
-        isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said) for one in documents
+        isinstance(one.value, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.value) for one in documents
     ):
         raise UsageError(f"{path}: not a job file: `run`, `setup`, `resources` and `service` are missing")
     written = path.read_text(encoding="utf-8").splitlines()
-    found = [each for one in documents if isinstance(one.said, dict) for each in _findings(one, written)]
-    if not any("service" in one.said for one in documents if isinstance(one.said, dict)):
+    found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written)]
+    if not any("service" in one.value for one in documents if isinstance(one.value, dict)):
         try:
             job_file.load(path)
         except UsageError as error:
@@ -58,7 +58,7 @@ def lint(path: Path) -> list[FileFinding]:
 
 
 def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
-    said = document.said
+    said = document.value
     listens: list[tuple[int, str]] = []
     for key in TEXTS:
         text = said.get(key)

@@ -113,7 +113,7 @@ def understand(
             host=spec.host,
         )
         request = shared_resources.on_devices(request, spec.devices, vendor)
-        if vendor.recovers:
+        if vendor.restarts_runs:
             request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:
@@ -199,7 +199,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
     typed = given_flag_names(spec)
     for one in files.known(WorkSpec).values():
         if one.name in typed and one.name != "store":
-            raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
+            raise UsageError(f"--{one.spelling} is for Slipway's own trainings; {file.where} is a job of your own")
 
 
 def shared_alternatives(

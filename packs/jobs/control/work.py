@@ -31,18 +31,18 @@ class JobWork:
     notes: tuple[str, ...] = ()
     name: str = ""
     """Name of the run from the --run-name flag; "" without the flag."""
-    made: str = ""
+    remake_policy: str = ""
     send_anyway: tuple[str, ...] = ()
     """Files and mounts that the user sends despite a scan finding."""
     typed: MachineSpec = MachineSpec()
     """The machine from command line flags, which override the file."""
 
     @property
-    def stem(self) -> str:
+    def name_prefix(self) -> str:
         """Return the name of the run without a number."""
         return self.file.name.lower()
 
-    def draft(self, request: Request, settings: Settings) -> Request:
+    def draft_request(self, request: Request, settings: Settings) -> Request:
         """Return the request unchanged, because the job file already describes the machine."""
         return request
 
@@ -53,7 +53,7 @@ class JobWork:
 
         Raise UsageError for invalid mounts or keys.
         """
-        is_own = not vendor.fleeting or bool(settings.rehearsal)
+        is_own = not vendor.is_ephemeral or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
         ours = job_environment.secrets(settings)
         stores = training_plan.store_endpoints(settings)
@@ -101,7 +101,7 @@ class JobWork:
                 f"{self.file.where}: with --provider {taker.name} a job has one task, because each task would "
                 "get a separate machine; launch the tasks one at a time"
             )
-        return taker.job_keys(self.file.tasks[0].document.said, vars(self.typed), request, self.file.where)
+        return taker.job_keys(self.file.tasks[0].document.value, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
         """Return descriptions of the planned actions for the user."""

@@ -45,13 +45,13 @@ class Acts:
     asked: dict[str, ActQuestion] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def handle(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Return the question of an action, or start the confirmed action for a word.
 
         Raise UsageError for an unknown action or an expired word, and SlipwayError if the action is impossible.
         """
         if word := str(said.get("word", "")):
-            return self._begin(word)
+            return self._start_confirmed(word)
         act = str(said.get("act", ""))
         if act not in ("down", "resume", "scale"):
             raise UsageError(f"unknown act {act!r}; known: down, resume, scale")
@@ -63,27 +63,27 @@ class Acts:
             self.asked[word] = question
         return {"question": question.words, "command": question.command, "word": word}
 
-    def _begin(self, word: str) -> dict[str, Any]:
+    def _start_confirmed(self, word: str) -> dict[str, Any]:
         with self._turn:
             question = self.asked.pop(word, None)
         if question is None or question.until < time.monotonic():
             raise UsageError("the question is too old or was already answered; ask again")
         problems = list[str]()
-        act = threading.Thread(target=self._do, args=(question, problems), daemon=True)
+        act = threading.Thread(target=self._run_action, args=(question, problems), daemon=True)
         act.start()
         act.join(SOON_S)
         if problems:
             raise UsageError(problems[0])
         return {"begun": question.command}
 
-    def _do(self, question: ActQuestion, problems: list[str]) -> None:
-        self.context.tell(f"{question.command}: begun")
+    def _run_action(self, question: ActQuestion, problems: list[str]) -> None:
+        self.context.add_note(f"{question.command}: begun")
         try:
             question.do()
-            self.context.tell(f"{question.command}: done")
+            self.context.add_note(f"{question.command}: done")
         except Exception as error:  # The error also appears among the page's notes.
             problems.append(str(error) or type(error).__name__)
-            self.context.tell(f"{question.command}: {problems[0]}")
+            self.context.add_note(f"{question.command}: {problems[0]}")
 
     def _down(self, said: Mapping[str, Any]) -> ActQuestion:
         with self.context.journal() as journal:
@@ -94,7 +94,7 @@ class Acts:
         def do() -> None:
             with self.context.journal() as journal:
                 for one in stop.end_pods(
-                    stop.rows_of(op.run, journal), journal, self.context.settings, self.context.tell
+                    stop.rows_of(op.run, journal), journal, self.context.settings, self.context.add_note
                 ):
                     if one.problem:
                         raise one.problem
@@ -106,11 +106,11 @@ class Acts:
         settings = self.context.settings
         with self.context.journal() as journal:
             op = find_run(journal, _name(said))
-            found = resume.resumption(op.run, "", "", journal, settings, self.context.tell)
+            found = resume.resumption(op.run, "", "", journal, settings, self.context.add_note)
 
         def do() -> None:
             with self.context.journal() as journal:
-                resume.resume(found, journal, settings, self.context.tell)
+                resume.resume(found, journal, settings, self.context.add_note)
             supervisor_client.ensure(settings)
 
         costs = (
@@ -130,7 +130,7 @@ class Acts:
         def do() -> None:
             with self.context.journal() as journal:
                 serve.scale(name, least, most, journal)
-                controller_client.ensure(name, self.context.settings, journal, self.context.tell)
+                controller_client.ensure(name, self.context.settings, journal, self.context.add_note)
 
         command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
         return _question(f"Let {name} have {least} to {most} replicas? More replicas cost more.", command, do)

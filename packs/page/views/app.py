@@ -103,7 +103,7 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
     async def act(request: Request) -> Response:
         body = await _json(request)
         try:
-            return JSONResponse(await run_in_threadpool(acts.take, body))
+            return JSONResponse(await run_in_threadpool(acts.handle, body))
         except (SlipwayError, StoreError) as error:
             return JSONResponse({"error": str(error)}, 400)
 
@@ -145,7 +145,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 def _look(view: View, context: PageContext, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
     """Return HTTP status and parts of a view; an error becomes the part `error`."""
     try:
-        return 200, view.look(context, asked)
+        return 200, view.render(context, asked)
     except (SlipwayError, StoreError, OSError) as error:
         return 400, {"error": str(error)}
     except Exception as error:  # Show the error on the page rather than an empty page.

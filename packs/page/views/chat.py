@@ -113,8 +113,8 @@ class ChatBackend:
 
     def _begin(self, model: str) -> ServedHere:
         settings = self.context.settings
-        folder = model_folder(settings, model, "", self.context.tell)
-        python = train_env.interpreter(ROOT, settings.environments, self.context.tell)
+        folder = model_folder(settings, model, "", self.context.add_note)
+        python = train_env.interpreter(ROOT, settings.environments, self.context.add_note)
         port, key = free_port(()), secrets.token_urlsafe(24)
         words = [
             str(python),
@@ -137,7 +137,7 @@ class ChatBackend:
             child = subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk)
         return ServedHere(model, f"http://{LOOPBACK}:{port}", key, child)
 
-    async def ready(self, url: str) -> None:
+    async def wait_until_ready(self, url: str) -> None:
         """Wait until the local model server answers. Raise SlipwayError on exit of the server or after `BEGIN_S`."""
         async with httpx.AsyncClient(trust_env=False) as client:
             for _ in range(int(BEGIN_S / POLL_S)):
@@ -160,7 +160,7 @@ class ChatBackend:
         """Yield the server-sent events of an answer; an error becomes the last event."""
         try:
             partner = await asyncio.to_thread(self.find, str(asked.get("model", "")))
-            await self.ready(partner.url)
+            await self.wait_until_ready(partner.url)
             async for piece in _stream(partner, asked):
                 yield piece
         except (SlipwayError, httpx.HTTPError, OSError) as error:

@@ -117,7 +117,7 @@ def about_runs(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
     }
     for run, steps in counts.items():
         if not any(steps.values()):
-            context.tell(f"{run} has written no metrics yet, so the page has no curves")
+            context.add_note(f"{run} has written no metrics yet, so the page has no curves")
     if len(sources) > 1:
         common = [name for name in sources[0].phases if all(name in one.phases for one in sources)]
         configs = {name: {one.run: one.phases[name] for one in sources} for name in common}
@@ -160,14 +160,14 @@ def _curves(context: PageContext, runs: Sequence[str]) -> dict[str, Any]:
         first = _look(context, "curves", asked)
         about = first.get("about", {"phases": (), **first})
         if "error" in first:
-            context.tell(f"{run}: {first['error']}")
+            context.add_note(f"{run}: {first['error']}")
         found[f"over {run}"] = first.get(f"over {run}", {})
         found[f"curves {run}"] = about
         for phase in about["phases"]:
             for by in BY:
                 parts = _look(context, "curves", {**asked, "phase": phase, "by": by})
                 if "error" in parts:
-                    context.tell(f"{run}, {phase}: {parts['error']}")
+                    context.add_note(f"{run}, {phase}: {parts['error']}")
                     found[f"curves {run} {phase} {by}"] = parts
                     continue
                 parts.pop(f"over {run}", None)
@@ -199,6 +199,6 @@ def _inside(value: Any) -> str:
 
 def _look(context: PageContext, name: str, query: dict[str, str]) -> dict[str, Any]:
     try:
-        return VIEWS[name].look(context, ViewQuery(query))
+        return VIEWS[name].render(context, ViewQuery(query))
     except (SlipwayError, StoreError, OSError) as error:
         return {"error": str(error)}

@@ -176,7 +176,7 @@ class FigureTable:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
                 column.add(row, (value,))
 
-    def along(self, by: str, row: int) -> float:
+    def axis_position(self, by: str, row: int) -> float:
         """Return the axis position of a line: step, tokens, or hours since the first line."""
         if by == "time":
             return (self.at[row] - self.at[0]) / 3600.0
@@ -203,7 +203,7 @@ class GrowingFigures:
     version: int = 0
     """Version number of the table; increases with every change."""
 
-    def grow(self) -> FigureTable:
+    def refresh(self) -> FigureTable:
         """Read new bytes and return the table."""
         back = len(self.last)
         new = self.read(self.offset - back)
@@ -238,7 +238,7 @@ def thin(
     rows, values = column.rows, column.values
 
     def place(row: int) -> float:
-        return table.along(by, row)
+        return table.axis_position(by, row)
 
     first = 0 if since == -math.inf else bisect_left(rows, since, key=place)
     last = len(rows) if until == math.inf else bisect_right(rows, until, key=place)

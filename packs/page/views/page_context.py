@@ -36,7 +36,7 @@ class CachedValue(Generic[T]):
         self._value: T | None = None
 
     @property
-    def is_made(self) -> bool:
+    def has_value(self) -> bool:
         """Return True if a value was computed before, so that `get` is likely to be fast."""
         return self._value is not None
 
@@ -56,19 +56,19 @@ class PageContext:
     acts_allowed: bool = False
     notes: list[str] = field(default_factory=list)
     """Messages about read errors and actions; newest last."""
-    kept: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
     """Cached values of views, by view-specific keys."""
     sources: dict[str, Any] = field(default_factory=dict)
     """Artifacts and folders that the views show as runs, by name; see `packs.page.views.run_sources`."""
-    named: list[str] = field(default_factory=list)
+    shown_runs: list[str] = field(default_factory=list)
     """Runs that are shown however many ended after them."""
     say: Callable[[str], None] | None = None
     """Function that also gets each message."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._runs: CachedValue[list[PodView]] = CachedValue(self._look)
-        self._artifacts: CachedValue[list[Artifact]] = CachedValue(self._look_at_store)
+        self._runs: CachedValue[list[PodView]] = CachedValue(self._read_runs)
+        self._artifacts: CachedValue[list[Artifact]] = CachedValue(self._read_artifacts)
 
     def journal(self) -> Journal:
         """Open the journal as a context manager."""
@@ -78,17 +78,17 @@ class PageContext:
         """Return all live runs and the last ended runs, newest first, at most a few seconds old."""
         return self._runs.get()
 
-    def look_for(self, run: str) -> None:
+    def show_run(self, run: str) -> None:
         """Show this run of the journal, however many ended after the run."""
         if run not in {one.run for one in self.runs()}:
-            self.named.append(run)
-            self._runs = CachedValue(self._look)
+            self.shown_runs.append(run)
+            self._runs = CachedValue(self._read_runs)
 
     def artifacts(self) -> list[Artifact]:
         """Return the artifacts of the store, from the cache. Raise StoreError."""
         return self._artifacts.get()
 
-    def tell(self, words: str) -> None:
+    def add_note(self, words: str) -> None:
         """Add a message for the page unless the last message is the same."""
         with self._turn:
             if not self.notes or self.notes[-1] != words:
@@ -97,34 +97,34 @@ class PageContext:
                 if self.say:
                     self.say(words)
 
-    def keep(self, key: Any, make: Callable[[], T]) -> T:
+    def cached(self, key: Any, make: Callable[[], T]) -> T:
         """Return the cached value of a key; compute the value on a cache miss."""
         with self._turn:
-            if key not in self.kept:
-                self.kept[key] = make()
-            return self.kept[key]
+            if key not in self.cache:
+                self.cache[key] = make()
+            return self.cache[key]
 
-    def keep_for(self, version: Any, key: Any, make: Callable[[], T]) -> T:
+    def cached_for_version(self, version: Any, key: Any, make: Callable[[], T]) -> T:
         """Return the cached value of a key; recompute the value if `version` has changed."""
-        found: tuple[Any, T] | None = self.kept.get(key)
+        found: tuple[Any, T] | None = self.cache.get(key)
         if found is None or found[0] != version:
-            found = self.kept[key] = (version, make())
+            found = self.cache[key] = (version, make())
         return found[1]
 
-    def _look(self) -> tuple[list[PodView], float]:
+    def _read_runs(self) -> tuple[list[PodView], float]:
         began = time.monotonic()
         with self.journal() as journal:
-            over = end_over_limit(journal, self.settings, self.tell)
-            had_to = [one for one in over if one.had_to_be_ended]
+            over = end_over_limit(journal, self.settings, self.add_note)
+            had_to = [one for one in over if one.was_running]
             views = status.with_excess(status.status(journal, self.settings, ended=ENDED), had_to)
-            for run in self.named:
+            for run in self.shown_runs:
                 views += [one for one in status.status(journal, self.settings, run, ended=0) if one.run == run]
         for one in over:
-            self.tell(one.words)
+            self.add_note(one.words)
         is_here = all(one.provider == "local" for one in views if one.ended_at is None)
         return views, max(HERE_S if is_here else ELSEWHERE_S, 2 * (time.monotonic() - began))
 
-    def _look_at_store(self) -> tuple[list[Artifact], float]:
+    def _read_artifacts(self) -> tuple[list[Artifact], float]:
         began, store = time.monotonic(), self.settings.store
         found = list(Store(store).artifacts())
         is_here = credentials.kind(store) == ""

@@ -29,7 +29,7 @@ def _of_steps(table: FigureTable, config: Mapping[str, Any]) -> Iterator[tuple[s
         yield "tokens in the loss", f"{round(newest['learnt_tokens']):,} ({100 * share:.2f} %)"
     if table.conversations:
         with contextlib.suppress(TypeError, ValueError):  # the file is untrusted
-            yield from ConversationCounts.of(table.conversations).lines()
+            yield from ConversationCounts.from_metrics(table.conversations).lines()
     spent, waited = (sum(table.columns[name].values) if name in table.columns else 0.0 for name in SECONDS)
     if spent:
         yield "time in steps", duration(spent)

@@ -47,10 +47,10 @@ class FigureSource:
     """Configuration by phase, in order."""
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Local folder by phase, of a source that is no run of the journal."""
-    made: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    artifacts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name and fingerprint of the artifact by phase."""
-    growing: dict[str, CachedValue[tuple[FigureTable, int]]] = field(default_factory=dict)
-    said: dict[str, CachedValue[list[dict[str, Any]]]] = field(default_factory=dict)
+    figures: dict[str, CachedValue[tuple[FigureTable, int]]] = field(default_factory=dict)
+    samples: dict[str, CachedValue[list[dict[str, Any]]]] = field(default_factory=dict)
 
 
 def name_of(context: PageContext, word: str, journal: Journal) -> str:
@@ -64,10 +64,10 @@ def name_of(context: PageContext, word: str, journal: Journal) -> str:
     if word and folders(Path(word).expanduser()):
         return _given(context, folder_name(word), Path(word).expanduser())
     if "/" in word or word and not any(one.startswith(word) for one in runs):
-        artifact, folder = find_model(context.settings, word, "", context.tell)
+        artifact, folder = find_model(context.settings, word, "", context.add_note)
         return _given(context, word, folder, (artifact.name, artifact.fingerprint) if artifact else None)
     run = find_run(journal, word).run
-    context.look_for(run)
+    context.show_run(run)
     return run
 
 
@@ -104,8 +104,8 @@ def source_of(context: PageContext, run: str, journal: Journal, version: Journal
         return context.sources[run]
     if run == FOREGROUND:
         found = folders(HERE)
-        return context.keep(("source", run, *found), lambda: _of_folders(run, found))
-    return context.keep_for(version, ("found", run), lambda: _found(context, find_run(journal, run)))
+        return context.cached(("source", run, *found), lambda: _of_folders(run, found))
+    return context.cached_for_version(version, ("found", run), lambda: _found(context, find_run(journal, run)))
 
 
 def _found(context: PageContext, op: Op) -> FigureSource:
@@ -114,10 +114,10 @@ def _found(context: PageContext, op: Op) -> FigureSource:
         making = {one.name: one.config["making"] for one in steps if "making" in one.config}
         made = {name: (one["name"], one["fingerprint"]) for name, one in making.items()}
         return FigureSource(
-            op.run, op.token, op.is_live, {one.name: one.config.get("spec", {}) for one in steps}, made=made
+            op.run, op.token, op.is_live, {one.name: one.config.get("spec", {}) for one in steps}, artifacts=made
         )
 
-    return context.keep(("source", op.token, op.is_live), read)
+    return context.cached(("source", op.token, op.is_live), read)
 
 
 def folders(folder: Path) -> dict[str, Path]:
@@ -146,9 +146,9 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def figures_of(context: PageContext, source: FigureSource, phase: str) -> CachedValue[tuple[FigureTable, int]]:
     """Return the cached metrics of a phase, which grow with the file."""
-    if phase not in source.growing:
-        source.growing[phase] = CachedValue(_reader(context, source, phase))
-    return source.growing[phase]
+    if phase not in source.figures:
+        source.figures[phase] = CachedValue(_reader(context, source, phase))
+    return source.figures[phase]
 
 
 def _reader(context: PageContext, source: FigureSource, phase: str) -> Any:
@@ -156,7 +156,7 @@ def _reader(context: PageContext, source: FigureSource, phase: str) -> Any:
     growing = GrowingFigures(read)
 
     def make() -> tuple[tuple[FigureTable, int], float]:
-        return (growing.grow(), growing.version), good_s
+        return (growing.refresh(), growing.version), good_s
 
     return make
 
@@ -176,7 +176,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
             except FileNotFoundError:
                 return b""
             except SlipwayError as error:
-                context.tell(f"{op.run}: {error}")
+                context.add_note(f"{op.run}: {error}")
                 return b""
 
         return read, 0.5 if op.vendor == "local" else ELSEWHERE_S
@@ -185,7 +185,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
 
 def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
     def read(offset: int) -> bytes:  # Called once; the columns keep the content at a tenth of the size.
-        places = run_figures.metric_readers(op, context.settings, context.tell)
+        places = run_figures.metric_readers(op, context.settings, context.add_note)
         return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
     return read
@@ -202,14 +202,14 @@ def _of_file(path: Path, offset: int) -> bytes:
 
 def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
     """Return the model's sampled texts of at most `MOST_MOMENTS` steps, evenly spread, the last step among them."""
-    if phase not in source.said:
+    if phase not in source.samples:
         read, good_s = _bytes_of(context, source, phase, "samples.jsonl")
 
         def make() -> tuple[list[dict[str, Any]], float]:
             return spread(parse(read(0).decode("utf-8", "replace"), SAID)), max(2.0, good_s)
 
-        source.said[phase] = CachedValue(make)
-    return source.said[phase].get()
+        source.samples[phase] = CachedValue(make)
+    return source.samples[phase].get()
 
 
 def spread(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ def marks_of(
 
     if source.is_live:  # The journal does not record checkpoints of a live run.
         return make()
-    return context.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
+    return context.cached_for_version((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
 
 
 def over_time(
@@ -247,11 +247,11 @@ def over_time(
         return spending.of_run(journal.op(source.token), view, journal, context.settings)
 
     def memory() -> list[tuple[float, float]]:
-        places = run_figures.metric_readers(journal.op(source.token), context.settings, context.tell)
+        places = run_figures.metric_readers(journal.op(source.token), context.settings, context.add_note)
         return run_figures.gpu_memory(list(places), view.clock_scale)
 
-    spent = context.keep_for((version, at), ("cost", source.token), cost)
-    curves = {"cost": spent.curve, "gpu_memory": context.keep_for(at, ("memory", source.token), memory)}
+    spent = context.cached_for_version((version, at), ("cost", source.token), cost)
+    curves = {"cost": spent.curve, "gpu_memory": context.cached_for_version(at, ("memory", source.token), memory)}
     known = {name: _curve(points) for name, points in curves.items() if points}
     return {"cost_usd": dollars(spent.micro_usd), "curves": known}
 
@@ -276,10 +276,10 @@ def measured(context: PageContext, source: FigureSource, phase: str) -> list[tup
     """Return the results of `inv eval` for exactly this model: measure, and value with interval."""
     found: Mapping[str, Any] = {}
     try:
-        if phase in source.made:
-            found = measures.load_results(context.settings, *source.made[phase]).get("measures", {})
+        if phase in source.artifacts:
+            found = measures.load_results(context.settings, *source.artifacts[phase]).get("measures", {})
     except (SlipwayError, StoreError) as error:
-        context.tell(str(error))
+        context.add_note(str(error))
     return [
         (key, f"{measures.of_unit(one, one['value'])}{_unit(one)} {measures.format_interval(one, one)}")
         for key, one in found.items()

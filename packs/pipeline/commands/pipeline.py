@@ -89,7 +89,7 @@ def pipeline(spec: PipelineFlags) -> None:
         run_config=spec.profile or spec.config,
         shard_lines=spec.train_shard_lines,
     )
-    ours = settings.of(PipelineSettings)
+    ours = settings.for_pack(PipelineSettings)
     if ours.run_shard not in (0, 1):
         raise UsageError(f"RUN_SHARD is {ours.run_shard}; 1 makes shards, 0 uses the existing shards")
     space = Workspace(ours.workspace, check_name(ours.experiment))
@@ -216,7 +216,7 @@ def training(settings: Settings, space: Workspace, file: Path, digest: str, quie
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
     asked = WorkSpec(phase="base", tag=space.experiment, with_missing=True)
-    work = PlannedWork(spec=asked, given=given, made="keep")
+    work = PlannedWork(spec=asked, given=given, remake_policy="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
     said = "everything is here"

@@ -27,7 +27,7 @@ def tree(spec: TreeFlags) -> None:
         raise UsageError(
             f"--provider {spec.provider}: inv tree shows folders of this machine; for a pod: inv ssh RUN -- ls"
         )
-    ours = context.settings(workspace=spec.workspace).of(PipelineSettings)
+    ours = context.settings(workspace=spec.workspace).for_pack(PipelineSettings)
     root = ours.workspace
     names = [check_name(spec.experiment)] if spec.experiment else experiments(root) or [ours.experiment]
     spaces = [Workspace(root, name) for name in names]

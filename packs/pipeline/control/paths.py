@@ -10,7 +10,7 @@ from packs.pipeline.control.workspace import Workspace, content, manifest
 
 def found(settings: Settings) -> Iterator[tuple[str, Path, str]]:
     """Yield name, path and state of each folder; unfinished shards count as missing."""
-    ours = settings.of(PipelineSettings)
+    ours = settings.for_pack(PipelineSettings)
     space = Workspace(ours.workspace, ours.experiment)
     for name, folder in (("train shards", space.train), ("val shards", space.val)):
         yield name, folder, "found" if manifest(folder) else content(folder, space.root).partition(";")[0]

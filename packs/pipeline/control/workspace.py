@@ -26,29 +26,29 @@ class Workspace:
     root: Path
     experiment: str
 
-    def of(self, kind: str) -> Path:
+    def folder_of(self, kind: str) -> Path:
         return self.root / kind / self.experiment
 
     @property
     def train(self) -> Path:
-        return self.of("datasets/train")
+        return self.folder_of("datasets/train")
 
     @property
     def val(self) -> Path:
-        return self.of("datasets/val")
+        return self.folder_of("datasets/val")
 
     @property
     def tokenizer(self) -> Path:
-        return self.of("artifacts/tokenizer")
+        return self.folder_of("artifacts/tokenizer")
 
     @property
     def run(self) -> Path:
-        return self.of("runs")
+        return self.folder_of("runs")
 
     @property
     def text(self) -> Path:
         """Return the folder with links to the `train` and `val` shards, as every step expects."""
-        return self.of("cache") / "text"
+        return self.folder_of("cache") / "text"
 
     @property
     def store(self) -> Path:
@@ -66,7 +66,7 @@ class Workspace:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return (*(self.of(kind) for kind in KINDS), self.hub)
+        return (*(self.folder_of(kind) for kind in KINDS), self.hub)
 
     @property
     def environ(self) -> dict[str, str]:

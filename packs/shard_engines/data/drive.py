@@ -74,7 +74,7 @@ def shard(spec: TextSpec, folder: Path, how: RunOptions, world: int, engine: Clu
         raise InputError(f"source {spec.source} can be read by one machine only; leave --engine out")
     check_place(spec, folder, bool(spec.val_ratio or spec.validation))
     inputs = list_inputs(spec)
-    Share(world=world).of(spec, inputs)  # Fail here rather than in every rank.
+    Share(world=world).select_inputs(spec, inputs)  # Fail here rather than in every rank.
     how = replace(how, workers=how.workers or 1)
     (folder / HOME).mkdir(parents=True, exist_ok=True)
     with locked(folder / HOME / "command.lock"), _stoppable():
@@ -95,7 +95,7 @@ def _drive(work: ShardWork, engine: Cluster) -> None:
     Raise DataError for a failed rank, or InputError if the rank rejected its input.
     """
     for number in range(MOST_ROUNDS):
-        left = work.left()
+        left = work.unfinished_ranks()
         if number:
             emit("note", text=f"killed and started again: rank {', '.join(map(str, left))}")
         engine.start(work, left)
@@ -104,14 +104,15 @@ def _drive(work: ShardWork, engine: Cluster) -> None:
             emit("progress", done=work.documents(), total=None, unit="documents", text=_so_far(work, words))
             time.sleep(wait_s)
             wait_s = min(MOST_LOOK_S, wait_s * 1.2)
-        if ranks := work.failed():
+        if ranks := work.failed_names():
             more = f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else ""
             kind = InputError if work.code(ranks[0]) == InputError.exit_code else DataError
-            raise kind(f"{ranks[0]}{more}: {work.said(ranks[0]).removeprefix('data text: ')}")
-        if not work.left():
+            raise kind(f"{ranks[0]}{more}: {work.last_log_line(ranks[0]).removeprefix('data text: ')}")
+        if not work.unfinished_ranks():
             return
     raise DataError(
-        f"{work.home}: ranks {work.left()} were killed {MOST_ROUNDS} times; see the .log files in this folder"
+        f"{work.home}: ranks {work.unfinished_ranks()} were killed {MOST_ROUNDS} times; "
+        "see the .log files in this folder"
     )
 
 
@@ -126,7 +127,7 @@ def _so_far(work: ShardWork, words: str) -> str:
 
 
 def _finished(work: ShardWork) -> str:
-    return f"{work.world - len(work.left())} of {work.world} ranks finished"
+    return f"{work.world - len(work.unfinished_ranks())} of {work.world} ranks finished"
 
 
 @contextmanager

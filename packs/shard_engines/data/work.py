@@ -57,19 +57,19 @@ class ShardWork:
             return int(self.file(task, "exit").read_text(encoding="utf-8"))
         return None
 
-    def left(self) -> list[int]:
+    def unfinished_ranks(self) -> list[int]:
         """Return the unfinished ranks."""
         return [rank for rank in range(self.world) if self.code(self.name(rank)) is None]
 
-    def failed(self) -> list[str]:
+    def failed_names(self) -> list[str]:
         """Return the names of ranks with a nonzero exit code."""
         return [name for name in map(self.name, range(self.world)) if self.code(name)]
 
-    def forget(self, tasks: Iterable[str]) -> None:
+    def clear_exit_codes(self, tasks: Iterable[str]) -> None:
         for task in tasks:
             self.file(task, "exit").unlink(missing_ok=True)
 
-    def said(self, task: str) -> str:
+    def last_log_line(self, task: str) -> str:
         """Return the last line of a task's log."""
         lines = _tail(self.file(task, "log")).splitlines()
         return lines[-1] if lines else "it said nothing"
@@ -103,7 +103,7 @@ def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[st
         )
     about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
-        work.forget(work.failed())  # Failed tasks run again.
+        work.clear_exit_codes(work.failed_names())  # Failed tasks run again.
         return work
     for path in work.home.iterdir():
         if path.suffix != ".lock":

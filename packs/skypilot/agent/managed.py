@@ -114,7 +114,7 @@ class LogRelay:
         self.reported_at = 0.0
         self.last = ""
 
-    def lines(self, is_last: bool = False) -> None:
+    def print_lines(self, is_last: bool = False) -> None:
         for path in sorted(self.pod.logs.glob("*.log")) if self.pod.logs.exists() else ():
             if path.stem in ("guard", "agent") or is_earlier_part(path):
                 continue
@@ -133,7 +133,7 @@ class LogRelay:
             for line in whole.splitlines():
                 _print(path.stem + BETWEEN + line.decode("utf-8", "replace"))
 
-    def report(self, is_due: bool = False) -> None:
+    def print_report(self, is_due: bool = False) -> None:
         progress = read_json(self.pod.progress)
         step = str([progress.get("step"), progress.get("state")])
         if not is_due and step == self.last and time.monotonic() - self.reported_at < REPORT_EVERY_S:
@@ -226,11 +226,11 @@ def main() -> int:
             guard, begun_at = spawn(pod, job, "guard"), time.monotonic()
         if told:
             ask_to_stop(pod, LEFT, "SkyPilot has taken this machine away", grace_s())
-        relay.lines()
-        relay.report()
+        relay.print_lines()
+        relay.print_report()
         time.sleep(POLL_S)
-    relay.lines(is_last=True)
-    relay.report(is_due=True)
+    relay.print_lines(is_last=True)
+    relay.print_report(is_due=True)
     return exit_code(pod)
 
 

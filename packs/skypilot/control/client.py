@@ -76,7 +76,7 @@ class Client:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
-    def here(environments: Path, folder: Path) -> "Client":
+    def for_environments(environments: Path, folder: Path) -> "Client":
         """Return a client with SkyPilot's environment in `environments`, created on first use."""
         return Client(lambda: environment.ensure(ENVIRONMENT, ROOT, environments, "", _quiet), folder)
 
@@ -87,7 +87,9 @@ class Client:
         """
         return self._exchange({"what": what, "given": given}, timeout_s).answer
 
-    def look(self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any) -> SkyPilotAnswer:
+    def read_cached(
+        self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any
+    ) -> SkyPilotAnswer:
         """Return a cached or fresh answer to the read-only request `what`, read no earlier than `since`.
 
         `since` is in UTC epoch seconds. An answer older than a few seconds is returned only when SkyPilot needs longer
@@ -108,7 +110,7 @@ class Client:
         line = ""
         for _ in range(2 if what in READS else 1):
             try:
-                with self._heard(deadline) as caller:
+                with self._connected(deadline) as caller:
                     line = self._answer(caller, asked, deadline)
             except TimeoutError:
                 raise SkyPilotTimeout(f"skypilot: {what}: no answer in {timeout_s:g} s") from None
@@ -137,7 +139,7 @@ class Client:
         return line if line.endswith("\n") else ""
 
     @contextlib.contextmanager
-    def _heard(self, deadline: float) -> Iterator[socket.socket]:
+    def _connected(self, deadline: float) -> Iterator[socket.socket]:
         """Yield a connection to a worker after the worker's greeting. Raises SlipwayError, TimeoutError."""
         place = self.socket_file
         with self._turn:  # One worker for all threads of a command.

@@ -21,6 +21,6 @@ def client(root: Path, settings: Settings) -> DoctorLine:
 def server(settings: Settings) -> list[DoctorLine]:
     """Ask SkyPilot's API server for user and URL; create the client's environment first if missing."""
     try:
-        return [DoctorLine(NAME, "ok", ManagedJobs.of(settings).account().owner)]
+        return [DoctorLine(NAME, "ok", ManagedJobs.from_settings(settings).account().owner)]
     except SlipwayError as error:
         return [DoctorLine(NAME, "bad", str(error))]

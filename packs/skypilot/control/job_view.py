@@ -117,7 +117,7 @@ class JobView:
     run_name: str
     python: str = "python3"
     agent: str = "infra.agent"
-    talk: bytes = b""
+    shell_banner: bytes = b""
     _seen: dict[str, tuple[float, Any]] = field(default_factory=dict)
 
     def run(
@@ -133,7 +133,7 @@ class JobView:
         """Answer the agent commands `status` and log listing from SkyPilot's data; `stop` cancels the job."""
         verb = list(words)
         if verb[1:4] == ["-m", "infra.agent", "status"]:
-            return Result(0, json.dumps(self._words()), "")
+            return Result(0, json.dumps(self._status_reports()), "")
         if verb[1:4] == ["-m", "infra.agent", "stop"]:
             self.end()
             return Result(0, "{}", "")
@@ -146,7 +146,7 @@ class JobView:
         name = Path(path).name
         part = {"progress.json": "progress", "verdict.json": "verdict", "guard.json": "guard"}.get(name)
         if part:
-            found = self._words()[part]
+            found = self._status_reports()[part]
             if not found:
                 raise FileNotFoundError(str(path))
             return json.dumps(found).encode()
@@ -161,7 +161,7 @@ class JobView:
     def forward(self, local_port: int, remote_port: int) -> "contextlib.AbstractContextManager[int]":
         raise self._refusal("forwarding a port")
 
-    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Any:
+    def run_in_background(self, words: Sequence[str], cwd: str | Path | None = None) -> Any:
         raise self._refusal("running a program beside the job")
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
@@ -173,18 +173,18 @@ class JobView:
             f"logs {self.run_name}"
         )
 
-    def _words(self) -> dict[str, dict[str, Any]]:
-        seen = self._once("row", self.row)
+    def _status_reports(self) -> dict[str, dict[str, Any]]:
+        seen = self._read_cached("row", self.row)
         status, text = str(seen.answer.get("status") or ""), ""
         since = seen.at if status in OVER else 0.0  # a read after the job's end includes the last lines
         if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
-            text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
+            text = self._read_cached(f"tail {status}", lambda: self.log(RECENT_LINES, since))
             if REPORT not in text and text.count("\n") >= RECENT_LINES:
-                text = self._once(f"log {status}", lambda: self.log(None, since))
+                text = self._read_cached(f"log {status}", lambda: self.log(None, since))
         return words(seen.answer, read(text), self.token, self.run_name, seen.at)
 
     def _all_logs(self) -> JobLog:
-        return read(self._once("log", lambda: self.log(None, 0.0)))
+        return read(self._read_cached("log", lambda: self.log(None, 0.0)))
 
     def _log_bytes(self, path: str | Path) -> bytes:
         try:
@@ -192,7 +192,7 @@ class JobView:
         except KeyError:
             raise FileNotFoundError(str(path)) from None
 
-    def _once(self, what: str, ask: Callable[[], Any]) -> Any:
+    def _read_cached(self, what: str, ask: Callable[[], Any]) -> Any:
         """Return a read of at most `FRESH_S` seconds ago, or read again.
 
         Raises Unreachable when SkyPilot does not answer.

@@ -56,17 +56,17 @@ class ManagedJobs(RunEngine):
     gpu_kinds = GPU_KINDS
     service_hint = "SkyServe needs a service file: inv serve.export --engine skyserve, then sky serve up"
     is_here, is_rented = False, True
-    recovers = keeps_runs = True
+    restarts_runs = is_run_engine = True
     pod_store = ""
     settle_s = 120.0
     clock_scale = 1.0
-    skew = ""
+    skew_problem = ""
     can = Abilities(spot=True, self_terminate="engine", settle_s=120.0)
 
     @staticmethod
-    def of(settings: Settings) -> "ManagedJobs":
+    def from_settings(settings: Settings) -> "ManagedJobs":
         beside = settings.state_file.with_name(f"{settings.state_file.stem}-packs") / NAME
-        return ManagedJobs(Client.here(settings.environments, beside), beside)
+        return ManagedJobs(Client.for_environments(settings.environments, beside), beside)
 
     def account(self) -> Account:
         """Return user and URL of the API server; SkyPilot reports no balance."""
@@ -78,9 +78,9 @@ class ManagedJobs(RunEngine):
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return the offer that SkyPilot's optimizer would choose now for the requested machine."""
-        return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
+        return [self.price_offers({"resources": task.resources_of(request)}, request.nodes).chosen]
 
-    def priced(self, keys: Mapping[str, Any], nodes: int) -> OptimizerChoice:
+    def price_offers(self, keys: Mapping[str, Any], nodes: int) -> OptimizerChoice:
         """Return the offers that SkyPilot considers now, priced per node. Raises NoOffer, UsageError."""
         asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
         return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
@@ -97,12 +97,12 @@ class ManagedJobs(RunEngine):
         """Return the offer that SkyPilot would choose for the plan now; report the alternatives to `tell`."""
         keys = keys_of(plan)
         task.check(keys, plan.request.nodes, False, self.name)
-        found = self.priced(keys, plan.request.nodes)
-        for one in found.others:
+        found = self.price_offers(keys, plan.request.nodes)
+        for one in found.alternatives:
             tell(f"SkyPilot also considered {format_offer(one)}")
         return [found.chosen]
 
-    def begin(self, start: RunStart) -> Op:
+    def submit(self, start: RunStart) -> Op:
         """Submit the run as a managed job: write the code bundle, record the intent in the journal, call SkyPilot.
 
         The limits of the returned operation cover all nodes: spend limit and hourly price are multiplied by their
@@ -157,7 +157,7 @@ class ManagedJobs(RunEngine):
 
     def find(self, pod: str) -> Pod | None:
         """Return the job as a pod, possibly from a cached answer; verify an absence with a fresh request."""
-        seen = self.seen(pod)
+        seen = self.read_row(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
             raise SkyPilotTimeout(f"skypilot: no answer yet; the last answer is {duration(time.time() - seen.at)} old")
@@ -175,9 +175,9 @@ class ManagedJobs(RunEngine):
         """Return the view of the job, with SkyPilot's data as a pod's files."""
         key = pod.pod_id or pod.token
         return JobView(
-            row=lambda: self.seen(key),
+            row=lambda: self.read_row(key),
             log=lambda tail, since: str(
-                self.client.look("log", job_id=int(self._number(key)), tail=tail, since=since).answer
+                self.client.read_cached("log", job_id=int(self._number(key)), tail=tail, since=since).answer
             ),
             end=lambda: self.delete(key),
             token=pod.token,
@@ -188,12 +188,12 @@ class ManagedJobs(RunEngine):
         """Return the current queue row of the job with this number or token, or None."""
         return _row(self.client.ask("queue", **_asking(pod)), pod) or None
 
-    def seen(self, pod: str) -> SkyPilotAnswer:
+    def read_row(self, pod: str) -> SkyPilotAnswer:
         """Return the job's queue row ({} for an unknown job) with the time of the read; both may be cached."""
-        known = self.client.look("queue", **_asking(pod))
+        known = self.client.read_cached("queue", **_asking(pod))
         return SkyPilotAnswer(_row(known.answer, pod), known.at)
 
-    def forget(self, token: str) -> None:
+    def delete_local_files(self, token: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.bundles / check_name(token))
 

@@ -23,7 +23,7 @@ class OptimizerChoice:
     """Offer chosen by the optimizer, and the alternatives."""
 
     chosen: Offer
-    others: Sequence[Offer] = ()
+    alternatives: Sequence[Offer] = ()
 
 
 def read(text: str, nodes: int, provider: str, now: float) -> OptimizerChoice:

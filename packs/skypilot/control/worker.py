@@ -200,7 +200,7 @@ class Reading:
     def __init__(self) -> None:
         self.began_at = time.monotonic()
         self.is_over = threading.Event()
-        self.said: dict = {}
+        self.answer: dict = {}
 
 
 class KnownAnswers:
@@ -214,7 +214,7 @@ class KnownAnswers:
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # missing or damaged: start empty
             self.known = dict(json.loads(path.read_bytes()))
 
-    def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:
+    def get_answer(self, what: str, given: dict, since: float, patience_s: float) -> dict:
         """Return an answer read at or after `since` (UTC epoch seconds), preferably at most `FRESH_S` old.
 
         When a cached answer from `since` or later exists, wait at most `patience_s` seconds for a fresh answer;
@@ -233,8 +233,8 @@ class KnownAnswers:
             will_do = known and known["at"] >= since
             if not reading.is_over.wait(max(0.0, until - time.monotonic()) if will_do else None):
                 return known
-            if "error" in reading.said and reading.said["at"] >= since:
-                return reading.said
+            if "error" in reading.answer and reading.answer["at"] >= since:
+                return reading.answer
 
     def _begin(self, key: str, what: str, given: dict) -> Reading:
         reading = self.under_way[key] = Reading()
@@ -242,13 +242,13 @@ class KnownAnswers:
         return reading
 
     def _read(self, reading: Reading, key: str, what: str, given: dict) -> None:
-        reading.said = reply(what, given)
+        reading.answer = reply(what, given)
         with self.turn:
             if self.under_way.get(key) is reading:
                 del self.under_way[key]
-            if "answer" in reading.said and reading.said["at"] >= self.known.get(key, reading.said)["at"]:
+            if "answer" in reading.answer and reading.answer["at"] >= self.known.get(key, reading.answer)["at"]:
                 self.known.pop(key, None)  # keep insertion order by age, newest last
-                self.known[key] = reading.said
+                self.known[key] = reading.answer
                 self.known = dict(list(self.known.items())[-MOST_KEPT:])
                 self._write()
         reading.is_over.set()
@@ -312,18 +312,18 @@ class SkyPilotWorker:
     def _serve(self, caller: socket.socket) -> None:
         try:
             with caller, caller.makefile("rw", encoding="utf-8") as stream:
-                self._say(stream, {"pid": os.getpid()})
+                self._send(stream, {"pid": os.getpid()})
                 line = stream.readline()
                 if line:
                     asked = json.loads(line)
                     what, given = asked["what"], asked["given"]
                     looks = "since" in asked
                     said = (
-                        self.memory.look(what, given, asked["since"], asked["patience_s"])
+                        self.memory.get_answer(what, given, asked["since"], asked["patience_s"])
                         if looks
                         else reply(what, given)
                     )
-                    self._say(stream, said)
+                    self._send(stream, said)
         except OSError:  # the client has disconnected
             pass
         finally:
@@ -332,7 +332,7 @@ class SkyPilotWorker:
                 self.asked_at = time.monotonic()
 
     @staticmethod
-    def _say(stream: Any, said: dict) -> None:
+    def _send(stream: Any, said: dict) -> None:
         stream.write(json.dumps(said, default=str) + "\n")
         stream.flush()
 

@@ -89,7 +89,7 @@ def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
     """Record the wait in Slurm's queue as progress; the agent overwrites the progress when work begins."""
     progress = Progress(pod, job, [QUEUE], Redactor({}))
     progress.begin(QUEUE)
-    progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} waits in Slurm's queue"}])
+    progress.add_records(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} waits in Slurm's queue"}])
     progress.write()
 
 

@@ -54,17 +54,17 @@ class SlurmClusters(Provider):
 
     name = "slurm"
     is_here, is_rented = False, False
-    recovers = True
+    restarts_runs = True
     settle_s = 0.0
     pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that cluster
 
     @staticmethod
-    def of(settings: Settings) -> "SlurmClusters":
+    def from_settings(settings: Settings) -> "SlurmClusters":
         """Return the provider for the clusters of the configured inventory. Raises UsageError.
 
         Reports and skips unusable inventory entries.
         """
-        found = load(settings.of(SlurmSettings).clusters)
+        found = load(settings.for_pack(SlurmSettings).clusters)
         tell_unusable(found.unusable)
         return SlurmClusters(found.usable, connections(settings), found.unusable)
 
@@ -169,13 +169,13 @@ class SlurmClusters(Provider):
         """Return the transport to the login node. Raises UsageError when the inventory lacks the pod's cluster."""
         return self.connect(self._cluster(pod.pod_id.partition("@")[2]))
 
-    def shown(self, cluster: SlurmCluster) -> Kinds:
+    def node_kinds(self, cluster: SlurmCluster) -> Kinds:
         """Return the kinds of nodes in the partitions of a cluster. Raises SlipwayError."""
         return kinds_of(self._ask_queue(cluster, "partitions")["nodes"])
 
     def _offers(self, cluster: SlurmCluster, partition: str, request: Request) -> Offers:
         """Return the offers of a cluster. Raises NoOffer with the reason of each partition."""
-        shown = self.shown(cluster)
+        shown = self.node_kinds(cluster)
         kinds = [one for one in shown if partition in ("", one.partition) and cluster.queue(one.partition)]
         if not kinds:
             names = ", ".join(sorted({one.partition for one in shown})) or "none"

@@ -17,7 +17,7 @@ NAME = SlurmClusters.name
 
 def inventory_line(root: Path, settings: Settings) -> DoctorLine:
     """Report the number of clusters in the inventory, without asking the clusters."""
-    path = settings.of(SlurmSettings).clusters
+    path = settings.for_pack(SlurmSettings).clusters
     return of_inventory(NAME, NAME, lambda: count(len(inventory.load(path).usable), "cluster"))
 
 
@@ -26,9 +26,9 @@ def clusters(settings: Settings) -> list[DoctorLine]:
 
     Raises UsageError without an inventory.
     """
-    slurm = SlurmClusters.of(settings)
+    slurm = SlurmClusters.from_settings(settings)
     found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]
-    for cluster, shown in zip(slurm.clusters, map_parallel(slurm.shown, slurm.clusters, LOOK_S), strict=True):
+    for cluster, shown in zip(slurm.clusters, map_parallel(slurm.node_kinds, slurm.clusters, LOOK_S), strict=True):
         name = f"slurm {cluster.name}"
         if isinstance(shown, SlipwayError):
             found.append(DoctorLine(name, "bad", str(shown)))

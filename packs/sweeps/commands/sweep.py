@@ -166,7 +166,7 @@ def sweep(spec: SweepFlags) -> None:
             with resume_sweep.hold_sweep_lease(command, journal, settings):
                 keep_watch(command, settings)
                 at_work = prepare_sweep(planned, journal, running, render.tell, settings)
-                at_work.go()
+                at_work.run()
         except KeyboardInterrupt:
             again = context.rerun_command()
             render.say(
@@ -240,7 +240,7 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
         settle(journal, settings, render.tell)
         found = pods.find_held_pods(asked, journal, render.tell)
         machines = {op.run: (gpus_of(op), None) for op in found[: None if asked.pods else spec.pods]}
-        shared = pods.SweepPods(asked.name, there=tuple(machines))
+        shared = pods.SweepPods(asked.name, existing=tuple(machines))
     else:
         asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
         shared = pods.pods_to_rent(asked, spec.pack or 1, asked.num_pods, settings.provider)
@@ -285,7 +285,7 @@ def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setti
         return
     prompts.confirm(spec.yes)
     if shared.limit:
-        shared.limit.open(journal, settings)
+        shared.limit.open_budget(journal, settings)
     missing = pods.deploy(shared, journal, settings, render.tell)
     rows = [op for op in journal.ops(live=True) if op.run in shared.entries]
     if spec.json:
@@ -387,7 +387,7 @@ def list_configs(settings: Settings, as_json: bool) -> None:
         print_json(found)
         return
     print(render.clean(columns(table)))
-    own = settings.of(SweepSettings).sweeps
+    own = settings.for_pack(SweepSettings).sweeps
     render.say(
         f"prices: {prices.CATALOGUE}; today's prices: ./inv sweep NAME --dry-run. Your own sweeps: functions in {own}"
     )

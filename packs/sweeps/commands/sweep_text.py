@@ -136,7 +136,7 @@ def toy_lines(toys: RehearsedSweep) -> Iterator[str]:
 def tracker_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
     """Yield each tracker's note about the runs, such as the W&B projects in their variables."""
     environs = [one.env for one in spec.trials.values()]
-    yield from filter(None, (one.about_runs(environs, settings) for one in packs.named_trackers().values()))
+    yield from filter(None, (one.describe_runs(environs, settings) for one in packs.named_trackers().values()))
 
 
 def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
@@ -194,7 +194,7 @@ def table(result: SweepResult, answer: SweepAnswer) -> str:
     ]
     for each in answer.rows:
         seeds = f"{len(each.arm.scores)} of {each.arm.wanted}"
-        more = [numbers(each.beside(name)) for name in result.beside]
+        more = [numbers(each.additional_means(name)) for name in result.beside]
         arms.append((each.arm.name, number(each.arm.mean), seeds, interval(each), each.verdict, *more))
     return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
 

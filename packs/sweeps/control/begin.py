@@ -53,7 +53,7 @@ def prepare_sweep(
         shared_resources.set_budget(journal, planned.budget, planned.limit, settings)
     if planned.shared is not None:
         if planned.shared.limit:
-            planned.shared.limit.open(journal, settings)
+            planned.shared.limit.open_budget(journal, settings)
         work.pods = WorkingPods(planned.shared, journal, renting or settings, tell, lambda name: end_pod(name, result))
         on_a_lane = {run for lane in planned.lanes for run in lane.runs}
         for run, one in result.trials.items():
@@ -87,7 +87,7 @@ def _remember(work: SweepWork, run: str) -> None:
     assert work.halving is not None
     one, rank = work.result.trials[run], work.planned.spec.rank
     for rung in work.halving.rungs if one.is_over else ():
-        value = ranking.figure_at(work.result.lines(run), rank, one.steps, rung)
+        value = ranking.figure_at(work.result.load_figures(run), rank, one.steps, rung)
         if value is not None and not math.isnan(value):
             work.halving.values.setdefault(rung, {})[run] = rank.sign * value
 

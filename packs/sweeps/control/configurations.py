@@ -120,7 +120,7 @@ def known(settings: Settings) -> dict[str, NamedSweep]:
     for path in sorted(ABLATIONS.glob("ablation_*.yaml")):
         about = sweep_file.load(path).about
         found[path.stem] = NamedSweep(name=path.stem, about=about, where="built in", make=_loader(path))
-    own = settings.of(SweepSettings)
+    own = settings.for_pack(SweepSettings)
     path = own.sweeps
     if path.is_file():
         found |= {one.__name__: _configuration(one, str(path)) for one in functions(path)}

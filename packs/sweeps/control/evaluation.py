@@ -23,7 +23,7 @@ class ArmRow:
     """Difference from the reference arm; None for the reference arm and without a common seed."""
     verdict: str
 
-    def beside(self, name: str) -> list[float]:
+    def additional_means(self, name: str) -> list[float]:
         """Return the mean of an additional figure over the trials, per layer for a per-layer figure."""
         some = [one.beside[name] for one in self.trials if name in one.beside]
         return [statistics.fmean(values) for values in zip(*some, strict=False)]

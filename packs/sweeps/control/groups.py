@@ -19,22 +19,22 @@ WAITS = "waits for a pod of its sweep"
 class Sweeps(RunGroups):
     lease = resume_sweep.LEASE
 
-    def on_record(self, settings: Settings) -> list[RunGroup]:
+    def recorded_groups(self, settings: Settings) -> list[RunGroup]:
         return [_group(one) for one in results.kept(settings)]
 
-    def known(self, journal: Journal, settings: Settings) -> list[str]:
+    def started_groups(self, journal: Journal, settings: Settings) -> list[str]:
         return resume_sweep.known(journal, settings)
 
     def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
         return resume_sweep.stop(name, journal, settings, tell)
 
-    def is_at_work(self, journal: Journal) -> bool:
+    def is_any_active(self, journal: Journal) -> bool:
         return resume_sweep.is_at_work(journal)
 
-    def due(self, journal: Journal, settings: Settings) -> Collection[str]:
+    def groups_to_restart(self, journal: Journal, settings: Settings) -> Collection[str]:
         return resume_sweep.due(journal, settings).keys()
 
-    def go_on(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
+    def restart(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
         resume_sweep.restart_sweep(name, journal, settings, tell)
 
     def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:

@@ -44,7 +44,7 @@ class Halving:
     values: dict[int, dict[str, float]] = field(default_factory=dict)
     """Scores by rung, then by trial."""
 
-    def hear(self, trial: str, values: Mapping[int, float]) -> int | None:
+    def record(self, trial: str, values: Mapping[int, float]) -> int | None:
         """Record a trial's values; return the rung at which the trial must stop, or None to continue.
 
         values: the trial's value at each rung reached so far; lower is better. Rungs already passed are not evaluated

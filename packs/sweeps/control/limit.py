@@ -40,5 +40,5 @@ def default_of(sweep: str, forecasts: Sequence[HighCost | None], journal: Journa
     known = [one for one in forecasts if one is not None]
     high = sum(one.micro_usd for one in known) if known and len(known) == len(forecasts) else None
     found = default_limit(high, all(one.is_measured for one in known))
-    tell(f"all runs together: {found.words}")
+    tell(f"all runs together: {found.description}")
     return found.micro_usd

@@ -48,7 +48,7 @@ class PlannedTrial:
     @property
     def estimate_s(self) -> float:
         """Return the upper estimate of the run time in seconds; 0.0 if unknown."""
-        return self.plan.shown.range_s[1] if self.plan.shown else 0.0
+        return self.plan.displayed_estimate.range_s[1] if self.plan.displayed_estimate else 0.0
 
 
 @dataclass
@@ -224,10 +224,10 @@ def plan_of(
     own, vendor = settings_of(trial, settings), candidates[0]
     credentials.set_credentials(secrets(own))
     try:
-        work = PlannedWork.of(replace(trial.spec, with_missing=True), own)
+        work = PlannedWork.from_spec(replace(trial.spec, with_missing=True), own)
         if request is None:
             request, _ = request_of(trial, own, candidates)
-            request = work.draft(request, own) if vendor.is_rented else request
+            request = work.draft_request(request, own) if vendor.is_rented else request
         limits = preflight.limits_for(own, vendor.is_rented, trial.spec)
         return plan_for(work, own, request, vendor, limits, offer)
     except (UsageError, ConfigError) as error:
@@ -278,7 +278,7 @@ def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:
     limits, high = preflight.limits_for(settings, True, one.spec), high_of(one, settings)
     if preflight.is_open(limits):  # the other trials have limits
         own = default_limit(high.micro_usd if high else None, high is not None and high.is_measured)
-        tell(f"{one.trial.run}: {own.words}")
+        tell(f"{one.trial.run}: {own.description}")
         limits = replace(limits, spend_micro_usd=own.micro_usd)
     one.plan = replace(one.plan, job=replace(one.plan.job, limits=limits))
     try:

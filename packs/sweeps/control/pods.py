@@ -59,7 +59,7 @@ class SweepPods:
     entries: Mapping[str, PodEntry] = field(default_factory=dict)
     """Pods to rent for the sweep and release at the end; {} means that the sweep uses existing pods, and keeps them."""
     limit: SetLimit | None = None
-    there: tuple[str, ...] = ()
+    existing: tuple[str, ...] = ()
     """Names of existing pods."""
 
     @property
@@ -69,7 +69,7 @@ class SweepPods:
 
     def with_limit(self, amount: int) -> "SweepPods":
         """Return the pods with a common limit of `amount` micro-dollars. Raises UsageError."""
-        found = SetLimit.of(self.set_name, dollars(amount), self.entries)
+        found = SetLimit.for_set(self.set_name, dollars(amount), self.entries)
         return replace(self, limit=found and replace(found, budget=f"sweep:{self.set_name}"))
 
 
@@ -132,7 +132,9 @@ def shared_machine_of(one: LaunchSpec) -> PodEntry:
     keys = {each.name for each in fields(PodEntry)}
     for each in flags_of(MachineSpec):
         if getattr(one, each.name) and KEYS.get(each.name, each.name) not in keys:
-            raise UsageError(f"--{each.spelled} does not apply to a pod that runs share; leave out the flag, or --pack")
+            raise UsageError(
+                f"--{each.spelling} does not apply to a pod that runs share; leave out the flag, or --pack"
+            )
     return machine_of(one)
 
 
@@ -230,8 +232,8 @@ class WorkingPods:
     settings: Settings
     tell: Say
     end: "Callable[[str], subprocess.Popen[bytes]]"
-    making: dict[str, threading.Thread] = field(default_factory=dict)
-    made: Counter[str] = field(default_factory=Counter)
+    renting: dict[str, threading.Thread] = field(default_factory=dict)
+    num_attempts: Counter[str] = field(default_factory=Counter)
     """Number of attempts to rent each pod."""
     due_at: dict[str, float] = field(default_factory=dict)
     """Times on the monotonic clock for the next attempt to rent pods that were unavailable."""
@@ -240,40 +242,40 @@ class WorkingPods:
     ending: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     looked_at: float = 0.0
 
-    def ready(self) -> set[str]:
+    def ready_names(self) -> set[str]:
         """Return the names of the pods ready for runs."""
         rows = self.journal.ops(live=True)
         return {op.run for op in rows if is_held(op) and op.state == READY and op.run not in self.ending}
 
-    def look(self, needed: Collection[str]) -> None:
+    def reconcile(self, needed: Collection[str]) -> None:
         """Rent missing pods in `needed`, release idle pods, and reconcile the other pods with their vendors."""
-        names = (*self.wanted.entries, *self.wanted.there)
+        names = (*self.wanted.entries, *self.wanted.existing)
         rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.is_head}
         if rows and time.monotonic() - self.looked_at > LOOK_EVERY_S:
             # Reconciling ends a pod left by a dead renting process; pods already ending are skipped.
             seen = [op.token for name, op in rows.items() if name not in self.ending]
             settle(self.journal, self.settings, self.tell, seen)
             self.looked_at = time.monotonic()
-        for name in self.wanted.there:
+        for name in self.wanted.existing:
             if name not in rows and name not in self.given_up:
                 self.given_up[name] = f"{name} is gone"
                 self.tell(self.given_up[name])
         for name in self.wanted.entries:
-            is_made = name in self.making and self.making[name].is_alive()
+            is_made = name in self.renting and self.renting[name].is_alive()
             if name in needed:
                 if name not in rows and not is_made and name not in self.given_up:
-                    self._make(name)
+                    self._start_renting(name)
             elif name in rows and rows[name].state == READY and not is_made and name not in self.ending:
                 self.tell(f"{time.strftime('%H:%M:%S')} {name}: no run is left for this pod; the pod is deleted")
                 self.ending[name] = self.end(name)
 
-    def leave(self, needed: Collection[str]) -> None:
+    def finish(self, needed: Collection[str]) -> None:
         """Wait until all pods in progress are rented, and all released pods have ended."""
-        if alive := [name for name, thread in self.making.items() if thread.is_alive()]:
+        if alive := [name for name, thread in self.renting.items() if thread.is_alive()]:
             self.tell(f"waiting for the rental of {', '.join(alive)}")
-        for thread in self.making.values():
+        for thread in self.renting.values():
             thread.join()
-        self.look(needed)
+        self.reconcile(needed)
         for name in sorted({*needed} & {*self.wanted.entries}):
             self.tell(
                 f"{name} stays on for the runs on this pod, until all GPUs are idle for {IDLE_MINUTES:.0f} "
@@ -282,16 +284,16 @@ class WorkingPods:
         for process in self.ending.values():
             process.wait()
 
-    def _make(self, name: str) -> None:
+    def _start_renting(self, name: str) -> None:
         last = next(iter(self.journal.ops(run=name)[-1:]), None)
-        if self.made[name] and last is not None and last.outcome == "limit":
+        if self.num_attempts[name] and last is not None and last.outcome == "limit":
             self.given_up[name] = f"{name} has reached its limit"
-        elif self.made[name] >= MOST_MADE:
+        elif self.num_attempts[name] >= MOST_MADE:
             self.given_up[name] = f"{name} is given up after {MOST_MADE} attempts to rent the pod"
         elif time.monotonic() >= self.due_at.get(name, 0.0):
-            self.made[name] += 1
-            self.making[name] = threading.Thread(target=self._rent, args=(name,), name=f"make {name}")
-            self.making[name].start()
+            self.num_attempts[name] += 1
+            self.renting[name] = threading.Thread(target=self._rent, args=(name,), name=f"make {name}")
+            self.renting[name].start()
         if name in self.given_up:
             self.tell(self.given_up[name])
 
@@ -305,7 +307,7 @@ class WorkingPods:
             self.tell(self.given_up[name])
         except Exception as error:  # the other pods continue; the attempt is repeated later
             said = str(error).splitlines()[0] if isinstance(error, NoOffer) else describe(error)
-            wait_s = BACKOFF.wait_s(self.made[name])
+            wait_s = BACKOFF.wait_s(self.num_attempts[name])
             self.due_at[name] = time.monotonic() + wait_s
             self.tell(f"{name} could not be rented: {said}; trying again in {wait_s:.0f} s")
 
@@ -313,8 +315,8 @@ class WorkingPods:
 def deploy(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> list[str]:
     """Rent all missing pods; return the reasons for the pods still missing."""
     at_work = WorkingPods(wanted, journal, settings, tell, _nobody)
-    while not wanted.entries.keys() <= at_work.ready() | at_work.given_up.keys():
-        at_work.look(wanted.entries)
+    while not wanted.entries.keys() <= at_work.ready_names() | at_work.given_up.keys():
+        at_work.reconcile(wanted.entries)
         time.sleep(POLL_S)
     return list(at_work.given_up.values())
 

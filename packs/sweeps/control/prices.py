@@ -152,7 +152,7 @@ def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:
     """
     wanted = gpus.read_set(kind, number)
     prices = [
-        (one.offer.micro_usd_per_hour, f"{CATALOGUE}, {one.mark}")
+        (one.offer.micro_usd_per_hour, f"{CATALOGUE}, {one.label}")
         for one in catalogue.read(own)
         for name, many in wanted
         if one.offer.num_gpus == many and gpus.is_asked(name, one.offer.gpu)

@@ -38,7 +38,7 @@ def summary_of(result: SweepResult, answer: SweepAnswer) -> dict[str, Any]:
             "verdict": one.verdict,
             "difference": one.apart.mean if one.apart else None,
             "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
-            "beside": {name: one.beside(name) for name in result.beside},
+            "beside": {name: one.additional_means(name) for name in result.beside},
         }
         for one in answer.rows
     ]

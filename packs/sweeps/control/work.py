@@ -59,7 +59,7 @@ class TrialAtWork:
     run: str
     lane: int
     child: subprocess.Popen[bytes]
-    said: Path
+    answer_file: Path
     log: Path
     looked_at: float = 0.0
     stopping: subprocess.Popen[bytes] | None = None
@@ -78,19 +78,19 @@ class SweepWork:
     settings: Settings
     tell: Say
     halving: Halving | None = None
-    told: dict[str, str] = field(default_factory=dict)
+    unpaid_reasons: dict[str, str] = field(default_factory=dict)
     """Reasons why waiting trials could not be paid yet."""
     running: dict[str, TrialAtWork] = field(default_factory=dict)
-    begun: dict[str, int] = field(default_factory=dict)
+    num_relaunches: dict[str, int] = field(default_factory=dict)
     """Number of deaths of each trial's launch."""
     settled_at: float = 0.0
-    resting: dict[int, float] = field(default_factory=dict)
+    lane_retry_at: dict[int, float] = field(default_factory=dict)
     """Times before which no trial starts on a lane without an available machine, while other trials run."""
-    is_leaving: bool = False
+    is_detaching: bool = False
     pods: WorkingPods | None = None
     """Pods shared by the trials; None when each trial has its own pod."""
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Launch the trials and wait until all have ended.
 
         On KeyboardInterrupt, detaches the launches, starts no further trials and re-raises.
@@ -99,19 +99,19 @@ class SweepWork:
         try:
             while self._waiting() or self.running:
                 self._reap()
-                self._tell_recoveries()
+                self._report_recoveries()
                 if self.pods:
-                    self.pods.look(self._needed())
-                    self._close_hopeless(self.pods)
-                self._begin_what_may()
+                    self.pods.reconcile(self._needed())
+                    self._close_unplaceable(self.pods)
+                self._start_ready_trials()
                 self._compare()
                 time.sleep(POLL_S)
         except BaseException:
-            self._leave()
+            self._detach()
             raise
         finally:
             if self.pods:
-                self.pods.leave(self._needed())
+                self.pods.finish(self._needed())
                 self._share_costs()
 
     def _needed(self) -> set[str]:
@@ -121,8 +121,8 @@ class SweepWork:
         left = [one.pod for one in self.result.trials.values() if one.state == kept.DETACHED]
         busy = {lanes[lane].host for lane in at_work} | {lane.host for lane in lanes if lane.pod in left}
         free = [number for number in range(len(lanes)) if number not in at_work]
-        waiting = [] if self.is_leaving else self._waiting()
-        return pods_with_work(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
+        waiting = [] if self.is_detaching else self._waiting()
+        return pods_with_work(lanes, free, busy, self.pods.ready_names() if self.pods else set(), waiting, self._fits)
 
     def _fits(self, run: str, lane: int) -> bool:
         """Return whether a trial may run on a lane: on the assigned pod, and a live run only on the machine in use."""
@@ -134,7 +134,7 @@ class SweepWork:
             return True
         return there.host in (live.place, live.place.partition("/")[0]) and live.devices == there.devices
 
-    def _close_hopeless(self, at_work: WorkingPods) -> None:
+    def _close_unplaceable(self, at_work: WorkingPods) -> None:
         """Close the waiting trials after the loss of all suitable pods."""
         lost = at_work.given_up
         for run in self._waiting() if lost else ():
@@ -152,25 +152,27 @@ class SweepWork:
     def _waiting(self) -> list[str]:
         return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
 
-    def _begin_what_may(self) -> None:
+    def _start_ready_trials(self) -> None:
         """Start a trial on each free lane: the next trial of the lane's queue, else the next waiting trial."""
         lanes = self.planned.lanes
         free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
         if self.pods:
-            ready = self.pods.ready()
+            ready = self.pods.ready_names()
             free = [number for number in free if lanes[number].host in ready]
         if self.running:
-            free = [number for number in free if self.resting.get(number, 0.0) <= time.monotonic()]
+            free = [number for number in free if self.lane_retry_at.get(number, 0.0) <= time.monotonic()]
         for lane in free:
             waiting = [run for run in self._waiting() if self._fits(run, lane)]
             own = [run for run in lanes[lane].runs if run in waiting]
             others = [run for run in waiting if run not in own]
-            run = next((run for run in (*own, *others) if self._may_begin(run)), "")
+            run = next((run for run in (*own, *others) if self._can_start(run)), "")
             if run:
-                self._begin(run, lane)
+                self._start_trial(run, lane)
         if self.planned.budget and not self.running and (left := self._waiting()) and self._is_all_spent():
             for run in left:
-                self._close(run, kept.LIMIT, f"not begun: {self.told.get(run) or 'the limit does not cover it'}")
+                self._close(
+                    run, kept.LIMIT, f"not begun: {self.unpaid_reasons.get(run) or 'the limit does not cover it'}"
+                )
 
     def _is_all_spent(self) -> bool:
         """Return whether no more of the budget can become free, because all committed money is spent.
@@ -184,7 +186,7 @@ class SweepWork:
             self.settled_at = time.monotonic()
         return found.committed <= found.spent
 
-    def _may_begin(self, run: str) -> bool:
+    def _can_start(self, run: str) -> bool:
         """Return whether a trial may start now; close a trial of a stopped arm."""
         if self.result.trials[run].state != kept.WAITING:
             return False
@@ -195,11 +197,11 @@ class SweepWork:
                 return False
             if ahead.state in (kept.WAITING, kept.RUNNING):
                 return False
-        if self._is_being_made_elsewhere(run):
+        if self._is_artifact_in_progress(run):
             return False
-        return self._is_paid(run)
+        return self._reserve_cost(run)
 
-    def _is_paid(self, run: str) -> bool:
+    def _reserve_cost(self, run: str) -> bool:
         """Reserve the trial's highest cost, earlier cost included; return whether the budget allows the reservation.
 
         Closes the trial when the trial's own spend limit is used up.
@@ -220,9 +222,9 @@ class SweepWork:
                 budgets.reserve(self.journal, name, run, most, scale)
         except OutOfMoney as error:  # a different process was faster
             why = str(error)
-        if why and self.told.get(run) != why:
-            self.told[run] = why
-            self._set(run, reason=f"waits: {why}")
+        if why and self.unpaid_reasons.get(run) != why:
+            self.unpaid_reasons[run] = why
+            self._update_result(run, reason=f"waits: {why}")
         return not why
 
     def _first_of_arm(self, run: str) -> str:
@@ -235,13 +237,13 @@ class SweepWork:
         first = self.planned.spec.arms[self.result.trials[run].arm][0].run
         return first if first != run else ""
 
-    def _is_being_made_elsewhere(self, run: str) -> bool:
+    def _is_artifact_in_progress(self, run: str) -> bool:
         """Return whether a running trial is making an artifact shared with this trial."""
         store, own = Store(self.settings.store), makings(self.planned.trials[run].plan).items()
         others = {item for one in self.running for item in makings(self.planned.trials[one].plan).items()}
         return any(not is_in_local_store(store, name, fingerprint) for name, fingerprint in own & others)
 
-    def _begin(self, run: str, lane: int) -> None:
+    def _start_trial(self, run: str, lane: int) -> None:
         one, berth = self.planned.trials[run], self.planned.lanes[lane]
         place = berth.pod
         on = ["--host", berth.host] if berth.host else []
@@ -260,9 +262,9 @@ class SweepWork:
         words = ["launch", "--provider", self.settings.provider, *on, *command_words(spec), *paid]
         words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
-        home = RunHome.of(run, self.settings.homes)
+        home = RunHome.for_run(run, self.settings.homes)
         home.folder.mkdir(parents=True, exist_ok=True)
-        self._say(run, "begins", place)
+        self._report(run, "begins", place)
         with home.launch_answer.open("wb") as said, home.launch_log.open("ab") as log:
             child = subprocess.Popen(
                 inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log, start_new_session=True
@@ -270,9 +272,9 @@ class SweepWork:
         self.running[run] = TrialAtWork(
             run, lane, child, home.launch_answer, home.launch_log, recoveries=self._recoveries(run)
         )
-        self._set(run, state=kept.RUNNING, pod=place, reason="")
+        self._update_result(run, state=kept.RUNNING, pod=place, reason="")
 
-    def _say(self, run: str, what: str, place: str = "") -> None:
+    def _report(self, run: str, what: str, place: str = "") -> None:
         where = f"{place}: " if place else ""
         self.tell(f"{time.strftime('%H:%M:%S')} {where}{shown(run, self.result.name)} {what}")
 
@@ -280,12 +282,12 @@ class SweepWork:
         rows = self.journal.ops(run=run)
         return rows[-1].recoveries if rows else 0
 
-    def _tell_recoveries(self) -> None:
+    def _report_recoveries(self) -> None:
         """Report each new recovery of a running trial, after the pod was lost or silent."""
         for run, one in self.running.items():
             if (now := self._recoveries(run)) > one.recoveries:
                 one.recoveries = now
-                self._say(
+                self._report(
                     run, f"was resumed after the loss of the pod ({count(now, 'time')} so far); see: inv why {run}"
                 )
 
@@ -306,62 +308,62 @@ class SweepWork:
             del self.running[run]
             document: Mapping[str, Any] = {}
             with suppress(ValueError):  # no answer written: only the exit code is known
-                document = json.loads(one.said.read_bytes())
+                document = json.loads(one.answer_file.read_bytes())
             code = one.child.returncode
             if code == NoOffer.exit_code and self.running:
-                self._rest(one, str(document.get("error") or "no machine is available"))
+                self._requeue(one, str(document.get("error") or "no machine is available"))
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
-            if is_unsaid and self._may_go_on(run, code):
-                self._say(run, f"is started again: the launch exited with code {code} (see {one.log})")
-                self._set(run, state=kept.WAITING, reason="the launch died, and is started again")
+            if is_unsaid and self._can_relaunch(run, code):
+                self._report(run, f"is started again: the launch exited with code {code} (see {one.log})")
+                self._update_result(run, state=kept.WAITING, reason="the launch died, and is started again")
                 continue
             state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
             reason = document.get("reason") or document.get("error") or ""
             if code not in (0, DETACHED_CODE) and not reason:
                 reason = f"the launch exited with code {code}; see {one.log}"
             steps = [step for step in document.get("steps") or () if isinstance(step, dict)]
-            self._set(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
+            self._update_result(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
             if one.stop_at is not None and state != kept.SUCCEEDED:
                 state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
             elif state == "failed":
                 reason = self._cause(run, reason)
             self._close(run, state, reason)
 
-    def _rest(self, one: TrialAtWork, why: str) -> None:
+    def _requeue(self, one: TrialAtWork, why: str) -> None:
         """Put a trial without a machine back into the wait queue, until a running trial frees a machine."""
         scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
-        self.resting[one.lane] = time.monotonic() + REST_S / scale
+        self.lane_retry_at[one.lane] = time.monotonic() + REST_S / scale
         if self.planned.budget:
             budgets.release_reservation(self.journal, self.planned.budget, one.run)
-        self._set(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
+        self._update_result(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
         place = self.planned.lanes[one.lane].pod
-        self._say(one.run, f"waits, because no machine is available: {why.splitlines()[0]}", place)
+        self._report(one.run, f"waits, because no machine is available: {why.splitlines()[0]}", place)
 
-    def _may_go_on(self, run: str, code: int) -> bool:
+    def _can_relaunch(self, run: str, code: int) -> bool:
         """Return whether an unattended trial should be launched again, and count the attempt.
 
         A new launch joins a live run, or resumes from the newest checkpoint. A launch killed (exit code below 0) before
         renting a pod is repeated as well. Each trial is repeated at most `MOST_BEGUN` times.
         """
         rows = self.journal.ops(run=run)
-        self.begun[run] = self.begun.get(run, 0) + 1
+        self.num_relaunches[run] = self.num_relaunches.get(run, 0) + 1
         is_unfinished = not run_rows.is_over(rows[-1]) if rows else code < 0
-        return is_unfinished and self.begun[run] <= MOST_BEGUN
+        return is_unfinished and self.num_relaunches[run] <= MOST_BEGUN
 
     def _close(self, run: str, state: str, reason: str = "") -> None:
         """Record the end of a trial, with figures, cost and savings."""
         found = self.result.trials[run]
         if state not in (kept.SKIPPED, kept.LIMIT):
-            self._gather(run, state)
+            self._save_figures(run, state)
         cost = self._cost(run)
         if self.pods:
             self._share_costs()
         if self.planned.budget:
             budgets.release_reservation(self.journal, self.planned.budget, run)
-        self._set(run, state=state, reason=reason)
+        self._update_result(run, state=state, reason=reason)
         if self.pods is None:
-            self._set(run, micro_usd=cost)
+            self._update_result(run, micro_usd=cost)
         if state == kept.STOPPED and found.seconds and found.at:
             rest = max(0, found.steps - found.at) / found.at
             self.result.saved_s += found.seconds * rest
@@ -373,13 +375,13 @@ class SweepWork:
                 self.result.saved_micro_usd += round(ahead.micro_usd * ahead.steps / ahead.at)
         self.result.write()
         score = "" if found.score is None else f", {self.planned.spec.rank.by} {found.score:.4g}"
-        self._say(run, f"{state}{score} {reason}".rstrip(), found.pod)
+        self._report(run, f"{state}{score} {reason}".rstrip(), found.pod)
 
-    def _gather(self, run: str, state: str) -> None:
+    def _save_figures(self, run: str, state: str) -> None:
         """Store and score the figures of an ended trial."""
         found, content = self.result.trials[run], self._figures(run)
         if content is not None:
-            self.result.keep_lines(run, content)
+            self.result.save_figures(run, content)
         lines = jsonl_log.parse((content or b"").decode("utf-8", "replace"))
         if lines:
             found.at = lines[-1]["step"]
@@ -421,34 +423,34 @@ class SweepWork:
                 continue
             one.looked_at = time.monotonic()
             lines = jsonl_log.parse((self._figures(run) or b"").decode("utf-8", "replace"))
-            self._hear(run, lines)
+            self._record_figures(run, lines)
             if one.stop_at is not None and one.child.poll() is None:
-                self._say(run, f"is stopped: behind after {one.stop_at} steps")
+                self._report(run, f"is stopped: behind after {one.stop_at} steps")
                 with one.log.open("ab") as log:
                     one.stopping = subprocess.Popen(
                         inv(["down", run]), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                     )
 
-    def _hear(self, run: str, lines: ranking.Lines) -> None:
+    def _record_figures(self, run: str, lines: ranking.Lines) -> None:
         assert self.halving is not None
         steps, rank = self.result.trials[run].steps, self.planned.spec.rank
         reached = {rung: ranking.figure_at(lines, rank, steps, rung) for rung in self.halving.rungs}
         values = {rung: rank.sign * value for rung, value in reached.items() if value is not None}
         if lines:
             self.result.trials[run].at = lines[-1]["step"]
-        self.running[run].stop_at = self.halving.hear(run, values)
+        self.running[run].stop_at = self.halving.record(run, values)
 
-    def _set(self, run: str, **values: Any) -> None:
+    def _update_result(self, run: str, **values: Any) -> None:
         for name, value in values.items():
             setattr(self.result.trials[run], name, value)
         self.result.write()
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         """Detach from the launches; the runs continue."""
-        self.is_leaving = True
+        self.is_detaching = True
         for one in self.running.values():
             one.child.send_signal(signal.SIGINT)
         for one in self.running.values():
             one.child.wait()
         for run in list(self.running):
-            self._set(run, state=kept.DETACHED)
+            self._update_result(run, state=kept.DETACHED)

@@ -20,12 +20,12 @@ class Wandb(NamedTracker):
     environment = "track-wandb"
     opened_by = "packs.trackers.trainer.wandb_run:WandbRun"
 
-    def is_meant(self, settings: Settings) -> bool:
-        ours = settings.of(TrackerSettings)
+    def is_enabled(self, settings: Settings) -> bool:
+        ours = settings.for_pack(TrackerSettings)
         return ours.wandb_mode != "disabled" and bool(ours.wandb_api_key or ours.wandb_project or ours.wandb_mode)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        ours = settings.of(TrackerSettings)
+        ours = settings.for_pack(TrackerSettings)
         return {
             "WANDB_PROJECT": ours.wandb_project,
             "WANDB_MODE": ours.wandb_mode,
@@ -33,22 +33,22 @@ class Wandb(NamedTracker):
         }
 
     def secrets(self, settings: Settings) -> Mapping[str, str]:
-        return {"WANDB_API_KEY": settings.of(TrackerSettings).wandb_api_key}
+        return {"WANDB_API_KEY": settings.for_pack(TrackerSettings).wandb_api_key}
 
-    def note(self, settings: Settings) -> str:
-        is_online = bool(settings.of(TrackerSettings).wandb_api_key)
+    def describe_location(self, settings: Settings) -> str:
+        is_online = bool(settings.for_pack(TrackerSettings).wandb_api_key)
         return (
             ""
             if is_online
             else "W&B: without WANDB_API_KEY the machine keeps the metrics of the run offline, for: wandb sync"
         )
 
-    def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Settings) -> str:
+    def describe_runs(self, environs: Sequence[Mapping[str, str]], settings: Settings) -> str:
         projects = list(dict.fromkeys(one["WANDB_PROJECT"] for one in environs if "WANDB_PROJECT" in one))
         if not projects:
             return ""
         without = "; WANDB_API_KEY is not set, so each machine keeps the metrics of the run, for: wandb sync"
-        return f"W&B project {', '.join(projects)}{'' if settings.of(TrackerSettings).wandb_api_key else without}"
+        return f"W&B project {', '.join(projects)}{'' if settings.for_pack(TrackerSettings).wandb_api_key else without}"
 
 
 class Mlflow(NamedTracker):
@@ -61,7 +61,7 @@ class Mlflow(NamedTracker):
 
         An address of this machine is accepted unchanged: runs on this machine can use such an address.
         """
-        ours = settings.of(TrackerSettings)
+        ours = settings.for_pack(TrackerSettings)
         if urlsplit(ours.mlflow_tracking_uri).password:
             raise UsageError(
                 "MLFLOW_TRACKING_URI holds a password that every reader of the job could see; put the "
@@ -74,14 +74,14 @@ class Mlflow(NamedTracker):
         }
 
     def secrets(self, settings: Settings) -> Mapping[str, str]:
-        ours = settings.of(TrackerSettings)
+        ours = settings.for_pack(TrackerSettings)
         return {
             "MLFLOW_TRACKING_PASSWORD": ours.mlflow_tracking_password,
             "MLFLOW_TRACKING_TOKEN": ours.mlflow_tracking_token,
         }
 
-    def note(self, settings: Settings) -> str:
-        has_server = bool(settings.of(TrackerSettings).mlflow_tracking_uri)
+    def describe_location(self, settings: Settings) -> str:
+        has_server = bool(settings.for_pack(TrackerSettings).mlflow_tracking_uri)
         return (
             ""
             if has_server

@@ -34,8 +34,8 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="slipway-board-") as private:
         run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID", ""), own.events or Path(private, "events"))
         sidecar = Sidecar(run, work / "runs", Path(private, "state.json"), TensorboardFiles)
-        sidecar.begin()
-        while sidecar.look():
+        sidecar.open()
+        while sidecar.send_new_records():
             continue
         if own.once:
             return 0
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
         shown = subprocess.Popen(line)
         try:
             while os.getppid() == parent and (shown.poll() is None or own.events):  # also without a page
-                sidecar.look()
+                sidecar.send_new_records()
                 time.sleep(LOOK_S)
             return shown.poll() or 0
         finally:

@@ -37,7 +37,7 @@ class MlflowRun:
         else:
             self.id = self.client.create_run(experiment_id, tags={TAG: run.run}, run_name=run.run).info.run_id
             self._configure(run)
-        self.told: LastSent | None = self._told(list(run.configs))
+        self.last_sent: LastSent | None = self._read_last_sent(list(run.configs))
         self.link = f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{self.id}" if uri else f"offline, in {here}"
 
     def _configure(self, run: TrackedRun) -> None:
@@ -46,14 +46,14 @@ class MlflowRun:
         for at in range(0, len(params), BATCH_PARAMS):
             self.client.log_batch(self.id, params=params[at : at + BATCH_PARAMS])
 
-    def _told(self, phases: Sequence[str]) -> LastSent:
+    def _read_last_sent(self, phases: Sequence[str]) -> LastSent:
         data = self.client.get_run(self.id).data
         return LastSent(
             {phase: int(data.metrics.get(f"{phase}/step", 0)) for phase in phases},
             {phase: int(data.tags.get(f"slipway.samples.{phase}", 0)) for phase in phases},
         )
 
-    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+    def send_metrics(self, phase: str, lines: Sequence[Line]) -> None:
         batch: list[Metric] = []
         for line in lines:
             at = int(line.get("at", time.time()) * 1000)
@@ -65,7 +65,7 @@ class MlflowRun:
             batch += more
         self.client.log_batch(self.id, metrics=batch)
 
-    def samples(self, phase: str, said: Sequence[Line]) -> None:
+    def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         step = said[0]["step"]
         text = "\n\n".join(f"{one['prompt']}\n{one['text']}" for one in said)
         self.client.log_text(self.id, text, f"samples/{phase}-{step:09}.txt")

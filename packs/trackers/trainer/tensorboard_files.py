@@ -26,18 +26,18 @@ class TensorboardFiles:
     def __init__(self, run: TrackedRun) -> None:
         self.folder = run.folder
         self.link = f"inv forward {run.run} tensorboard"
-        self.told: LastSent | None = LastSent()
+        self.last_sent: LastSent | None = LastSent()
         self.open: dict[str, tuple[BinaryIO, RecordWriter]] = {}
         for path in sorted(self.folder.glob(f"*/{FILE}")):
             self._recover(path)
 
     def _recover(self, path: Path) -> None:
         """Record the last steps in a file, and truncate a partial record at the end."""
-        assert self.told is not None
+        assert self.last_sent is not None
         phase, end = path.parent.name, 0
         for end, event in whole_events(path):  # noqa: B007 (the last one is what is kept)
             for value in event.summary.value:
-                kind = self.told.samples if value.HasField("tensor") else self.told.figures
+                kind = self.last_sent.samples if value.HasField("tensor") else self.last_sent.figures
                 kind[phase] = max(kind.get(phase, 0), event.step)
         with path.open("r+b") as file:
             file.truncate(end)
@@ -53,7 +53,7 @@ class TensorboardFiles:
                 self.open[phase][1].write(Event(file_version="brain.Event:2").SerializeToString())
         return self.open[phase][1]
 
-    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+    def send_metrics(self, phase: str, lines: Sequence[Line]) -> None:
         writer = self._writer(phase)
         for line in lines:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(line).items()]
@@ -61,7 +61,7 @@ class TensorboardFiles:
             writer.write(event.SerializeToString())
         writer.flush()
 
-    def samples(self, phase: str, said: Sequence[Line]) -> None:
+    def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         writer = self._writer(phase)
         about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         values = [

@@ -39,9 +39,9 @@ class WandbRun:
         self.link = (
             "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
         )
-        self.told = LastSent() if is_offline else self._told(list(run.configs))
+        self.last_sent = LastSent() if is_offline else self._read_last_sent(list(run.configs))
 
-    def _told(self, phases: Sequence[str]) -> LastSent:
+    def _read_last_sent(self, phases: Sequence[str]) -> LastSent:
         """Return the last steps that the server has recorded from earlier processes of this run."""
         told, summary = LastSent(), self.run.summary
         for phase in phases:
@@ -49,12 +49,12 @@ class WandbRun:
             told.samples[phase] = int(summary.get(f"{phase}/samples_step") or 0)
         return told
 
-    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+    def send_metrics(self, phase: str, lines: Sequence[Line]) -> None:
         for line in lines:
             named = {f"{phase}/{name}": value for name, value in numbers(line).items()}
             self.run.log({**named, f"{phase}/step": line["step"]})
 
-    def samples(self, phase: str, said: Sequence[Line]) -> None:
+    def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         text = "\n\n".join(f"{one['prompt']}\n{one['text']}" for one in said)
         self.run.log({f"{phase}/samples": text, f"{phase}/samples_step": said[0]["step"]})
 

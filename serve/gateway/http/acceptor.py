@@ -44,7 +44,7 @@ class Acceptor:
             self.close()
             raise
         for one in self._sockets:
-            self._loop.add_reader(one, self._answer, one)
+            self._loop.add_reader(one, self._accept, one)
         return port
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Acceptor:
         self._sockets.append(made)
         return int(made.getsockname()[1])
 
-    def _answer(self, door: socket.socket) -> None:
+    def _accept(self, door: socket.socket) -> None:
         for _ in range(AT_ONCE):
             try:
                 near, peer = door.accept()
@@ -74,20 +74,20 @@ class Acceptor:
             except ConnectionError:  # the client has left
                 continue
             except OSError as error:  # no free file descriptor or memory: transient
-                self._rest(door, error)
+                self._pause(door, error)
                 return
             self._is_short = False
             near.setblocking(False)
             self.take(near, address_of(peer))
 
-    def _rest(self, door: socket.socket, error: OSError) -> None:
+    def _pause(self, door: socket.socket, error: OSError) -> None:
         if not self._is_short:  # a warning per shortage
             log.warning("gateway: no connection can be taken: %s", error)
         self._is_short = True
         self._loop.remove_reader(door)
-        self._loop.call_later(REST_S, self._go_on, door)
+        self._loop.call_later(REST_S, self._resume, door)
         self.short()
 
-    def _go_on(self, door: socket.socket) -> None:
+    def _resume(self, door: socket.socket) -> None:
         if door in self._sockets:
-            self._loop.add_reader(door, self._answer, door)
+            self._loop.add_reader(door, self._accept, door)

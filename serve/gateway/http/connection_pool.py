@@ -43,16 +43,16 @@ class ConnectionPool(Generic[M]):
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
 
-    def come(self, one: M, address: str) -> bool:
+    def add(self, one: M, address: str) -> bool:
         """Add a stranger and return True, closing a connection to make room; return False if the gateway is full."""
         there = self._by_address.get(address, ())
         if len(there) >= self.limits.max_strangers_per_address:
-            self._dismiss(next(iter(there)))
-        elif len(self) >= self.limits.max_connections and not self.thin(1):
+            self._close(next(iter(there)))
+        elif len(self) >= self.limits.max_connections and not self.close_oldest(1):
             longest = _longest_idle(self._known)
             if longest is None:
                 return False
-            self._dismiss(longest)
+            self._close(longest)
         _put(self._strangers, self._by_address, one, address)
         return True
 
@@ -69,23 +69,23 @@ class ConnectionPool(Generic[M]):
         ):
             longest = _longest_idle(self._known)
         if longest is not None:  # otherwise all are busy, and there cannot be many more
-            self._dismiss(longest)
+            self._close(longest)
         _put(self._known, self._by_key, one, key)
 
-    def leave(self, one: M) -> None:
+    def remove(self, one: M) -> None:
         """Forget a closed connection; a connection already forgotten is ignored."""
         if not _take(self._strangers, self._by_address, one):
             _take(self._known, self._by_key, one)
 
-    def thin(self, count: int) -> int:
+    def close_oldest(self, count: int) -> int:
         """Close up to `count` of the oldest strangers; return the number of closed connections."""
         count = min(count, len(self._strangers))
         for _ in range(count):
-            self._dismiss(next(iter(self._strangers)))
+            self._close(next(iter(self._strangers)))
         return count
 
-    def _dismiss(self, one: M) -> None:
-        self.leave(one)
+    def _close(self, one: M) -> None:
+        self.remove(one)
         self._give_up(one)
 
 

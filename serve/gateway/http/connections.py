@@ -1,7 +1,7 @@
 """Connections to engines, reused between requests: HTTP/1.1 by httptools' parser.
 
-A request is a single write, and a short answer wakes the waiting task once. `Line.ask` sends the bytes of a request and
-returns an EngineReply, which the caller reads to the end or closes. Raises OSError.
+A request is a single write, and a short answer wakes the waiting task once. `Line.send_request` sends the bytes of a
+request and returns an EngineReply, which the caller reads to the end or closes. Raises OSError.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class EngineReply(Message):
         """Release the connection once: keep it for reuse after a complete answer, else close it to stop the engine."""
         line = self.wire
         assert isinstance(line, Line)
-        if self.is_whole and not line.is_spent and not line.is_stopped:
-            self._home.keep(line)
+        if self.is_whole and not line.is_spent and not line.is_reading_paused:
+            self._home.release(line)
         else:
             line.close()
 
@@ -58,7 +58,7 @@ class Line(Wire):
     def is_free(self) -> bool:
         return not self.is_spent and self.transport is not None and not self.transport.is_closing()
 
-    def ask(self, request: bytes, home: "Home") -> EngineReply:
+    def send_request(self, request: bytes, home: "Home") -> EngineReply:
         """Send a request and return the pending answer. Raises ConnectionError."""
         self.send(request)
         self._reply = reply = EngineReply(self, home)
@@ -78,7 +78,7 @@ class Line(Wire):
         else:
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._fail(f"headers of more than {MOST_HEAD_BYTES} bytes")
-        self.news.set()
+        self.received.set()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         reply = self._reply
@@ -164,7 +164,7 @@ class Home:
                 made.result()[1].close()  # the connection was ready at the cancellation
             raise
 
-    def keep(self, line: Line) -> None:
+    def release(self, line: Line) -> None:
         if not self._is_open:
             line.close()
             return

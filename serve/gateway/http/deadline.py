@@ -30,7 +30,7 @@ class Deadline:
     def clear(self) -> None:
         self._all.open.discard(self)
 
-    def forgive(self) -> bool:
+    def clear_cancellation(self) -> bool:
         """Return whether this deadline alone cancelled the task, and clear the cancellation after a CancelledError."""
         if not self.is_over:
             return False
@@ -51,16 +51,16 @@ class Deadlines:
         self.open: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, task: EagerTask, total_s: float) -> Deadline:
+    def start(self, task: EagerTask, total_s: float) -> Deadline:
         """Return a new deadline for the request of `task`, `total_s` seconds from now."""
         one = Deadline(self, task, total_s)
         self.open.add(one)
         if self._timer is None:
-            self._timer = self.loop.call_later(LOOK_S, self._look)
+            self._timer = self.loop.call_later(LOOK_S, self._check)
         return one
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self.loop.time()
         for one in [each for each in self.open if each.at <= now]:
             one.fire()
-        self._timer = self.loop.call_later(LOOK_S, self._look) if self.open else None
+        self._timer = self.loop.call_later(LOOK_S, self._check) if self.open else None

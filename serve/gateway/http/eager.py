@@ -28,7 +28,7 @@ class Signal:
         task = self._task
         if task is not None:
             self._task = None
-            task._go_on()
+            task._resume()
 
 
 class EagerTask:
@@ -42,7 +42,7 @@ class EagerTask:
         self._waits_for: Signal | asyncio.Future[Any] | None = None  # None while running
         self._is_cancelled = self.is_done = False
         self._cancels = 0
-        self._go_on()
+        self._resume()
 
     def cancel(self) -> None:
         """Raise CancelledError at the wait: within this call for a signal, else in the loop's next turn."""
@@ -53,7 +53,7 @@ class EagerTask:
         if isinstance(waits_for, Signal):
             waits_for._task = None
             self._is_cancelled = True
-            self._go_on()
+            self._resume()
         elif waits_for is None or not waits_for.cancel():
             self._is_cancelled = True
 
@@ -62,7 +62,7 @@ class EagerTask:
         self._cancels -= 1
         return self._cancels
 
-    def _go_on(self, _: object = None) -> None:
+    def _resume(self, _: object = None) -> None:
         self._waits_for = None
         try:
             if self._is_cancelled:
@@ -83,7 +83,7 @@ class EagerTask:
             waits_for._task = self
         else:
             waits_for._asyncio_future_blocking = False  # marks the future as awaited, not merely yielded
-            waits_for.add_done_callback(self._go_on)
+            waits_for.add_done_callback(self._resume)
         if self._is_cancelled:  # cancelled while running
             self._is_cancelled = False
             self._cancels -= 1

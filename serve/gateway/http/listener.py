@@ -71,10 +71,10 @@ class ClientRequest(Message):
         """Count the connection against the key named `key`, from the first admitted request on."""
         if self._line.is_stranger:
             self._line.is_stranger = False
-            self._line.listener.crowd.admit(self._line, key)
+            self._line.listener.pool.admit(self._line, key)
 
     @property
-    def is_behind(self) -> bool:
+    def has_unsent_bytes(self) -> bool:
         """Return whether sent bytes still wait for the client."""
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
@@ -94,7 +94,7 @@ class ClientRequest(Message):
         head = self._head(status, lines, b"Content-Length: %d\r\n" % len(body) if has_body else b"")
         self._line.send(head + body if has_body and self.method != b"HEAD" else head)
 
-    def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
+    def start_answer(self, status: int, lines: bytes, chunk: bytes) -> None:
         """Begin an answer in parts with the first chunk. Raises ConnectionError."""
         self.is_begun = self._is_open = True
         head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
@@ -109,17 +109,17 @@ class ClientRequest(Message):
         """Return whether the send buffer is full, so the sender must wait for the client."""
         return self._line.is_slow
 
-    async def taken(self) -> None:
+    async def drain(self) -> None:
         """Wait until the client has received most of the sent bytes. Raises ConnectionError."""
-        await self._line.taken()
+        await self._line.drain()
 
-    def end(self) -> None:
+    def end_answer(self) -> None:
         """End an answer in parts, once; a closed connection gets no final chunk."""
         if self._is_open and self._chunks and self._line.is_connected:
             self._line.send(b"0\r\n\r\n")
         self._is_open = False
 
-    def cut(self, at_once: bool = False) -> None:
+    def close_connection(self, at_once: bool = False) -> None:
         """Close the connection after flushing sent bytes, or immediately with `at_once`."""
         self.keeps = False
         if self._line.transport is not None:
@@ -144,11 +144,11 @@ class Connection(Wire):
         "task",
         "listener",
         "_parser",
-        "_ahead",
-        "_coming",
+        "_pending",
+        "_incoming",
         "_unparsed",
         "_framing",
-        "_is_deaf",
+        "_ignores_input",
         "_url",
         "_headers",
         "_lines",
@@ -169,11 +169,11 @@ class Connection(Wire):
         self.task: EagerTask | None = None
         self.listener = listener
         self._parser = HttpRequestParser(self)
-        self._ahead: deque[ClientRequest] = deque()  # parsed requests in front of the handler
-        self._coming: ClientRequest | None = None  # request with a body in progress
+        self._pending: deque[ClientRequest] = deque()  # parsed requests in front of the handler
+        self._incoming: ClientRequest | None = None  # request with a body in progress
         self._unparsed: bytes | memoryview = b""  # kept while MOST_AHEAD requests wait
         self._framing = b""  # framing header of a body after an offer to upgrade the protocol
-        self._is_deaf = False  # True if further input is ignored
+        self._ignores_input = False  # True if further input is ignored
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
@@ -190,31 +190,31 @@ class Connection(Wire):
     def is_leaving(self) -> bool:
         return self.listener.is_closed
 
-    def give_up(self) -> None:
+    def close_for_room(self) -> None:
         """Close the connection to make room for a newer connection."""
-        self._is_deaf = True
+        self._ignores_input = True
         if self.transport is not None:
             self.transport.abort()
         elif self.near is not None:
             with contextlib.suppress(OSError):  # the client has left
-                self.near.shutdown(socket.SHUT_RDWR)  # wakes `_join`, which closes the socket
+                self.near.shutdown(socket.SHUT_RDWR)  # wakes `_connect`, which closes the socket
 
     # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.near = None
-        if self._is_deaf or self.listener.is_closed:
-            self.give_up()
+        if self._ignores_input or self.listener.is_closed:
+            self.close_for_room()
             return
         self.listener.connections.add(self)
         self.task = EagerTask(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         super().connection_lost(exc)
         self.listener.connections.discard(self)
-        self.listener.crowd.leave(self)
+        self.listener.pool.remove(self)
         if self._timer is not None:
             self._timer.cancel()
         if self.task is not None:
@@ -223,60 +223,60 @@ class Connection(Wire):
     def data_received(self, data: bytes) -> None:
         if self._unparsed:
             self._unparsed = bytes(self._unparsed) + data
-        elif len(data) <= PIECE_BYTES and len(self._ahead) < MOST_AHEAD:
+        elif len(data) <= PIECE_BYTES and len(self._pending) < MOST_AHEAD:
             self._parse(data)
         else:
             self._unparsed = data
             self._parse_more()
-        self.news.set()
+        self.received.set()
 
-    def go_on(self) -> None:
-        if not self._unparsed and (self._coming is None or not self._coming.is_full):
-            super().go_on()
+    def resume_reading(self) -> None:
+        if not self._unparsed and (self._incoming is None or not self._incoming.is_full):
+            super().resume_reading()
 
     def _parse_more(self) -> None:
         """Parse waiting bytes until MOST_AHEAD requests are ahead; stop reading while bytes are left."""
         rest = memoryview(self._unparsed)
-        while rest and len(self._ahead) < MOST_AHEAD:
+        while rest and len(self._pending) < MOST_AHEAD:
             self._parse(rest[:PIECE_BYTES])
             rest = rest[PIECE_BYTES:]
         self._unparsed = rest
         if rest:
-            self.stop()
+            self.pause_reading()
 
     def _parse(self, data: bytes | memoryview) -> None:
         self._head_bytes += len(data)
-        while data and not self._is_deaf:
+        while data and not self._ignores_input:
             try:
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as offer:
-                data = self._declined() + bytes(data[offer.args[0] :])
+                data = self._decline_upgrade() + bytes(data[offer.args[0] :])
             except HttpParserError as error:
-                self._break(repr(error))
-        if self._head_bytes > MOST_HEAD_BYTES and not self._is_deaf:
-            self._break(f"headers of more than {MOST_HEAD_BYTES} bytes")
+                self._fail_parsing(repr(error))
+        if self._head_bytes > MOST_HEAD_BYTES and not self._ignores_input:
+            self._fail_parsing(f"headers of more than {MOST_HEAD_BYTES} bytes")
 
-    def _break(self, why: str) -> None:
-        self._is_deaf = True
-        if self._coming is not None:
-            self._coming.fail(MalformedMessage(why))
+    def _fail_parsing(self, why: str) -> None:
+        self._ignores_input = True
+        if self._incoming is not None:
+            self._incoming.fail(MalformedMessage(why))
             return
         self._refuse(*UNREADABLE)
 
     def _refuse(self, status: int, why: str) -> None:
         """Queue a refusal of invalid input, and ignore later input, which cannot be delimited."""
-        self._is_deaf = True
+        self._ignores_input = True
         none = ClientRequest(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
         none.fault, none.is_whole = (status, why), True
-        self._ahead.append(none)
+        self._pending.append(none)
 
-    def _declined(self) -> bytes:
+    def _decline_upgrade(self) -> bytes:
         """Decline an offer to upgrade the protocol, as Java's client sends; a new parser takes the rest.
 
         Return the bytes that tell the new parser the framing of this request's body, or b"" without a body.
         """
-        self._is_deaf = self._is_deaf or self._parser.get_method() == b"CONNECT"
+        self._ignores_input = self._ignores_input or self._parser.get_method() == b"CONNECT"
         self._parser = HttpRequestParser(self)
         framing, self._framing = self._framing, b""
         return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
@@ -290,7 +290,7 @@ class Connection(Wire):
         self._url += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._coming is None:  # a later header is a trailer after the body
+        if self._incoming is None:  # a later header is a trailer after the body
             name = name.lower()
             if name not in self._headers:  # the first value of a repeated header counts
                 self._headers[name] = value = value.strip()
@@ -302,8 +302,8 @@ class Connection(Wire):
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
         self._head_bytes = 0
-        if self._coming is not None or self._is_deaf:
-            return  # made up by `_declined`, or behind a refused request
+        if self._incoming is not None or self._ignores_input:
+            return  # made up by `_decline_upgrade`, or behind a refused request
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
             # Clients with an upgrade offer also work without the upgrade.
@@ -322,106 +322,106 @@ class Connection(Wire):
                 self._refuse(*fault)
                 return
             self._host, self._name = host, name
-        self._coming = ClientRequest(self, method, self._url, headers, is_new, is_new and keeps, self._name)
-        self._coming.lines = self._lines
-        self._ahead.append(self._coming)
+        self._incoming = ClientRequest(self, method, self._url, headers, is_new, is_new and keeps, self._name)
+        self._incoming.lines = self._lines
+        self._pending.append(self._incoming)
 
     def on_body(self, part: bytes) -> None:
         self._head_bytes = 0
-        if self._coming is not None:
-            self._coming.feed(part)
+        if self._incoming is not None:
+            self._incoming.feed(part)
 
     def on_message_complete(self) -> None:
-        if self._coming is not None and not self._framing:
-            self._coming.is_whole = True
-            self._coming = None
+        if self._incoming is not None and not self._framing:
+            self._incoming.is_whole = True
+            self._incoming = None
 
     # Handling of requests.
 
     async def _serve(self) -> None:
         try:
             while True:
-                if not self._ahead:
+                if not self._pending:
                     await self._wait()
-                    if not self._ahead:
+                    if not self._pending:
                         break
-                request = self._ahead.popleft()
+                request = self._pending.popleft()
                 if self._unparsed:
                     self._parse_more()
-                    self.go_on()
+                    self.resume_reading()
                 try:
                     await self.listener.handle(request)
-                    request.end()
+                    request.end_answer()
                 except ConnectionError:
                     raise
                 except Exception as error:
-                    self._mistaken(request, error)
+                    self._handle_error(request, error)
                 if not request.is_whole:
-                    await self._pass_over(request)
-                if self.is_stopped:
-                    request.rest()  # drop the unread rest of a body, which precedes the next request
-                if not request.keeps or (self._is_deaf and not self._ahead):
+                    await self._discard_body(request)
+                if self.is_reading_paused:
+                    request.take_unread()  # drop the unread rest of a body, which precedes the next request
+                if not request.keeps or (self._ignores_input and not self._pending):
                     break
                 if self.is_slow:  # the client sends requests without reading answers
-                    await self._until_taken()
+                    await self._wait_received()
         except ConnectionError:
             pass  # the client has left
         finally:
             if self.transport is not None:
                 self.transport.close()
                 if self.transport.get_write_buffer_size():
-                    self._limit()
+                    self._restart_idle_limit()
 
     async def _wait(self) -> None:
         """Wait for a request with complete headers; the idle limit closes the connection."""
-        self._limit()
+        self._restart_idle_limit()
         try:
-            while not self._ahead and not self._is_deaf:
-                await self.news
+            while not self._pending and not self._ignores_input:
+                await self.received
         finally:
             self.is_idle = False
 
-    async def _until_taken(self) -> None:
-        self._limit()
+    async def _wait_received(self) -> None:
+        self._restart_idle_limit()
         try:
-            await self.taken()
+            await self.drain()
         finally:
             self.is_idle = False
 
-    def _limit(self) -> None:
+    def _restart_idle_limit(self) -> None:
         """Give the client `keepalive_s` seconds from now on, for the next request or to receive sent bytes."""
         self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
-            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+            self._timer = self.listener.loop.call_at(self.idle_until, self._check_idle)
         self.is_idle = True
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         """Apply the idle limit; a timer per connection serves all waits, and is set again after firing too early."""
         self._timer = None
         if not self.is_idle or self.task is None or self.transport is None:
             return
         if self.listener.loop.time() < self.idle_until - 0.001:
-            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+            self._timer = self.listener.loop.call_at(self.idle_until, self._check_idle)
         elif self.transport.get_write_buffer_size():
             self.transport.abort()  # a graceful close would wait until the client reads
         else:
             self.task.cancel()
 
-    def _mistaken(self, request: ClientRequest, error: Exception) -> None:
+    def _handle_error(self, request: ClientRequest, error: Exception) -> None:
         log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
         request.keeps = False
         if not request.is_begun:  # an answer in progress can only be cut off
             self.listener.mistaken(request)
 
-    async def _pass_over(self, request: ClientRequest) -> None:
+    async def _discard_body(self, request: ClientRequest) -> None:
         """Discard the rest of a body: closing the connection before the rest arrives would lose the answer."""
         timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
         try:
-            while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
+            while not request.is_whole and size < MOST_LINGER_BYTES and not request.has_too_many_pieces:
                 size += len(await request.readany())
             request.keeps = request.keeps and request.is_whole
         except MalformedMessage:
-            self._is_deaf = True
+            self._ignores_input = True
         finally:
             timer.cancel()
 
@@ -439,28 +439,28 @@ class Listener:
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
         self.tls: ssl.SSLContext | None = None
         """TLS context of new connections; None = plain HTTP."""
-        self.crowd: ConnectionPool[Connection] = ConnectionPool(limits, Connection.give_up)
+        self.pool: ConnectionPool[Connection] = ConnectionPool(limits, Connection.close_for_room)
         self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
         self.is_closed = False  # no new connection is accepted, and answers announce the close
-        self._doors = Acceptor(self._take, lambda: self.crowd.thin(AT_ONCE))
+        self._acceptor = Acceptor(self._accept, lambda: self.pool.close_oldest(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
         """Start listening and return the port. Raises OSError."""
-        return await self._doors.open(host, port)
+        return await self._acceptor.open(host, port)
 
-    def limit(self, limits: GatewayLimits) -> None:
-        self.crowd.limits = limits
+    def set_limits(self, limits: GatewayLimits) -> None:
+        self.pool.limits = limits
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
 
-    def _take(self, near: socket.socket, address: str) -> None:
+    def _accept(self, near: socket.socket, address: str) -> None:
         line = Connection(self, address)
-        if self.crowd.come(line, address):
-            EagerTask(self._join(line, near))
+        if self.pool.add(line, address):
+            EagerTask(self._connect(line, near))
         else:
             near.close()
 
-    async def _join(self, line: Connection, near: socket.socket) -> None:
+    async def _connect(self, line: Connection, near: socket.socket) -> None:
         line.near = near
         try:
             await self.loop.connect_accepted_socket(
@@ -468,15 +468,15 @@ class Listener:
             )
         except OSError:  # no memory, or a failed TLS handshake
             line.near = None
-            self.crowd.leave(line)
+            self.pool.remove(line)
             near.close()
 
     async def close(self) -> None:
         """Close the port; open connections stay open until `leave`."""
         self.is_closed = True
-        self._doors.close()
+        self._acceptor.close()
 
-    async def leave(self) -> None:
+    async def close_connections(self) -> None:
         """Cancel all answers in progress and close all connections."""
         there = list(self.connections)
         for one in there:

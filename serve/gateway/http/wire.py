@@ -21,13 +21,13 @@ class MalformedMessage(ConnectionError):
 class Wire(asyncio.Protocol):
     """A connection. `news` signals received bytes or the end, `room` signals that the peer has taken bytes."""
 
-    __slots__ = ("transport", "news", "room", "is_slow", "is_stopped")
+    __slots__ = ("transport", "received", "writable", "is_slow", "is_reading_paused")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.news, self.room = Signal(), Signal()
+        self.received, self.writable = Signal(), Signal()
         self.is_slow = False  # True while the send buffer is full
-        self.is_stopped = False
+        self.is_reading_paused = False
 
     @property
     def is_connected(self) -> bool:
@@ -38,15 +38,15 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.transport = None
-        self.news.set()
-        self.room.set()
+        self.received.set()
+        self.writable.set()
 
     def pause_writing(self) -> None:
         self.is_slow = True
 
     def resume_writing(self) -> None:
         self.is_slow = False
-        self.room.set()
+        self.writable.set()
 
     def send(self, data: bytes) -> None:
         """Send bytes. Raises ConnectionError on a closed connection."""
@@ -55,22 +55,22 @@ class Wire(asyncio.Protocol):
             raise ConnectionResetError("the connection is closed")
         transport.write(data)
 
-    async def taken(self) -> None:
+    async def drain(self) -> None:
         """Wait until the peer has received most of the sent bytes. Raises ConnectionError."""
         while self.is_slow:
             if self.transport is None:
                 raise ConnectionResetError("the connection is closed")
-            await self.room
+            await self.writable
 
-    def stop(self) -> None:
-        """Stop receiving until `go_on`."""
-        if self.transport is not None and not self.is_stopped:
-            self.is_stopped = True
+    def pause_reading(self) -> None:
+        """Stop receiving until `resume_reading`."""
+        if self.transport is not None and not self.is_reading_paused:
+            self.is_reading_paused = True
             self.transport.pause_reading()
 
-    def go_on(self) -> None:
-        if self.transport is not None and self.is_stopped:
-            self.is_stopped = False
+    def resume_reading(self) -> None:
+        if self.transport is not None and self.is_reading_paused:
+            self.is_reading_paused = False
             self.transport.resume_reading()
 
 
@@ -91,7 +91,7 @@ class Message:
         return self._held > HELD_BYTES
 
     @property
-    def is_torn(self) -> bool:
+    def has_too_many_pieces(self) -> bool:
         return self.pieces > MOST_PIECES
 
     def feed(self, part: bytes) -> None:
@@ -99,32 +99,32 @@ class Message:
         self.pieces += 1
         self._held += len(part)
         if self._held > HELD_BYTES:
-            self.wire.stop()
+            self.wire.pause_reading()
 
     def fail(self, error: MalformedMessage) -> None:
         """Record that no more data will come. A reader receives the pieces already here first."""
         if not self.is_whole and self.error is None:
             self.error = error
 
-    def rest(self) -> bytes:
+    def take_unread(self) -> bytes:
         """Return all unread bytes and resume receiving."""
         said = b"".join(self._parts)
         self._parts.clear()
         self._held = 0
-        if self.wire.is_stopped:
-            self.wire.go_on()
+        if self.wire.is_reading_paused:
+            self.wire.resume_reading()
         return said
 
-    async def more(self) -> None:
+    async def wait_data(self) -> None:
         """Wait until data has come. Raises MalformedMessage when no more data will come."""
         if self.error is not None:
             raise self.error
-        await self.wire.news
+        await self.wire.received
 
     async def readany(self) -> bytes:
         """Return the unread bytes, or the next bytes; b"" at the end. Raises MalformedMessage."""
         while not self._parts:
             if self.is_whole:
                 return b""
-            await self.more()
-        return self.rest()
+            await self.wait_data()
+        return self.take_unread()

@@ -287,7 +287,7 @@ def test_conversations_without_a_target_in_their_row_are_left_out_and_counted(to
     files = long_and_short(tmp_path, 200, 1, 300, 2)
     loader = conversations(files, tokenizer, max_len=64, talk=1.0)
     assert loader.counts == ConversationCounts(conversations=4, without_targets=2, answers=4, cut_answers=2)
-    assert not loader.counts.is_whole
+    assert not loader.counts.is_complete
     for step in range(8):
         for row in loader.batch(step, 2)[1]:
             assert spell(row[row >= 0]) == "ok<|assistant_end|>"
@@ -304,7 +304,7 @@ def test_truncated_answer_is_counted_and_trained_on_up_to_the_cut(tokenizer, tmp
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (cut, several, several[:2])))
     files = {"talk": [tmp_path / "talk.jsonl"]}
     whole = conversations(files, tokenizer, max_len=1024, talk=1.0)
-    assert whole.counts == ConversationCounts(conversations=3, answers=4) and whole.counts.is_whole
+    assert whole.counts == ConversationCounts(conversations=3, answers=4) and whole.counts.is_complete
     short = conversations(files, tokenizer, max_len=32, talk=1.0)
     assert short.counts == ConversationCounts(conversations=3, answers=4, cut_answers=2)
     assert "2 of 4 (50.0 %)" in short.counts.words()

@@ -44,8 +44,8 @@ def test_report_equals_the_content_of_the_shards(shards, tmp_path):
     found = measure(tmp_path / "out")
     assert (found.documents, found.lengths.total()) == (100, 100)
     assert found.repeated.share == pytest.approx(0.09) == report["duplicates"]["share"]
-    assert found.repeated.top() == [("the same again", 10)]
-    assert found.lines.top()[:2] == [("a line of all", 90), ("the same again", 10)]
+    assert found.repeated.most_common() == [("the same again", 10)]
+    assert found.lines.most_common()[:2] == [("a line of all", 90), ("the same again", 10)]
     assert found.languages == {"en": 90, "de": 10}
     assert found.scores["language_score"] == {45: 90, 5: 10}
     assert found.length_at(0.5) == pytest.approx(len("document 10\na line of all"), rel=0.03)
@@ -73,7 +73,7 @@ def test_frequent_items_are_found_in_little_memory():
     frequent = FrequencyCounter(100)
     for n in range(5000):
         frequent.add([f"rare {n}", "often"] + ["now and then"] * (n % 5 == 0))
-    (first, count), (second, _) = frequent.top()[:2]
+    (first, count), (second, _) = frequent.most_common()[:2]
     assert (first, second) == ("often", "now and then")
     assert 5000 <= count <= 5000 + frequent.lost
     assert len(frequent.counts) <= 100
@@ -85,4 +85,4 @@ def test_share_of_duplicates_is_estimated_from_a_part_of_the_hashes():
         repeated.add((n % 30_000) * step % 2**64, f"document {n % 30_000}")
     assert repeated.shift >= 4 and len(repeated.counts) <= 1000
     assert repeated.share == pytest.approx(0.25, abs=0.05)
-    assert all(count == 2 for _, count in repeated.top())
+    assert all(count == 2 for _, count in repeated.most_common())

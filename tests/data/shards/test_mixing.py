@@ -60,7 +60,7 @@ class SimulatedKill(Exception):
 def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
     asked = spec(sources, filter="score == 1", dedup="exact", exhausted="all", lines_per_shard=700)
     whole = shard(asked, tmp_path / "whole", False)
-    take, left = pipeline.Run._take, [0]
+    take, left = pipeline.Run._write_batch, [0]
 
     def take_some(run, made, is_val):
         if left[0] == 0:
@@ -68,7 +68,7 @@ def test_kill_after_any_batch_changes_no_byte(sources, tmp_path, monkeypatch):
         left[0] -= 1
         take(run, made, is_val)
 
-    monkeypatch.setattr(pipeline.Run, "_take", take_some)
+    monkeypatch.setattr(pipeline.Run, "_write_batch", take_some)
     for _ in range(100):
         left[0] = 1
         try:

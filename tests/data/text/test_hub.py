@@ -188,4 +188,4 @@ def test_address_that_never_answered_is_abandoned_before_a_silent_one(monkeypatc
         raise httpx2.ConnectError("refused")
 
     with pytest.raises(DataError, match=f"127.0.0.1:1/x: refused; {told}"):
-        remote.ReadPatience("http://127.0.0.1:1/x", 1.0).ask(ask)
+        remote.ReadPatience("http://127.0.0.1:1/x", 1.0).retry(ask)

@@ -105,7 +105,7 @@ def test_windows_of_a_seed_equal_the_recorded_windows(numbers):
 def test_rows_are_whole_documents_and_only_the_last_of_a_row_is_cut(many_documents):
     packed = BestFit(many_documents, 255, 8, 1)
     rows = [row for step in range(6) for row in packed.batch(step)]
-    lengths = packed.stream.places(np.arange(400))[1]
+    lengths = packed.stream.document_ranges(np.arange(400))[1]
     whole = cut = 0
     for row in rows:
         assert row[0] == BOS and len(row) == 256
@@ -154,7 +154,7 @@ def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_differen
     many_documents, kind, rows, length, seed, stopped, more, before, after
 ):
     def all_of(batch, size):
-        shares = [Ranks(rank, size).share(batch, -1) for rank in range(size)]
+        shares = [Ranks(rank, size).shard_rows(batch, -1) for rank in range(size)]
         assert len({len(one) for one in shares}) == 1
         return np.concatenate([one[(one != -1).all(axis=1)] for one in shares])
 
@@ -171,8 +171,8 @@ def test_ranks_together_equal_one_process_and_resume_from_a_cursor_in_a_differen
         resumed = make(many_documents, length, rows, seed)
         resumed.resume(cursor)
         for step in range(stopped, stopped + more):
-            share, whole = Ranks(rank, after).share(resumed.batch(step), -1), alone.batch(step)
-            assert (share == Ranks(rank, after).share(whole, -1)).all()
+            share, whole = Ranks(rank, after).shard_rows(resumed.batch(step), -1), alone.batch(step)
+            assert (share == Ranks(rank, after).shard_rows(whole, -1)).all()
             assert (all_of(whole, after) == whole).all()
 
 
@@ -182,7 +182,7 @@ def test_windows_of_one_epoch_are_disjoint_over_steps_and_ranks(numbers):
         share[0, 0]
         for step in range(windows.num_windows // 8)
         for rank in range(4)
-        for share in np.split(Ranks(rank, 4).share(windows.batch(step), -1), 2)
+        for share in np.split(Ranks(rank, 4).shard_rows(windows.batch(step), -1), 2)
     ]
     assert len(set(starts)) == len(starts) == windows.num_windows // 8 * 8
 
@@ -287,10 +287,10 @@ def test_prefetched_batches_are_in_order_and_bounded():
 
     with PrefetchIterator(make, 3, 9, depth=2) as one:
         gate.release(100)
-        assert [one.take()[0] for _ in range(6)] == [9, 16, 25, 36, 49, 64]
+        assert [one.next_batch()[0] for _ in range(6)] == [9, 16, 25, 36, 49, 64]
     assert made == [3, 4, 5, 6, 7, 8]
     with PrefetchIterator(make, 0, 100, depth=2) as one:
-        one.take()
+        one.next_batch()
     assert len(made) <= 6 + 3
 
 
@@ -301,9 +301,9 @@ def test_exception_of_a_prefetch_is_raised_at_the_consumer():
         return step
 
     with PrefetchIterator(make, 0, 5) as one:
-        assert [one.take()[0], one.take()[0]] == [0, 1]
+        assert [one.next_batch()[0], one.next_batch()[0]] == [0, 1]
         with pytest.raises(DataError, match="torn"):
-            one.take()
+            one.next_batch()
 
 
 def test_waiting_time_for_a_batch_is_reported(monkeypatch):
@@ -325,7 +325,7 @@ def test_waiting_time_for_a_batch_is_reported(monkeypatch):
 
     monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=now))
     with PrefetchIterator(make, 0, 2) as made:
-        assert [made.take(), made.take()] == [(0, 0.0), (1, 5.0)]
+        assert [made.next_batch(), made.next_batch()] == [(0, 0.0), (1, 5.0)]
 
 
 @pytest.mark.nightly

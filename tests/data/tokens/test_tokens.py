@@ -353,7 +353,7 @@ def test_a_stream_reads_across_its_files(numbers):
         assert stream.read(start, count).tolist() == ids[start : start + count]
     starts = np.array([0, 200, 205, 209, 210, 240, len(ids) - 40])
     assert stream.windows(starts, 40).tolist() == [ids[start : start + 40] for start in starts]
-    begins, lengths = stream.places(np.array([50, 0, 20, 19, 21]))
+    begins, lengths = stream.document_ranges(np.array([50, 0, 20, 19, 21]))
     assert lengths.tolist() == [51, 1, 21, 20, 22]
     assert [ids[start : start + size] for start, size in zip(begins, lengths, strict=True)] == [
         [4087, *range(one)] for one in (50, 0, 20, 19, 21)

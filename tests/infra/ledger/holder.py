@@ -14,7 +14,7 @@ if manner == "stays":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with Journal.open() as journal:
     for lease in leases:
-        journal.leases.take(lease, code)
+        journal.leases.acquire(lease, code)
     print("held", flush=True)
     while True:
         signal.pause()

@@ -51,13 +51,13 @@ def why(*words):
 def test_our_machine_has_the_state_of_its_row(state, kind):
     (found,) = seen([row(state)], pod())
     assert (found.kind, found.run, found.age_s, found.micro_usd_per_hour) == (kind, "run-a", 90, 100)
-    assert found.is_wrong == (kind in ("orphaned", "ending"))
+    assert found.wastes_money == (kind in ("orphaned", "ending"))
 
 
 def test_a_marked_machine_without_a_row_is_an_orphan_unless_it_is_ending():
     assert kinds([], pod()) == [("id-a", "orphaned")]
     (leaving,) = seen([row("TERMINATING")], pod(state="ending"))
-    assert leaving.is_due and not leaving.is_wrong
+    assert leaving.is_due and not leaving.wastes_money
 
 
 def test_a_foreign_machine_is_never_ours_under_any_name():
@@ -68,7 +68,7 @@ def test_a_foreign_machine_is_never_ours_under_any_name():
     ]
     found = seen([row("READY")], *strangers, denied=["id-a"])
     assert [one.kind for one in found] == ["foreign", "foreign", "foreign", "ghost"]
-    assert not any(one.is_wrong for one in found)
+    assert not any(one.wastes_money for one in found)
     assert [one.note for one in found][:3] == ["", "another installation's", ""]
 
 
@@ -89,9 +89,9 @@ def test_a_row_without_machine_is_a_ghost_only_if_the_vendor_denies_the_machine(
 def test_an_unanswered_request_is_not_clean_unless_a_process_handles_it():
     lost = row("UNKNOWN", remote_id=None)
     (found,) = seen([lost])
-    assert (found.kind, found.is_wrong, found.micro_usd_per_hour) == ("unclear", True, 100)
+    assert (found.kind, found.wastes_money, found.micro_usd_per_hour) == ("unclear", True, 100)
     (found,) = seen([lost], busy=[lost.token])
-    assert (found.kind, found.is_wrong) == ("claimed", False)
+    assert (found.kind, found.wastes_money) == ("claimed", False)
     assert kinds([row("TERMINATING", remote_id=None, sent_at=None)]) == [("", "ghost")]
 
 

@@ -162,7 +162,7 @@ class Purse(RuleBasedStateMachine):
         self.me = process
         _, holder = self.keepers.get(run, (None, None))
         if holder is None or not self.is_alive(holder):
-            self.keepers[run] = self.journal.leases.take(keeper_lease(run)), self.identity()
+            self.keepers[run] = self.journal.leases.acquire(keeper_lease(run)), self.identity()
 
     @rule(run=st.sampled_from(RUNS))
     def leave(self, run):

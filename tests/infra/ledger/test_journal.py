@@ -153,7 +153,7 @@ def test_a_resurfaced_pod_is_detached_and_keeps_its_rank(journal):
 )
 def test_an_owner_has_a_kind_and_a_name(journal, kind, stays, pod_set, service):
     op = plan(journal, owner_kind=kind, owner="lab" if pod_set or service else "")
-    assert journal.op(op.token) == op and (op.stays, op.pod_set, op.service) == (stays, pod_set, service)
+    assert journal.op(op.token) == op and (op.outlives_run, op.pod_set, op.service) == (stays, pod_set, service)
 
 
 RACE = source("journal_race")
@@ -429,7 +429,7 @@ def test_a_process_holds_its_lease_until_death_or_release(journal, environ):
     script = """
 import sys
 from infra.ledger.journal import Journal
-Journal.open().leases.take("run:a")
+Journal.open().leases.acquire("run:a")
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -437,19 +437,19 @@ sys.stdin.read()
     try:
         assert holder.stdout.readline() == "up\n"
         with pytest.raises(LeaseHeld, match=f"run:a is held by process {holder.pid}"):
-            journal.leases.take("run:a")
+            journal.leases.acquire("run:a")
     finally:
         holder.kill()
         holder.communicate()
-    lease = journal.leases.take("run:a")
+    lease = journal.leases.acquire("run:a")
     assert lease.epoch == 2
     with pytest.raises(LeaseHeld):
-        journal.leases.take("run:a")
+        journal.leases.acquire("run:a")
     renewed = journal.leases.renew(lease)
     with pytest.raises(Fenced, match="another process has taken over"):
         journal.leases.release(lease)
     journal.leases.release(renewed)
-    assert journal.leases.take("run:a").epoch == 5
+    assert journal.leases.acquire("run:a").epoch == 5
 
 
 # The state table.

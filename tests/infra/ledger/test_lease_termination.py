@@ -57,7 +57,7 @@ def test_dismissed_processes_have_left_and_their_leases_are_named(journal, begin
         assert terminate_holders(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
         assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
         assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
-        assert opened.leases.held() == {"keep:quick-hare-2"} and terminate_holders(leaving, "", told.append) == [
+        assert opened.leases.held_names() == {"keep:quick-hare-2"} and terminate_holders(leaving, "", told.append) == [
             "keep:brave-otter-1",
             "serve:demo",
         ]
@@ -72,7 +72,7 @@ def test_a_process_that_stays_is_named_and_continues(journal, begin):
 
 def test_a_lease_taken_by_code_without_a_stamp_has_no_known_code(journal, begin):
     with Journal.open() as opened:
-        opened.leases.release(opened.leases.take("keep:brave-otter-1", checkout.stamp()))
+        opened.leases.release(opened.leases.acquire("keep:brave-otter-1", checkout.stamp()))
     holder = begin("", "keep:brave-otter-1")
     with Journal.open() as opened:
         (one,) = opened.leases.holders()

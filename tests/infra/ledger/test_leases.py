@@ -18,12 +18,12 @@ from infra.ledger import leases
 from infra.ledger.journal import Journal
 leases.BEAT_S, leases.SILENT_S = 0.2, 4.0
 with Journal.open() as journal:
-    lease = journal.leases.take("run:a")
+    lease = journal.leases.acquire("run:a")
     print("up", flush=True)
     for line in sys.stdin:
         try:
             if line == "hang\\n":
-                journal.leases.beat_while(lambda: False)
+                journal.leases.set_health_check(lambda: False)
                 print("done", flush=True)
                 continue
             if line == "write\\n":
@@ -73,8 +73,8 @@ def test_a_stopped_holder_is_replaced_and_may_not_act_after_waking(journal, held
     holder, tell = held_lease
     holder.send_signal(signal.SIGSTOP)
     until(lambda: journal.leases.holder("run:a") is None, "silence")
-    assert (journal.leases.held(), journal.leases.abandoned()) == (set(), {"run:a"})
-    ours = journal.leases.take("run:a")
+    assert (journal.leases.held_names(), journal.leases.abandoned_names()) == (set(), {"run:a"})
+    ours = journal.leases.acquire("run:a")
     before = journal.version()
     holder.send_signal(signal.SIGCONT)
     for word in ("call", "write", "call"):
@@ -89,7 +89,7 @@ def test_a_hanging_holder_with_living_threads_is_replaced(journal, held_lease):
     _, tell = held_lease
     assert tell("hang") == "done\n"
     until(lambda: journal.leases.holder("run:a") is None, "silence")
-    journal.leases.take("run:a")
+    journal.leases.acquire("run:a")
     assert tell("write").startswith("WorkTakenOver: ")
 
 
@@ -108,7 +108,7 @@ def test_a_stopped_holder_without_a_replacement_continues(journal, held_lease):
 )
 def test_silence_does_not_count_the_sleep_of_the_machine(journal, monkeypatch, awake_for_s, is_held):
     """A closed laptop is not awake."""
-    journal.leases.take("run:a")
+    journal.leases.acquire("run:a")
     at = heard_at(journal)
     monkeypatch.setattr(leases, "awake_s", lambda: at + awake_for_s)
     monkeypatch.setattr("infra.agent.limits.boottime_s", lambda: at + 8 * 3600.0)

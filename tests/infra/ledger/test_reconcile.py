@@ -246,11 +246,11 @@ def test_an_action_that_cannot_be_recorded_is_not_done(tmp_path, monkeypatch):
 def test_a_sweep_waits_for_a_concurrent_sweep_and_names_a_hanging_sweep(tmp_path, monkeypatch):
     provider = Local(tmp_path / "pods")
     with Journal.open(tmp_path / "journal.db") as journal:
-        held = [journal.leases.take("reconcile:local")]
+        held = [journal.leases.acquire("reconcile:local")]
         monkeypatch.setattr(reconcile.time, "sleep", lambda _: journal.leases.release(held.pop()))
         assert reconcile.reconcile_in_turn(provider, journal) == reconcile.ReconcileResult((), ())
         assert not held
-        held.append(journal.leases.take("reconcile:local"))
+        held.append(journal.leases.acquire("reconcile:local"))
         monkeypatch.setattr(reconcile, "TURN_S", 0.0)
         said = f"process {os.getpid()}, an inv command, has been reading this account .* check again: inv status"
         with pytest.raises(LeaseHeld, match=said):
@@ -563,6 +563,6 @@ def test_a_spot_pod_is_not_gone_while_the_spot_listing_is_silent(state):
     denied = frozenset({"id"})
     gone = decided([spot], denied=denied)
     assert gone == decided([replace(other, token=spot.token)], denied=denied) and {"absent", "gone"} & {*events(gone)}
-    silent = decided([spot], denied=denied, spot_silence="no answer")
+    silent = decided([spot], denied=denied, spot_problem="no answer")
     assert not {"absent", "gone"} & {*events(silent)}
-    assert decided([other], denied=denied, spot_silence="no answer") == decided([other], denied=denied)
+    assert decided([other], denied=denied, spot_problem="no answer") == decided([other], denied=denied)

@@ -12,7 +12,7 @@ def test_one_command_at_a_time_changes_a_service_and_the_lease_holder_sees_it(tm
         first = service_rows.write_desired_state(journal, "demo", "one", None)
         with pytest.raises(Fenced):
             service_rows.write_desired_state(other, "demo", "also one", None)
-        lease = journal.leases.take(service_lease("demo"))
+        lease = journal.leases.acquire(service_lease("demo"))
         service_rows.write_observed_state(journal, "demo", "two replicas", lease)
         second = service_rows.write_desired_state(other, "demo", "two", first)
         assert (second.wanted, second.seen, second.epoch) == ("two", "two replicas", first.epoch + 1)

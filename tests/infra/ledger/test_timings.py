@@ -22,14 +22,14 @@ RUN = RunTimes(token="sw1-a", run="calm-ox-1", vendor="runpod", asked_at=1e9, wo
 
 @pytest.fixture
 def timings(tmp_path):
-    return Timings.beside(tmp_path / "journal.sqlite")
+    return Timings.for_journal(tmp_path / "journal.sqlite")
 
 
 def test_a_kept_record_is_read_unchanged(timings):
     assert timings.all() == [] and list(timings.problems()) == []
     timings.save(RUN)
-    assert timings.of("sw1-a") == RUN
-    assert timings.past() == [TIME]
+    assert timings.get("sw1-a") == RUN
+    assert timings.step_times() == [TIME]
     assert timings._path("sw1-a").stat().st_mode & 0o777 == 0o600
 
 
@@ -47,9 +47,9 @@ def test_a_damaged_record_is_skipped_and_named(timings):
     for name, text in damaged.items():
         timings._path(name).write_text(text if name == "other" else text.replace("sw1-a", name))
     assert timings.all() == [RUN]
-    assert timings.of("cut") is None
+    assert timings.get("cut") is None
     assert [one.partition(":")[0] for one in timings.problems()] == [f"{name}.json" for name in sorted(damaged)]
-    assert timings.known() == {"sw1-a", *damaged}
+    assert timings.tokens() == {"sw1-a", *damaged}
 
 
 @settings(max_examples=seeds.examples(40, 600), deadline=None,
@@ -68,4 +68,4 @@ def test_the_oldest_records_are_removed_beyond_the_maximum(timings, monkeypatch)
         timings.save(RunTimes(token=f"t{number}", run="r", vendor="local", asked_at=float(number)))
         os.utime(timings._path(f"t{number}"), (number, number))
     timings.prune()
-    assert timings.known() == {"t2", "t3"}
+    assert timings.tokens() == {"t2", "t3"}

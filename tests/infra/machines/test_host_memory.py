@@ -23,21 +23,22 @@ def memory(tmp_path):
 
 
 def test_facts_and_failures_are_separate_and_forgiving_keeps_the_facts(memory):
-    assert memory.all() == {} and memory.of("ssh:lab/a") == HostFacts()
-    memory.see("ssh:lab/a", {"cpus": 8})
-    memory.blame("ssh:lab/a", "disk write: 3 MB/s")
-    memory.blame("lium:exec-1", "GPUs: 8 promised, 7 there")
-    known = memory.of("ssh:lab/a")
+    assert memory.all() == {} and memory.get("ssh:lab/a") == HostFacts()
+    memory.save_facts("ssh:lab/a", {"cpus": 8})
+    memory.record_failure("ssh:lab/a", "disk write: 3 MB/s")
+    memory.record_failure("lium:exec-1", "GPUs: 8 promised, 7 there")
+    known = memory.get("ssh:lab/a")
     assert (known.facts, known.failure) == ({"cpus": 8}, "disk write: 3 MB/s") and known.seen_at <= known.failed_at
-    memory.see("ssh:lab/a", {"cpus": 9})
-    assert memory.of("ssh:lab/a").failure
-    memory.forgive("ssh:lab/a")
-    assert (memory.of("ssh:lab/a").facts, memory.of("ssh:lab/a").failure) == ({"cpus": 9}, "")
-    assert memory.of("lium:exec-1").failure and memory.path.stat().st_mode & 0o777 == 0o600
+    memory.save_facts("ssh:lab/a", {"cpus": 9})
+    assert memory.get("ssh:lab/a").failure
+    memory.clear_failure("ssh:lab/a")
+    assert (memory.get("ssh:lab/a").facts, memory.get("ssh:lab/a").failure) == ({"cpus": 9}, "")
+    assert memory.get("lium:exec-1").failure and memory.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_many_writers_lose_no_record(memory):
-    threads = [threading.Thread(target=memory.blame, args=(f"ssh:lab/{number}", "slow")) for number in range(20)]
+    record = memory.record_failure
+    threads = [threading.Thread(target=record, args=(f"ssh:lab/{number}", "slow")) for number in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -135,7 +136,9 @@ def test_the_commands_show_the_current_state_of_machines(inv, hosts, tmp_path): 
 
     with Journal.open(inv.environ["SLIPWAY_STATE_FILE"], inv.environ) as journal:
         journal.plan(token="sw1-abcdefgh-x", run="brave-otter-3", vendor="ssh", place=place)
-    HostMemory.beside(Path(inv.environ["SLIPWAY_STATE_FILE"])).blame("ssh:lab/10.77.2.2", "disk write: 3 MB/s")
+    HostMemory.for_journal(Path(inv.environ["SLIPWAY_STATE_FILE"])).record_failure(
+        "ssh:lab/10.77.2.2", "disk write: 3 MB/s"
+    )
     code, out, _ = inv("pool.list")
     assert (
         code == 0 and "leased by brave-otter-3" in out and "free; failed: disk write: 3 MB/s" in out and "0.35" in out

@@ -40,9 +40,9 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def rehearsal(shared):
     """Return the rehearsal in the initial state: without faults and running machines."""
-    shared.world.tell("/faults", {})
+    shared.world.send_command("/faults", {})
     yield shared
-    shared.world.tell("/faults", {})
+    shared.world.send_command("/faults", {})
     for vendor in KINDS:
         market = open_market(vendor, shared.settings)
         for pod in market.list():

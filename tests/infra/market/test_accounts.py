@@ -105,7 +105,9 @@ def test_a_machine_of_a_second_installation_is_shown_and_ended_only_by_name(rehe
 
 
 def test_an_unreachable_account_is_not_clean(rehearsal):
-    rehearsal.world.tell("/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]})
+    rehearsal.world.send_command(
+        "/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]}
+    )
     code, err = rehearsal.fails("audit")
     assert code == 5 and "not every account answered" in err and "lium" in err
     assert rehearsal.json("reap", code=5)["problems"]
@@ -138,13 +140,13 @@ def test_a_machine_that_does_not_end_is_named_with_its_price(rehearsal):
     market, now = open_market("runpod", rehearsal.settings), [time.time()]
     with rehearsal.journal() as journal:
         pod_id = rehearsal.order("runpod", new_token(journal.installation))
-        rehearsal.world.tell("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
+        rehearsal.world.send_command("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
 
         def sleep(seconds):
             now[0] += seconds + reap.PATIENCE_S
 
         left = reap.reap(market, journal, clock=lambda: later(now[0]), sleep=sleep)
-        assert [(one.pod_id, one.kind, one.is_wrong) for one in left.findings] == [(pod_id, "ending", True)]
+        assert [(one.pod_id, one.kind, one.wastes_money) for one in left.findings] == [(pod_id, "ending", True)]
         assert any("the machine may still cost 0.79274 USD/h" in problem for problem in left.problems)
     code, err = rehearsal.fails("audit")
     assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
@@ -159,7 +161,7 @@ def test_a_machine_that_does_not_end_is_named_with_its_price(rehearsal):
             and "0.79274 USD/h" in err
         ), words
         assert f"inv down --rehearse {row.run}" in err
-    rehearsal.world.tell("/faults", {})
+    rehearsal.world.send_command("/faults", {})
     assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
 
 
@@ -318,18 +320,18 @@ def test_a_rehearsal_reports_market_events_and_cost(rehearsal, monkeypatch, caps
     world = rehearsal.world
     monkeypatch.setitem(os.environ, attach.INSIDE, str(world.folder))
     monkeypatch.setitem(os.environ, "XDG_CONFIG_HOME", rehearsal.user.environ["XDG_CONFIG_HOME"])
-    world.tell("/faults", rehearse.plan_of("", preempt=1, bad_host=2))
+    world.send_command("/faults", rehearse.plan_of("", preempt=1, bad_host=2))
     before, began_at = world.truth(), int(time.time())
     market = open_market("runpod", rehearsal.settings)
     request = Request(run="watched", gpu="L40S", num_gpus=1)
     with rehearsal.journal() as journal:
-        world.tell("/faults", {"requests": [{"call": "create", "kind": "lost"}], "preempt_at_work": 1})
+        world.send_command("/faults", {"requests": [{"call": "create", "kind": "lost"}], "preempt_at_work": 1})
         offer = market.offers(request)[0]
         op = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
         until(lambda: rehearsal.truth()[op.remote_id]["state"] == "running", "a machine that runs")
         rehearse.report(world, before, began_at, None, False)  # as after Ctrl-C, which leaves the pod at work
         assert "1 preemption is pending" in capsys.readouterr().err
-        world.tell("/preempt", {"id": op.remote_id})
+        world.send_command("/preempt", {"id": op.remote_id})
         pods.end(market, op, journal)
     rehearse.report(world, before, began_at, None, True)
     told = json.loads(capsys.readouterr().out)
@@ -395,7 +397,7 @@ def test_doctor_shows_the_owner_and_the_machines_of_an_account(rehearsal, vendor
     assert {one["state"] for one in found.values()} == {"ok"} and found["dashboard"]["detail"].startswith("https://")
     assert pod.remote_id in found["machines"]["detail"] and "1 at " in found["machines"]["detail"]
     assert ("balance of" in found["account"]["detail"]) == (vendor != "shadeform")
-    rehearsal.world.tell("/faults", {"requests": [{"kind": "error", "status": 403, "count": None}]})
+    rehearsal.world.send_command("/faults", {"requests": [{"kind": "error", "status": 403, "count": None}]})
     said = World(user.folder, inside).json("doctor", "--provider", vendor, code=1)
     assert [one["state"] for one in said] == ["ok", "ok", "bad"]
     none = World(user.folder, {f"{vendor.upper()}_API_KEY": ""}).json("doctor", "--provider", vendor, code=1)

@@ -36,7 +36,7 @@ def stand():
 
 
 def api(stand, **more):
-    return JsonApi("vendor", stand.url, dict([KEY]), read_s=0.0, pace=Pace.of_minute(10**6), **more)
+    return JsonApi("vendor", stand.url, dict([KEY]), read_s=0.0, pace=Pace.per_minute(10**6), **more)
 
 
 def ask(stand, answer):
@@ -47,7 +47,7 @@ def ask(stand, answer):
     for way in (
         lambda: asking.read("/thing", Thing),
         lambda: asking.query("/thing", {}, Thing),
-        lambda: asking.decode(asking.act("POST", "/thing", {}), Thing),
+        lambda: asking.decode(asking.send_change("POST", "/thing", {}), Thing),
     ):
         try:
             way()
@@ -106,7 +106,7 @@ def test_an_invalid_date_leaves_the_clock_unchanged(stand, date):
     stand.on("GET /thing", Answer(200, {"name": "x"}, {"Date": date}))
     assert asking.read("/thing", Thing).name == "x"
     far = date.startswith(("Fri, 31 Dec 9999 23:59:59", "Mon, 01 Jan 0001", "1 Jan 1"))  # readable, and far off
-    assert abs(asking.now() - time.time()) < 60 and not asking.skew or far
+    assert abs(asking.now() - time.time()) < 60 and not asking.skew_problem or far
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_an_invalid_date_leaves_the_clock_unchanged(stand, date):
 )
 def test_clocks_more_than_an_hour_apart_are_reported(stand, off_s, apart):
     asking, _ = ask(stand, Answer(200, {"name": "x"}, {"Date": formatdate(time.time() + off_s, usegmt=True)}))
-    assert apart in asking.skew and bool(asking.skew) == bool(apart)
-    assert not api(stand, clock_scale=60.0).skew
+    assert apart in asking.skew_problem and bool(asking.skew_problem) == bool(apart)
+    assert not api(stand, clock_scale=60.0).skew_problem
 
 
 def test_setting_our_clock_does_not_affect_the_vendors_clock(stand, monkeypatch):

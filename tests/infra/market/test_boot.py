@@ -106,7 +106,7 @@ def test_a_spot_row_stays_open_until_the_renting_api_reports_the_end(tmp_path):
         stays = pods.rent(vendor, replace(request, run="stays"), vendor.offers(request)[0], job, journal)
         running.fault(hides_spot=True, requests=[silent])
         for op in ops.values():
-            running.tell("/preempt", {"id": op.remote_id})
+            running.send_command("/preempt", {"id": op.remote_id})
             running.delete("runpod", op.remote_id)
         told = reconcile(vendor, journal)
         assert journal.op(ops[True].token).is_live
@@ -306,7 +306,7 @@ def test_a_pod_preempted_before_its_job_is_replaced(tmp_path, vendor_name):
                 raise ConnectionLost("the connection broke")
             return ""
 
-        terms = Terms(accept=accept, blame=lambda _, why: blamed.append(why), boot_s=BOOT_S)
+        terms = Terms(accept=accept, on_rejected=lambda _, why: blamed.append(why), boot_s=BOOT_S)
         most_taken, pass_s = 2, 600.0
         op = launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
         first, second, last = journal.ops(run="otter")

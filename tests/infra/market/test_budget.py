@@ -43,7 +43,7 @@ def begun(tmp_path, monkeypatch):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
             pods.end(vendor, op, journal, observation.GONE)
         keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, RunHome(tmp_path / "home"), {}, print)
-        keeper.home.kept.code.mkdir(parents=True)
+        keeper.home.snapshot.code.mkdir(parents=True)
         yield journal, keeper, settings, vendor
 
 
@@ -67,7 +67,7 @@ def recover(journal, keeper, limits=None):
 
     keeper.terms = Terms(accept=accept)
     with pytest.raises(SlipwayError, match="enough was seen"):
-        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
+        keeper.restart_on_next_offer(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
     new = [op for op in rows(journal) if op.token not in before]
     assert len(new) == NODES and not any(op.is_live for op in new)
     return [Job.from_json(op.job).limits for op in new], used
@@ -103,7 +103,7 @@ def test_time_and_money_limits_hold_independently(begun):
     journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
     limits = resume.new_limits(journal.ops(run="otter")[-1], journal, settings, "900000", "")
     with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
-        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
+        keeper.restart_on_next_offer(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
 
 
 def test_the_cost_of_all_nodes_counts_when_a_limit_is_refused(begun):

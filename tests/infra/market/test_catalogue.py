@@ -16,7 +16,7 @@ NOW = 1_795_000_000.0  # 2026-11-18
 def test_every_shipped_line_is_illustrative_and_dated(tmp_path):
     found = catalogue.read(tmp_path / "none.json")
     assert {one.offer.provider for one in found} == {"runpod", "lium", "shadeform"}
-    assert all(re.fullmatch(r"2026(-\d\d)?, illustrative", one.mark) for one in found)
+    assert all(re.fullmatch(r"2026(-\d\d)?, illustrative", one.label) for one in found)
     lines = catalogue_table(found).splitlines()[1:]
     assert len(lines) > 50 and all("illustrative" in line and len(line) <= 90 for line in lines)
     known = {one.name for one in gpus.GPUS}
@@ -33,7 +33,7 @@ def test_saved_prices_replace_the_prices_of_answering_vendors(tmp_path):
     ]
     assert catalogue.save(own, [*offers, Offer(provider="ssh", offer_id="mine")], {"lium"}, NOW) == 1
     found = catalogue.read(own)
-    assert {one.mark for one in found if one.offer.provider == "lium"} == {"2026-11-18, saved"}
+    assert {one.label for one in found if one.offer.provider == "lium"} == {"2026-11-18, saved"}
     assert all(one.is_illustrative for one in found if one.offer.provider != "lium")
     assert [one.offer.micro_usd_per_hour for one in catalogue.read(own, "lium")] == [9_990_000]
     catalogue.save(
@@ -42,7 +42,7 @@ def test_saved_prices_replace_the_prices_of_answering_vendors(tmp_path):
         {"runpod"},
         NOW + 86400,
     )
-    assert {one.mark for one in catalogue.read(own) if not one.is_illustrative} == {
+    assert {one.label for one in catalogue.read(own) if not one.is_illustrative} == {
         "2026-11-18, saved",
         "2026-11-19, saved",
     }

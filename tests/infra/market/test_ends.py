@@ -46,7 +46,7 @@ class Desk:
     """A vendor with every requested machine, at set prices."""
 
     def __init__(self, name, stand, folder):
-        api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, pace=Pace.of_minute(10**6))
+        api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, pace=Pace.per_minute(10**6))
         self.name, self.stand, self.client = name, stand, KINDS[name](api, PodKeys(folder))
         stand.on("GET /sshkeys", Answer(200, test_shadeform.SSH_KEYS))
         stand.on("POST /sshkeys/add", Answer(200, {"id": "key-1"}))

@@ -121,7 +121,7 @@ def test_a_key_follows_no_redirect_to_a_different_host(stand):
 def test_a_refused_action_was_not_done(stand, status):
     stand.on("POST /thing", Answer(status, {"detail": "no"}, {"X-Request-Id": "r-1"}))
     with pytest.raises(VendorRefused, match=r"no \(request r-1\)") as caught:
-        api(stand).act("POST", "/thing", {"a": 1})
+        api(stand).send_change("POST", "/thing", {"a": 1})
     assert not isinstance(caught.value, Ambiguous)
     assert stand.times("POST /thing") == 1
 
@@ -134,7 +134,7 @@ def test_a_refused_action_was_not_done(stand, status):
 def test_an_action_without_a_clear_answer_is_ambiguous_and_not_retried(stand, answer):
     stand.on("POST /thing", answer)
     with pytest.raises(Ambiguous):
-        api(stand).act("POST", "/thing", {"a": 1})
+        api(stand).send_change("POST", "/thing", {"a": 1})
     assert stand.times("POST /thing") == 1
 
 
@@ -142,19 +142,19 @@ def test_an_unsent_action_was_not_done():
     with Stand(KEY) as gone:
         pass
     with pytest.raises(RequestNotSent, match="nothing was sent"):
-        api(gone).act("POST", "/thing")
+        api(gone).send_change("POST", "/thing")
     with pytest.raises(SlipwayError, match="no usable answer"):
         api(gone).read("/thing", Thing)
 
 
 def test_an_empty_body_is_a_valid_answer_to_an_action(stand):
     stand.on("DELETE /thing", Answer(204))
-    assert api(stand).act("DELETE", "/thing").status == 204
+    assert api(stand).send_change("DELETE", "/thing").status == 204
 
 
 def test_requests_per_minute_stay_within_the_limit(stand):
     stand.on("GET /thing", THING)
-    asking = api(stand, pace=Pace.of_minute(2), read_s=30.0)
+    asking = api(stand, pace=Pace.per_minute(2), read_s=30.0)
     asking.read("/thing", Thing)
     asking.read("/thing", Thing)
     with pytest.raises(SlipwayError, match="2 in 1 min"):

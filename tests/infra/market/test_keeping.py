@@ -48,8 +48,8 @@ def test_a_run_with_a_machine_requested_by_a_dead_process_is_continued(tmp_path,
         assert now.state == TERMINATING and not run_rows.is_over(now)
         said: list[str] = []
         keeper = RunKeeper(journal, lambda _: vendor, look, RunHome(tmp_path / "home"), {}, said.append)
-        keeper.home.kept.code.mkdir(parents=True)
-        with keeper.keeping("otter"), pytest.raises(Found):
-            list(keeper.keep(now))
+        keeper.home.snapshot.code.mkdir(parents=True)
+        with keeper.hold_lease("otter"), pytest.raises(Found):
+            list(keeper.follow_run(now))
         assert any("may still appear in the listing" in line for line in said)
         assert not journal.op(now.token).is_live

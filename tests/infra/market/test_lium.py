@@ -210,7 +210,7 @@ def test_an_unanswered_timer_request_is_repeated_and_a_rented_pod_keeps_its_id(s
     stand.on(REMOVAL, error(400, "bad_request", "in the past"))
     assert lium.create(REQUEST, offer, token, LIMITS).pod_id == "5c2f"
     with pytest.raises(VendorRefused, match="in the past"):
-        lium.arm("5c2f", 1_790_000_000.0)
+        lium.arm_timer("5c2f", 1_790_000_000.0)
 
 
 def test_an_account_without_a_plain_template_gets_a_private_template(stand, lium, offer, token):
@@ -305,7 +305,7 @@ def test_the_vendors_facts_about_a_pod_are_read(stand, lium, token, keys):
     stand.on("GET /pods", Answer(200, [row(token, **RUNNING, ports_mapping='{"22": 20022}')]))
     pod = lium.find(token)
     assert Address.parse(pod.address) == Address(
-        "root", "203.0.113.9", 20022, str(keys.private(token)), f"/root/.slipway/pods/{token}"
+        "root", "203.0.113.9", 20022, str(keys.private_key_path(token)), f"/root/.slipway/pods/{token}"
     )
     assert pod.micro_usd_per_hour == 14_000_000
     assert pod.created_at == datetime(2026, 11, 20, 12, 0, 1, 0, timezone.utc).timestamp()

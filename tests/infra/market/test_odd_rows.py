@@ -49,7 +49,7 @@ QUICK = settings(max_examples=40, deadline=None,
 def at(request, tmp_path):
     """Return a vendor with set answers, and a client."""
     with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys", "/graphql"]) as stand:
-        api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.of_minute(10**6))
+        api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.per_minute(10**6))
         kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
         stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [None, 5, {"id": None}]}))
         stand.on(END[request.param], Answer(200, {}))
@@ -205,7 +205,7 @@ def make_listings_malformed(rehearsal, odd_ids, odd, lacks=()):
         says = {**way, poison.PRICE[vendor]: None, **odd}
         rows.append({"vendor": vendor, "machine": odd_ids[vendor], "lacks": list(lacks), "says": says})
     plan = {"rows": rows, "strangers": {vendor: poison.strangers(vendor) for vendor in VENDORS}}
-    assert rehearsal.world.tell("/faults", plan) == {}
+    assert rehearsal.world.send_command("/faults", plan) == {}
 
 
 def rented(rehearsal, journal, vendor, run):
@@ -269,7 +269,7 @@ def test_a_failing_delete_prevents_no_other_end(rehearsal):
     with rehearsal.journal() as journal:
         orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
     deep = json.loads("[" * 80 + "]" * 80)
-    rehearsal.world.tell(
+    rehearsal.world.send_command(
         "/faults",
         {
             "requests": [
@@ -329,7 +329,7 @@ def test_reap_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, fai
     reaped = reap.reap(client, journal)
     assert rehearsal.running() == {ops[0].remote_id}
     assert any("ZeroDivisionError" in problem for problem in reaped.problems)
-    assert [one.pod_id for one in reaped.findings if one.is_wrong] == [ops[0].remote_id]
+    assert [one.pod_id for one in reaped.findings if one.wastes_money] == [ops[0].remote_id]
 
 
 def test_down_continues_after_a_failure_of_one_pod_and_reports_it(rehearsal, failing_client):

@@ -143,7 +143,7 @@ def test_a_slow_vendor_delays_no_other_vendor():
     found = survey(asked, Request(run="x"), deadline_s=0.5)
     ended.set()
     assert found.offers == (offer,)
-    assert [(one.provider, str(one.error)) for one in found.silent] == [("late", "no answer in 0.5 s")]
+    assert [(one.provider, str(one.error)) for one in found.failures] == [("late", "no answer in 0.5 s")]
 
 
 @pytest.mark.process
@@ -265,4 +265,4 @@ def test_a_vendor_with_a_million_offers_blocks_no_other_vendor(tmp_path):
         other = Offer(provider="m", offer_id="1", micro_usd_per_hour=1)
         asked = [OfferSource("shadeform", vendor.catalog), OfferSource("m", lambda _: [other])]
         found = survey(asked, Request(run="x"))
-    assert found.offers == (other,) and "longer than 16 MiB" in str(found.silent[0].error)
+    assert found.offers == (other,) and "longer than 16 MiB" in str(found.failures[0].error)

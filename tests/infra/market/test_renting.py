@@ -91,14 +91,14 @@ def test_a_pod_has_ended_once_the_vendor_denies_it(stand, keys, journal):
 @pytest.mark.needs("ssh-keygen")
 def test_a_pods_key_is_readable_by_openssh_and_removed_with_the_pod(tmp_path):
     keys, token = PodKeys(tmp_path / "keys"), new_token("0a1b2c3d")
-    public = keys.public(token)
-    assert keys.public(token) == public and public.endswith(token)
-    words = ["ssh-keygen", "-y", "-f", keys.private(token)]
+    public = keys.ensure_public_key(token)
+    assert keys.ensure_public_key(token) == public and public.endswith(token)
+    words = ["ssh-keygen", "-y", "-f", keys.private_key_path(token)]
     read = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert read.split()[:2] == public.split()[:2]
     assert [path.name for path in keys.folder.iterdir()] == [token]
-    keys.forget(token)
-    keys.forget(token)
+    keys.delete(token)
+    keys.delete(token)
     assert list(keys.folder.iterdir()) == []
     with pytest.raises(SlipwayError, match="is not a valid token of a pod"):
-        keys.private("../../etc/passwd")
+        keys.private_key_path("../../etc/passwd")

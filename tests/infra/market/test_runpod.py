@@ -255,7 +255,7 @@ def test_the_direct_address_takes_precedence(stand, runpod, token, keys):
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token, status="RUNNING", ssh=DIRECT)]}))
     pod = runpod.find(token)
     assert Address.parse(pod.address) == Address(
-        "root", "195.26.233.3", 34446, str(keys.private(token)), f"/root/.slipway/pods/{token}"
+        "root", "195.26.233.3", 34446, str(keys.private_key_path(token)), f"/root/.slipway/pods/{token}"
     )
     assert pod.created_at == datetime(2026, 11, 20, 12, tzinfo=timezone.utc).timestamp()
     assert (pod.run, pod.micro_usd_per_hour) == ("brave-otter-3", 21_520_000)

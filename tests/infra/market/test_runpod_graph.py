@@ -132,7 +132,9 @@ def test_the_owner_of_a_key_is_remembered_while_graphql_is_silent(stand, runpod,
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     first = runpod.account()
-    assert first.owner == "" and first.whose.startswith("key ")  # no owner known yet: rows are marked by the key
+    assert first.owner == "" and first.display_owner.startswith(
+        "key "
+    )  # no owner known yet: rows are marked by the key
     stand.on("POST /graphql", graph(myself={"id": "u", "email": "me@example.com"}))
     assert runpod.account().owner == "me@example.com"
     assert path.stat().st_mode & 0o777 == 0o600 and KEY[1] not in path.read_text()
@@ -160,4 +162,4 @@ def test_spot_pods_are_denied_without_graphql_after_drills_saw_them_in_each_clou
 def test_a_drill_about_spot_uses_only_the_v2_listing(stand, runpod, token):
     stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
     stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token)]}))
-    assert runpod.shows_spot("7h9k2m4n6p") and not runpod.shows_spot("spot1")
+    assert runpod.lists_spot_pod("7h9k2m4n6p") and not runpod.lists_spot_pod("spot1")

@@ -147,7 +147,7 @@ def test_a_pod_is_created_with_token_key_and_both_limits(stand, shadeform, token
     assert body["auto_delete"]["spend_threshold"] == "150.00"
     ends_at = datetime.fromisoformat(body["auto_delete"]["date_threshold"].replace("Z", "+00:00")).timestamp()
     assert -2 <= ends_at - before - 3600 <= 1
-    assert stat.S_IMODE(keys.private(token).stat().st_mode) == 0o600
+    assert stat.S_IMODE(keys.private_key_path(token).stat().st_mode) == 0o600
     assert "sf-secret" not in str(stand.bodies("POST /instances/create"))
 
 
@@ -258,7 +258,11 @@ def test_the_vendors_facts_about_a_pod_are_read(stand, shadeform, token, keys):
     )
     pod = shadeform.find(token)
     assert Address.parse(pod.address) == Address(
-        "shadeform", "node-7.example.net", 22, str(keys.private(token)), f"/home/shadeform/.slipway/pods/{token}"
+        "shadeform",
+        "node-7.example.net",
+        22,
+        str(keys.private_key_path(token)),
+        f"/home/shadeform/.slipway/pods/{token}",
     )
     assert (pod.token, pod.run, pod.micro_usd_per_hour) == (token, "brave-otter-3", 570_000)
     assert (pod.spend_limit_micro_usd, pod.spent_micro_usd) == (150_000_000, 103_400_000)

@@ -64,7 +64,7 @@ def test_the_vendor_ends_a_forgotten_pod(rehearsal):
     made = rehearsal.json(
         "pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h", "--yes"
     )
-    rehearsal.world.tell("/move", {"seconds": 7200})
+    rehearsal.world.send_command("/move", {"seconds": 7200})
     until(lambda: not rehearsal.running(), "its end")
     assert ended_by(rehearsal)[made["id"]] not in ("", "client")
     assert rehearsal.json("pod.list") == []
@@ -107,7 +107,7 @@ def test_a_preempted_pod_continues_on_a_new_machine_and_stays_there(rehearsal):
         "--yes",
     )
     (first,) = rehearsal.running()
-    rehearsal.world.tell("/faults", {"preempt_at_work": 1})
+    rehearsal.world.send_command("/faults", {"preempt_at_work": 1})
     result = rehearsal.json("pod.run", "--phase", "base", "--steps", "40")
     assert (result["state"], result["recoveries"]) == ("succeeded", 1)
     (row,) = rehearsal.json("pod.list")

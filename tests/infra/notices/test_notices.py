@@ -208,4 +208,4 @@ def test_an_unknown_hook_name_is_refused_with_the_line_to_write(tmp_path):
         hooks.check(["x"], ours)
     with pytest.raises(UsageError, match="SLIPWAY_HOOK_ODD: expected one of desktop"):
         hooks.check(["odd"], ours)
-    assert all("s3cr3t" not in str(one) for one in ours.shown()) and "s3cr3t" not in repr(ours)
+    assert all("s3cr3t" not in str(one) for one in ours.list_settings()) and "s3cr3t" not in repr(ours)

@@ -154,14 +154,14 @@ def test_the_reason_against_each_machine_is_reported(inventory):
     provider = inventory(2)
     first, second = (host.place for host in provider.hosts)
     pod = take(provider, "a-1", first)
-    provider.memory.blame(f"ssh:{second}", "disk write: 3.0 MB/s")
+    provider.memory.record_failure(f"ssh:{second}", "disk write: 3.0 MB/s")
     with pytest.raises(NoOffer) as none:
         provider.offers(Request(run="b-2"))
     assert f"{first}: the machine holds the pod of a-1 ({pod.token})" in str(none.value)
     assert f"{second}: the machine failed before: disk write: 3.0 MB/s; run: inv hosts --forget {second}" in str(
         none.value
     )
-    provider.memory.forgive(f"ssh:{second}")
+    provider.memory.clear_failure(f"ssh:{second}")
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
     with pytest.raises(NoOffer, match="2 machines wanted, 1 free and fit"):
         provider.offers(Request(run="b-2", nodes=2))
@@ -218,7 +218,7 @@ from infra.ledger.journal import Journal
 from infra.names import new_token
 journal = Journal.open()
 token = new_token(journal.installation)
-journal.leases.take(f"rent:{token}")
+journal.leases.acquire(f"rent:{token}")
 op = journal.plan(token=token, run="a-1", vendor="ssh", place=sys.argv[1], remote_id=f"{token}@{sys.argv[1]}")
 journal.advance(op, "sending")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -317,7 +317,7 @@ def test_a_machine_with_surviving_processes_is_dirty_and_stays_leased(inventory,
             pods.end(provider, op, journal)
         assert journal.op(op.token).state == "TERMINATING" and provider.find(op.remote_id) is not None
         place = provider.hosts[0].place
-        assert provider.memory.of(f"ssh:{place}").failure.startswith("DIRTY: processes ")
+        assert provider.memory.get(f"ssh:{place}").failure.startswith("DIRTY: processes ")
         with pytest.raises(NoOffer, match=f"the machine failed before: DIRTY: .* run: inv hosts --forget {place}"):
             provider.offers(Request(run="b-2"))
     finally:

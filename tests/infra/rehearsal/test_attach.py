@@ -121,7 +121,7 @@ def acknowledge(market, pod, files, step, after_s=1.0):
 @pytest.mark.parametrize("vendor", ["runpod", "lium"])
 def test_a_machine_at_work_is_preempted_after_each_new_checkpoint(base, vendor):
     world = attach.start(base, speed=600)
-    assert world.tell("/faults", {"preempt_at_work": 2}) == {}
+    assert world.send_command("/faults", {"preempt_at_work": 2}) == {}
     market = open_market(vendor, load(world))
 
     def truth_of(pod):

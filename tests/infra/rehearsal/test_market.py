@@ -52,10 +52,10 @@ def test_an_order_of_two_machines_also_works_with_whole_hosts():
     first, second = (replace(offer("lium", stock=1), offer_id=f"lium/{name}") for name in "AB")
     world = market(first, second)
     machine = world.create(Order(offer_id="lium/A", name="sw1-a"), (MachineFault("twice"),))
-    assert machine.offer == first and [one.offer for one in world.listed("lium")] == [second, first]
+    assert machine.offer == first and [one.offer for one in world.list_machines("lium")] == [second, first]
     alone = market(first)
     machine = alone.create(Order(offer_id="lium/A", name="sw1-a"), (MachineFault("twice"),))
-    assert alone.listed("lium") == [machine]
+    assert alone.list_machines("lium") == [machine]
 
 
 def test_a_begun_billing_unit_is_billed_in_full():
@@ -91,23 +91,23 @@ def test_a_gone_machine_leaves_the_listing_after_its_processes_ended():
     boot(world, machine)
     world.delete(machine.machine_id)
     world.advance(world.now + 100)
-    assert world.listed("lium") == [machine]
+    assert world.list_machines("lium") == [machine]
     world.detach(machine.machine_id, machine.boot)
     world.advance(world.now)
-    assert world.listed("lium") == []
+    assert world.list_machines("lium") == []
 
 
 def test_a_lagging_listing_lacks_new_machines_and_shows_gone_machines():
     world = market()
     machine = rent(world, "runpod")
-    assert world.listed("runpod", 30) == [] and world.listed("runpod") == [machine]
+    assert world.list_machines("runpod", 30) == [] and world.list_machines("runpod") == [machine]
     world.advance(1040)
     world.delete(machine.machine_id)
     world.detach(machine.machine_id, machine.boot)
     world.advance(1041)
-    assert world.listed("runpod", 30) == [machine] and world.listed("runpod") == []
+    assert world.list_machines("runpod", 30) == [machine] and world.list_machines("runpod") == []
     world.advance(1080)
-    assert world.listed("runpod", 30) == []
+    assert world.list_machines("runpod", 30) == []
 
 
 @pytest.mark.parametrize(("vendor", "state"), [("runpod", "stopped"), ("lium", "deleting"), ("shadeform", "failed")])
@@ -231,8 +231,8 @@ class Life(RuleBasedStateMachine):
         key=st.sampled_from(["", "a", "b"]),
     )
     def order(self, vendor, traits, spot, life_s, limit, key):
-        if self.world.replayed(vendor, key):
-            return self.world.replayed(vendor, key)
+        if self.world.find_replayed(vendor, key):
+            return self.world.find_replayed(vendor, key)
         fields = {"spot": spot, "spend_limit_micro_usd": limit, "replay_key": key}
         expires_at = None if life_s is None else self.world.now + life_s
         try:

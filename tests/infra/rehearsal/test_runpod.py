@@ -176,7 +176,7 @@ def test_a_preempted_spot_pod_stays_listed_as_exited(world):
     made = rent(world, "PodRentInterruptableInput", bidPerGpu=1.4)["data"]["podRentInterruptable"]
     assert made["costPerHr"] == 1.345
     up(world, made["id"])
-    assert world.tell("/preempt", {"id": made["id"]}).status_code == 200
+    assert world.send_command("/preempt", {"id": made["id"]}).status_code == 200
     assert pod(world, made["id"])["status"] == "EXITED"
     until(lambda: world.truth()["running"] == 0, "its processes' end")
     assert world.pod(made["id"])["ended_by"] == "preempted"

@@ -96,7 +96,7 @@ def test_prices_and_balances_come_from_the_plan_and_time_is_movable(tmp_path):
         assert price() == 100
         running.move(3700)
         assert price() == 200
-        assert running.tell("/move", {"seconds": -1}).status_code == 400
+        assert running.send_command("/move", {"seconds": -1}).status_code == 400
         calls = running.client.get(running.about["truth"] + "/calls").json()
         told = [(one["vendor"], one["call"], one["status"]) for one in calls]
         assert [one for one in told if one[1] == "create"] == [("runpod", "create", 402), ("lium", "create", 402)]

@@ -54,14 +54,14 @@ class Running:
         """Return the true state of a pod."""
         return next(one for one in self.truth()["pods"] if one["id"] == pod_id)
 
-    def tell(self, path: str, body: Any) -> httpx.Response:
+    def send_command(self, path: str, body: Any) -> httpx.Response:
         return self.client.post(self.about["truth"] + path, json=body)
 
     def fault(self, **plan: Any) -> None:
-        assert self.tell("/faults", plan).status_code == 200
+        assert self.send_command("/faults", plan).status_code == 200
 
     def move(self, seconds: float) -> None:
-        assert self.tell("/move", {"seconds": seconds}).status_code == 200
+        assert self.send_command("/move", {"seconds": seconds}).status_code == 200
 
     def delete(self, vendor: str, pod_id: str) -> httpx.Response:
         method, path = {

@@ -311,10 +311,10 @@ def test_a_clock_is_judged_by_its_minimum_error(began_at, asked, state):
 
 def test_settings_set_the_thresholds_and_an_invalid_cuda_version_is_refused(tmp_path):
     environ = {"SLIPWAY_ACCEPT_FREE_GB": "20", "SLIPWAY_ACCEPT_CUDA": "12.8"}
-    least = Thresholds.of(Settings.load(tmp_path, environ=environ))
+    least = Thresholds.from_settings(Settings.load(tmp_path, environ=environ))
     assert (least.free_bytes, least.cuda, least.disk_write_bytes_per_s) == (20e9, "12.8", 50e6)
     with pytest.raises(UsageError, match="SLIPWAY_ACCEPT_CUDA is 'new'"):
-        Thresholds.of(Settings.load(tmp_path, environ={"SLIPWAY_ACCEPT_CUDA": "new"}))
+        Thresholds.from_settings(Settings.load(tmp_path, environ={"SLIPWAY_ACCEPT_CUDA": "new"}))
 
 
 @pytest.mark.gpu

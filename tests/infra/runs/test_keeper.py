@@ -80,8 +80,8 @@ def keeper_of(journal: Journal, provider: Provider, home: Path) -> RunKeeper:
 
 
 def keeping(keeper: RunKeeper, op: Op) -> Iterator[tuple]:
-    with keeper.keeping(op.run):
-        yield from keeper.keep(op)
+    with keeper.hold_lease(op.run):
+        yield from keeper.follow_run(op)
 
 
 def counted(text: str) -> list[int]:
@@ -114,7 +114,7 @@ def test_a_pod_with_killed_guard_and_agent_is_restarted_on_its_machine(journal, 
 class Fleeting(Local):
     """Pods that may vanish with all their files."""
 
-    fleeting = True
+    is_ephemeral = True
 
 
 @pytest.mark.process
@@ -158,7 +158,7 @@ def test_a_run_ended_during_the_search_for_a_machine_is_not_continued(journal, t
     request = Request(run="a-1")
     op = journal.advance(pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal), "armed")
     gone = pods.end(local, op, journal, observation.GONE)
-    RunHome(home).kept.code.mkdir(parents=True)
+    RunHome(home).snapshot.code.mkdir(parents=True)
 
     def find(wanted):
         assert not run_rows.is_over(pods.end(local, journal.op(gone.token), journal))  # no pod is left to end
@@ -166,11 +166,11 @@ def test_a_run_ended_during_the_search_for_a_machine_is_not_continued(journal, t
         return of_machines(local, wanted)
 
     keeper = replace(keeper_of(journal, local, home), find=find)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
-        keeper.elsewhere(gone, recoveries=1)
+    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+        keeper.restart_on_next_offer(gone, recoveries=1)
     assert [op.outcome for op in journal.ops()] == ["asked"]
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
-        keeper._bring_back(gone, SlipwayError("its pod is gone"))
+    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+        keeper._recover(gone, SlipwayError("its pod is gone"))
 
 
 @pytest.mark.process
@@ -179,7 +179,7 @@ def test_a_living_process_holds_its_lease_and_death_frees_the_lease(journal, tmp
 import time
 from infra.ledger.journal import Journal
 with Journal.open({str(journal.path)!r}) as journal:
-    journal.leases.take("keep:a-1")
+    journal.leases.acquire("keep:a-1")
     print("ok", flush=True)
     time.sleep(60)
 """
@@ -187,7 +187,7 @@ with Journal.open({str(journal.path)!r}) as journal:
     try:
         assert other.stdout and other.stdout.readline() == b"ok\n"
         with pytest.raises(LeaseHeld, match=str(other.pid)):
-            journal.leases.take(keeper_lease("a-1"))
+            journal.leases.acquire(keeper_lease("a-1"))
         holder = journal.leases.holder(keeper_lease("a-1"))
         assert holder and holder.pid == other.pid
         keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does with a slow process
@@ -196,7 +196,7 @@ with Journal.open({str(journal.path)!r}) as journal:
         other.kill()
         other.communicate()
     assert journal.leases.holder(keeper_lease("a-1")) is None
-    assert journal.leases.take(keeper_lease("a-1")).epoch == 2
+    assert journal.leases.acquire(keeper_lease("a-1")).epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ with Journal.open({str(journal.path)!r}) as journal:
 def test_an_interrupted_keeper_leaves_the_run_to_the_next_keeper(journal, tmp_path, error, is_left):
     """A pod may vanish at the same moment: then only this record shows that the run should continue."""
     keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), RunHome(tmp_path), {}, print)
-    with pytest.raises(type(error)), keeper.keeping("a-1"):
+    with pytest.raises(type(error)), keeper.hold_lease("a-1"):
         raise error
     assert journal.leases.holder(keeper_lease("a-1")) is None
-    assert (keeper_lease("a-1") in journal.leases.abandoned()) == is_left
-    with keeper.keeping("a-1"):
+    assert (keeper_lease("a-1") in journal.leases.abandoned_names()) == is_left
+    with keeper.hold_lease("a-1"):
         assert journal.leases.holder(keeper_lease("a-1"))
-    assert journal.leases.abandoned() == set()
+    assert journal.leases.abandoned_names() == set()
 
 
 @pytest.mark.process
@@ -231,9 +231,9 @@ def test_a_run_without_pod_waits_for_a_machine_until_it_is_ended(journal, tmp_pa
         raise error
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
-    monkeypatch.setattr(keeper, "_begin_anew", finds_no_machine)
-    with keeper.keeping("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
-        keeper._bring_back(gone, SlipwayError("its pod is gone"))
+    monkeypatch.setattr(keeper, "_restart_on_new_pods", finds_no_machine)
+    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+        keeper._recover(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
     assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{observation.GONE}{keep.WAITS}{why}"
     assert len(said) == 1 and "retrying until success. To end the run: inv down a-1" in said[0]
@@ -262,9 +262,9 @@ def test_a_run_for_a_named_machine_does_not_wait_for_long(journal, tmp_path, mon
     keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
     monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
-    monkeypatch.setattr(keeper, "_begin_anew", finds_no_machine)
-    with keeper.keeping("a-1"), pytest.raises(NoOffer, match="no pod desk is held"):
-        keeper._bring_back(op, SlipwayError("it was gone"))
+    monkeypatch.setattr(keeper, "_restart_on_new_pods", finds_no_machine)
+    with keeper.hold_lease("a-1"), pytest.raises(NoOffer, match="no pod desk is held"):
+        keeper._recover(op, SlipwayError("it was gone"))
 
 
 def test_failing_rented_machines_count_and_the_run_is_given_up(journal, tmp_path, monkeypatch):
@@ -283,9 +283,9 @@ def test_failing_rented_machines_count_and_the_run_is_given_up(journal, tmp_path
     keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
     monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
-    monkeypatch.setattr(keeper, "_begin_anew", fails)
-    with keeper.keeping("a-1"), pytest.raises(keep.GivenUp, match="it was gone; the run was restarted 5 times"):
-        keeper._bring_back(first, SlipwayError("it was gone"))
+    monkeypatch.setattr(keeper, "_restart_on_new_pods", fails)
+    with keeper.hold_lease("a-1"), pytest.raises(keep.GivenUp, match="it was gone; the run was restarted 5 times"):
+        keeper._recover(first, SlipwayError("it was gone"))
     assert len(tried) == RUN.retries.most
 
 
@@ -304,9 +304,9 @@ def test_the_keeper_asks_the_store_for_the_verdict_of_a_gone_pod_until_an_answer
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
     monkeypatch.setattr(mirror, "final_verdict", words)
-    monkeypatch.setattr(Local, "fleeting", True)
-    with keeper.keeping("a-1"):
-        assert keeper._last_words(op) == {"state": "succeeded"}
+    monkeypatch.setattr(Local, "is_ephemeral", True)
+    with keeper.hold_lease("a-1"):
+        assert keeper._unobserved_verdict(op) == {"state": "succeeded"}
     assert len(said) == 1 and "the state of the work is unknown: nobody answers; retrying" in said[0]
     assert journal.ops()[-1].outcome == "succeeded"
 
@@ -420,7 +420,7 @@ def test_the_keeper_waits_for_a_silent_machine_and_says_so(journal, code, tmp_pa
         link.python = sys.executable
         provider = SshPools((machine,), lambda _: link, HostMemory(tmp_path / "hosts.json"))
         op = launch_on(provider, plan_of("ssh"), journal, code, print)
-        keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, tell_after_s=0.5)
+        keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, report_after_s=0.5)
         try:
             seen = keeping(keeper, op)
             half = observation.folder_of(op).work / "checkpoints" / "count" / "step-000000010"

@@ -51,7 +51,7 @@ def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(t
                 until(
                     lambda op=op, way=transport: observation.query_agent(op, way)["progress"].get("step"), "a step", 30
                 )
-                reports.download(op, transport, RunHome.of(op.run, homes))
+                reports.download(op, transport, RunHome.for_run(op.run, homes))
             one.freeze()
             deaf, well = pod_views.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")

@@ -42,13 +42,13 @@ def kept(journal, tmp_path, monkeypatch):
     said = []
     one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], RunHome(tmp_path), {}, said.append)
     monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)
-    monkeypatch.setattr(one, "look_at", lambda op, asks: Observation(False, why="lium has it no more"))
+    monkeypatch.setattr(one, "observe", lambda op, asks: Observation(False, why="lium has it no more"))
 
     def end(_, op, journal, reason, outcome):
         return journal.advance(journal.advance(op, "end", reason=reason, outcome=outcome), "gone") if op.is_live else op
 
     monkeypatch.setattr(pods, "end", end)
-    with one.keeping("desk"):
+    with one.hold_lease("desk"):
         yield one, said
 
 
@@ -65,13 +65,13 @@ def test_only_a_recoverable_pod_of_a_set_without_work_is_kept(journal):
 def test_a_pod_with_work_or_a_requested_end_is_left_alone(journal, kept, change):
     op = pod(journal)
     op = journal.note(op, **change) if "target" in change else journal.advance(op, "end", **change)
-    assert kept[0].hold(op) == op and kept[1] == []
+    assert kept[0].watch_pod(op) == op and kept[1] == []
 
 
 def test_a_gone_pod_without_remaining_limits_is_not_rented_again(journal, kept):
     op = pod(journal, ttl_s=pod_keeper.LEAST_S - 1)
     with pytest.raises(LimitHit, match="lium has it no more, and the limits leave no time for a new pod"):
-        kept[0].hold(op)
+        kept[0].watch_pod(op)
     assert (journal.op("sw1-a").state, journal.op("sw1-a").outcome) == ("TERMINATED", "limit")
 
 
@@ -85,13 +85,13 @@ def test_a_repeatedly_preempted_pod_is_given_up(journal, kept):
     for number in range(POD.retries.most):
         op = journal.note(op, recoveries=number + 1)
     with pytest.raises(keeper.GivenUp, match="3 times within 1 h 00 min"):
-        kept[0].hold(op)
+        kept[0].watch_pod(op)
 
 
 def test_a_change_of_the_set_takes_precedence_and_unavailable_machines_are_retried(journal, kept, monkeypatch):
     one, said = kept
     op, looked, waits = pod(journal), [], []
-    lease = journal.leases.take(set_lease("lab"))
+    lease = journal.leases.acquire(set_lease("lab"))
 
     def rest(op, seconds):
         waits.append(seconds)
@@ -106,9 +106,9 @@ def test_a_change_of_the_set_takes_precedence_and_unavailable_machines_are_retri
         looked.append((request.run, time.time()))
         raise run_keeper.NoReplacement("nothing is on offer")
 
-    monkeypatch.setattr(one, "rest", rest)
+    monkeypatch.setattr(one, "wait_for_change", rest)
     one.find = find
-    assert one.hold(op).outcome == ASKED
+    assert one.watch_pod(op).outcome == ASKED
     assert [name for name, _ in looked] == ["desk"] * len(looked) and len(looked) > 1
     assert journal.op("sw1-a").reason.count("nothing is on offer") == 1  # for `inv status`
     assert [line for line in said if "nothing is on offer" in line] == [

@@ -161,7 +161,7 @@ def test_an_ended_replica_is_left_to_its_living_controller(journal, local, monke
     while not observation.verdict_of(journal.op(replica.token), ThisMachine()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    controller = journal.leases.take("serve:demo")
+    controller = journal.leases.acquire("serve:demo")
     assert journal_upkeep.settle(journal, settings, print) == []
     assert journal.op(replica.token).is_live
     journal.leases.release(controller)

@@ -29,22 +29,31 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
         # one machine
         ([WORKS], RecoveryDecision(RecoveryAction.LEAVE)),
         ([SAYS_FAILED], RecoveryDecision(RecoveryAction.LEAVE)),
-        ([SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
+        ([SILENT], RecoveryDecision(RecoveryAction.WAIT, silent_ranks=(0,))),
         ([DEAD], RecoveryDecision(RecoveryAction.RESUME)),
-        ([GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
+        ([GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone_ranks=(0,))),
         # several machines
         ([WORKS, SILENT], RecoveryDecision(RecoveryAction.LEAVE)),  # node 0 will report the node, if lost
-        ([SILENT, WORKS], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
-        ([DEAD, SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(1,))),
+        ([SILENT, WORKS], RecoveryDecision(RecoveryAction.WAIT, silent_ranks=(0,))),
+        ([DEAD, SILENT], RecoveryDecision(RecoveryAction.WAIT, silent_ranks=(1,))),
         ([SILENT, SAYS_FAILED], RecoveryDecision(RecoveryAction.LEAVE)),
         ([DEAD, WORKS], RecoveryDecision(RecoveryAction.RESUME)),
-        ([SAYS_LOST, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), lost=LOST["reason"])),
-        ([SAYS_LOST, GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
-        ([SILENT, SAYS_LOST], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
-        ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # the machine answers again
+        (
+            [SAYS_LOST, SILENT],
+            RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent_ranks=(1,), lost_reason=LOST["reason"]),
+        ),
+        ([SAYS_LOST, GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone_ranks=(1,), lost_reason=LOST["reason"])),
+        (
+            [SILENT, SAYS_LOST],
+            RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent_ranks=(0,), lost_reason=LOST["reason"]),
+        ),
+        (
+            [SAYS_LOST, DEAD],
+            RecoveryDecision(RecoveryAction.RESUME, lost_reason=LOST["reason"]),
+        ),  # the machine answers again
         # Without node 0 no node works.
-        ([GONE, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,))),
-        ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
+        ([GONE, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent_ranks=(1,), gone_ranks=(0,))),
+        ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone_ranks=(0,))),
     ],
 )
 def test_observations_decide_the_action(nodes, course):
@@ -56,10 +65,10 @@ def broken_rules(decision) -> set[str]:
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]
-        acts = course.do in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW)
-        said = [first.verdict] if first.is_there else [one.verdict for one in nodes if one.verdict]
+        acts = course.action in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW)
+        said = [first.verdict] if first.exists else [one.verdict for one in nodes if one.verdict]
         is_lost = said[:1] == [LOST]
-        if acts and first.is_there is None and not is_lost:
+        if acts and first.exists is None and not is_lost:
             broken.add("silence of node 0 alone begins nothing")
         if acts and first.is_alive:
             broken.add("a run at work is left alone")
@@ -67,15 +76,17 @@ def broken_rules(decision) -> set[str]:
             broken.add("what is over stays over")
         if acts and first is UNREADABLE:
             broken.add("what cannot be read is not begun again")
-        if course.do is RecoveryAction.RESUME and any(one.is_there is not True for one in nodes):
+        if course.action is RecoveryAction.RESUME and any(one.exists is not True for one in nodes):
             broken.add("what is not there is not resumed")
-        if course.do is RecoveryAction.BEGIN_ANEW and all(one.is_there and one is not UNREADABLE for one in nodes):
+        if course.action is RecoveryAction.BEGIN_ANEW and all(one.exists and one is not UNREADABLE for one in nodes):
             broken.add("what is there is not left behind")
-        if is_lost and not acts and not (first.is_there and first.is_alive):
+        if is_lost and not acts and not (first.exists and first.is_alive):
             broken.add("a lost node leaves nobody waiting")
-        if course.do is RecoveryAction.BEGIN_ANEW:
-            named = {rank for rank, one in enumerate(nodes) if not one.is_there or one is UNREADABLE}
-            if {*course.silent, *course.gone} != named or any(nodes[rank].is_there is False for rank in course.silent):
+        if course.action is RecoveryAction.BEGIN_ANEW:
+            named = {rank for rank, one in enumerate(nodes) if not one.exists or one is UNREADABLE}
+            if {*course.silent_ranks, *course.gone_ranks} != named or any(
+                nodes[rank].exists is False for rank in course.silent_ranks
+            ):
                 broken.add("each that is not there is named, as gone only when that is proven")
     return broken
 
@@ -86,7 +97,7 @@ def test_no_observation_leads_to_a_forbidden_action():
 
 def test_a_decision_that_takes_silence_for_absence_breaks_a_rule():
     def hasty(nodes):
-        return decide([GONE if one.is_there is None else one for one in nodes])
+        return decide([GONE if one.exists is None else one for one in nodes])
 
     assert "silence of node 0 alone begins nothing" in broken_rules(hasty)
 
@@ -103,7 +114,7 @@ def test_a_decision_that_takes_silence_for_absence_breaks_a_rule():
     ],
 )
 def test_a_replica_is_replaced_in_cases_where_a_run_is_resumed(seen, run, replica):
-    assert [decide([seen], spec).do for spec in (RUN, POD, REPLICA)] == [run, run, replica]
+    assert [decide([seen], spec).action for spec in (RUN, POD, REPLICA)] == [run, run, replica]
 
 
 @settings(deadline=None)
@@ -115,8 +126,8 @@ def test_restarts_respect_the_budget_and_the_backoff(spec, failures_after_s):
         now += after_s
         course = decide([GONE], spec, begun, now)
         lately = [at for at in begun if now - at < spec.retries.window_s]
-        assert (course.do is RecoveryAction.GIVE_UP) == (len(lately) >= spec.retries.most)
-        if course.do is RecoveryAction.GIVE_UP:
+        assert (course.action is RecoveryAction.GIVE_UP) == (len(lately) >= spec.retries.most)
+        if course.action is RecoveryAction.GIVE_UP:
             continue
         now += course.wait_s
         if lately:
@@ -124,7 +135,7 @@ def test_restarts_respect_the_budget_and_the_backoff(spec, failures_after_s):
                 spec is REPLICA and now - max(lately) >= 60.0 * 0.999
             )
         begun.append(now)
-        assert decide([WORKS], spec, begun, now).do is RecoveryAction.LEAVE
+        assert decide([WORKS], spec, begun, now).action is RecoveryAction.LEAVE
 
 
 def test_the_observation_decides_independently_of_earlier_starts():
@@ -132,6 +143,8 @@ def test_the_observation_decides_independently_of_earlier_starts():
     spent = [float(second) for second in range(100)]
     for nodes in ALL:
         fresh, late = decide(nodes), decide(nodes, RUN, spent, 99.0)
-        assert late.do is (
-            RecoveryAction.GIVE_UP if fresh.do in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW) else fresh.do
+        assert late.action is (
+            RecoveryAction.GIVE_UP
+            if fresh.action in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW)
+            else fresh.action
         )

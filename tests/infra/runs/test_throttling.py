@@ -22,13 +22,13 @@ def test_a_requested_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
     said, slept = [], []
     throttling = Throttling(said.append, slept.append)
     error = RateLimited("runpod accepts no more requests now: 429", asked_s)
-    assert throttling.may_ask_again(Vendor(), "a", error) and not throttling.may_ask_again(Vendor(), "a", error)
+    assert throttling.wait_for_retry(Vendor(), "a", error) and not throttling.wait_for_retry(Vendor(), "a", error)
     assert slept == [pause_s] and len(said) == 1 and "runpod limits requests" in said[0]
-    assert throttling.may_ask_again(Vendor(), "b", error) and throttling.closed == {}
+    assert throttling.wait_for_retry(Vendor(), "b", error) and throttling.closed == {}
 
 
 def test_a_vendor_with_a_longer_pause_is_skipped():
     slept = []
     throttling = Throttling(lambda _: None, slept.append)
-    assert not throttling.may_ask_again(Vendor(), "a", RateLimited("429", 1_724.0))
+    assert not throttling.wait_for_retry(Vendor(), "a", RateLimited("429", 1_724.0))
     assert slept == [] and "28 min 44 s" in throttling.closed["runpod"]

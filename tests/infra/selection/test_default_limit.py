@@ -20,8 +20,8 @@ USD = 10**6
 ])  # fmt: skip
 def test_the_default_limit_is_a_named_multiple_of_the_high_estimate(high, measured, limit, reason):
     found = default_limit(high, measured)
-    assert found.micro_usd == limit and reason in found.words
-    assert found.words.startswith("neither --ttl nor --spend-limit is given: the limit is ")
+    assert found.micro_usd == limit and reason in found.description
+    assert found.description.startswith("neither --ttl nor --spend-limit is given: the limit is ")
 
 
 def expected(step, seconds, source):

@@ -16,7 +16,7 @@ class Queue:
     name = "queue"
 
     @staticmethod
-    def of(settings: Settings) -> "Queue":
+    def from_settings(settings: Settings) -> "Queue":
         return Queue()
 
 
@@ -51,7 +51,7 @@ def test_an_unknown_provider_is_refused_with_the_known_names(settings):
 def test_the_table_names_the_class_of_every_provider_of_the_core(settings):
     assert set(by_name.PROVIDERS) == {*OWN_MACHINES, *VENDORS}
     for name, where in by_name.PROVIDERS.items():
-        assert packs.load(where).name == name and callable(packs.load(where).of)
+        assert packs.load(where).name == name and callable(packs.load(where).from_settings)
     assert Market in packs.load(by_name.OF_AN_EXTENSION).__mro__
     assert registry.provider(settings, HELD).name == HELD
     with pytest.raises(MissingKey, match="RUNPOD_API_KEY: inv init runpod"):

@@ -109,7 +109,7 @@ def test_only_a_regular_file_is_read(way, kind, tmp_path):
 
 def test_a_background_program_with_endless_output_keeps_only_its_last_output(way, tmp_path):
     script = f"yes words | head -c {8 * LIMIT_BYTES}; touch {tmp_path}/said; echo last"
-    with bounded(), way.alongside(["sh", "-c", script]) as look:
+    with bounded(), way.run_in_background(["sh", "-c", script]) as look:
         until(look, "the end of the program")
         assert (tmp_path / "said").exists()
         ending = look()
@@ -182,7 +182,7 @@ def rogue(tmp_path) -> Iterator[Callable[[str], Ssh]]:
 
 def test_a_server_that_exceeds_the_window_loses_the_connection(rogue):
     """The client does not read the output meanwhile, as with a slow disk."""
-    with bounded(), rogue("no window") as pod, pod.duplex("true") as program:
+    with bounded(), rogue("no window") as pod, pod.open_duplex("true") as program:
         until(lambda: not pod._link.is_alive, "a closed connection")
         while program.recv(1 << 16):
             pass

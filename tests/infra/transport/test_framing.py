@@ -21,8 +21,8 @@ def test_the_text_between_marks_is_found_for_any_split(talk, content, after, cut
     for cut in [*sorted(cuts), len(raw)]:
         found += stream.feed(raw[at:cut]) if cut > at else b""
         at = max(at, cut)
-    assert (found, stream.code, stream.process, stream.is_over) == (content, 5, 77, True)
-    assert stream.talk == talk[:300]
+    assert (found, stream.exit_code, stream.shell_pid, stream.is_over) == (content, 5, 77, True)
+    assert stream.shell_banner == talk[:300]
 
 
 def test_text_that_cannot_be_a_mark_is_passed_on_at_once():
@@ -36,7 +36,7 @@ def test_text_that_cannot_be_a_mark_is_passed_on_at_once():
 def test_a_pid_that_must_not_be_signalled_is_refused(said):
     stream = FRAME.stdout
     stream.feed(f"12345\n{FRAME.begin} {said}\n".encode())
-    assert stream.process is None
+    assert stream.shell_pid is None
 
 
 def test_endless_text_before_the_mark_is_no_output():
@@ -44,7 +44,7 @@ def test_endless_text_before_the_mark_is_no_output():
     with pytest.raises(NoFrame):
         for _ in range(100):
             stream.feed(b"12345\n" * 10_000)
-    assert len(stream.talk) <= 300
+    assert len(stream.shell_banner) <= 300
 
 
 def test_shell_output_is_shown_without_terminal_control_codes():
@@ -62,5 +62,5 @@ def test_a_script_arrives_unchanged(text):
 
 def test_an_echoed_command_line_contains_no_mark():
     frame = Frame()
-    line = login_line(frame.around("true")).line
+    line = login_line(frame.wrap("true")).line
     assert frame.begin not in line and frame.end not in line and Frame() != frame

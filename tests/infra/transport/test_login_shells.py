@@ -76,8 +76,8 @@ def test_the_output_of_a_command_is_read_unchanged(host, pod, tmp_path):
     assert pod.get(place) == BINARY == pod.read(place, 0) and pod.read(place, 9990) == BINARY[9990:]
     with pytest.raises(FileNotFoundError):
         pod.get(tmp_path / "absent")
-    assert SHELLS[host.name].says in framing.shown(pod.talk)
-    assert SHELLS[host.name].says or not pod.talk
+    assert SHELLS[host.name].says in framing.shown(pod.shell_banner)
+    assert SHELLS[host.name].says or not pod.shell_banner
 
 
 def test_a_command_of_any_length_arrives(pod):
@@ -131,7 +131,7 @@ def test_code_is_pushed_and_tools_are_detected(pod, tmp_path):
 
 
 def test_a_program_runs_in_the_background(pod, tmp_path):
-    with pod.alongside(["sh", "-c", "echo $$ > number; echo said; exec sleep 300"], tmp_path) as look:
+    with pod.run_in_background(["sh", "-c", "echo $$ > number; echo said; exec sleep 300"], tmp_path) as look:
         until((tmp_path / "number").exists, "the program")
         assert look() is None
     until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
@@ -140,7 +140,9 @@ def test_a_program_runs_in_the_background(pod, tmp_path):
 def test_a_terminal_session_works(host, pod, tmp_path):
     code = pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path)
     assert code == (0 if "stays" in host.name else 9)  # ssh returns the exit code of the wrapper
-    done = subprocess.run(pod.line(["printf", "<%s>", *ODD], is_terminal=False), capture_output=True, timeout=60)
+    done = subprocess.run(
+        pod.openssh_command(["printf", "<%s>", *ODD], is_terminal=False), capture_output=True, timeout=60
+    )
     assert "".join(f"<{word}>" for word in ODD) in done.stdout.decode()
 
 
@@ -171,8 +173,8 @@ def test_a_survey_reports_that_the_shell_prints(host, pod, tmp_path):
     memory = HostMemory(tmp_path / "memory.json")
     for look in (*survey.survey_hosts([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
         says = SHELLS[host.name].says
-        assert look.problem == "" and says in look.shell_says and look.shell_says.isprintable() is True
-        assert look.verdict == "ok" or f"ok; the login shell prints: {look.shell_says}" == look.verdict
+        assert look.problem == "" and says in look.shell_output and look.shell_output.isprintable() is True
+        assert look.verdict == "ok" or f"ok; the login shell prints: {look.shell_output}" == look.verdict
 
 
 # unusable shells

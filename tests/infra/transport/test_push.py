@@ -317,7 +317,7 @@ def test_an_unreadable_file_is_named(root, tmp_path):
     seen = os.lstat(root / "gone")
     (root / "gone").unlink()
     with pytest.raises(UsageError, match="gone cannot be read for sending: No such file"):
-        FileInspector.of(root).inspect("gone", seen)
+        FileInspector.for_folder(root).inspect("gone", seen)
 
 
 def test_a_second_pod_reuses_the_files_of_the_first_and_lists_differences(machine, root, tmp_path):

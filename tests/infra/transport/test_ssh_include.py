@@ -25,7 +25,7 @@ def way(tmp_path, name="known"):
 
 
 def test_the_include_line_is_added_at_the_top_and_removed_again(tmp_path):
-    config, line = tmp_path / ".ssh" / "config", PodNames(tmp_path / "names").line
+    config, line = tmp_path / ".ssh" / "config", PodNames(tmp_path / "names").include_line
     assert not is_included(config, line)
     config.parent.mkdir()
     real = tmp_path / "dotfiles"
@@ -41,7 +41,7 @@ def test_the_include_line_is_added_at_the_top_and_removed_again(tmp_path):
 
 
 def test_a_line_below_a_host_applies_to_the_host_only(tmp_path):
-    config, line = tmp_path / "config", PodNames(tmp_path / "names").line
+    config, line = tmp_path / "config", PodNames(tmp_path / "names").include_line
     config.write_text(f"Host one\n  {line}\n")
     assert not is_included(config, line)
     config.write_text(f"# first\n\ninclude={line.removeprefix('Include ')}\nHost one\n")
@@ -55,7 +55,7 @@ def test_blocks_are_written_read_and_replaced(tmp_path):
     assert names.read() == {"sw1-x-1": one, "sw1-x-2": two}
     assert names.path.stat().st_mode & 0o777 == 0o600
     names.write({})
-    assert names.read() == {} and names.is_wanted and names.remove() and not names.is_wanted
+    assert names.read() == {} and names.exists and names.remove() and not names.exists
 
 
 @pytest.mark.parametrize("letter", ['"', "*", "\n", "["])
@@ -90,11 +90,11 @@ def test_ssh_reaches_a_pod_by_its_name_until_it_is_gone(sshd, tmp_path, monkeypa
             address = str(Address(sshd.address.user, sshd.address.host, sshd.address.port, str(key), "/tmp"))
             ops[name] = journal.advance(journal.advance(op, "sending"), "created", address=address)
         ssh_names.add(ops["brave-otter-1"], vendor, journal)
-        file = PodNames.beside(journal.path)
-        assert not file.is_wanted, "nobody has asked for it"
+        file = PodNames.for_journal(journal.path)
+        assert not file.exists, "nobody has asked for it"
         made = ssh_names.write(journal, registry.vendors(settings))
         assert made.names == ("brave-otter-1",) and "a different machine of this name" in made.left_out[0]
-        include(tmp_path / ".ssh" / "config", file.line)
+        include(tmp_path / ".ssh" / "config", file.include_line)
         line = ["ssh", "-F", str(tmp_path / ".ssh" / "config"), "brave-otter-1", "echo", "$SSH_CONNECTION"]
         unknown = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert unknown.returncode == 255 and "key" in unknown.stderr, "it was never met, so nothing pins its key"
@@ -104,6 +104,6 @@ def test_ssh_reaches_a_pod_by_its_name_until_it_is_gone(sshd, tmp_path, monkeypa
         reached = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert reached.returncode == 0 and str(sshd.address.port) in reached.stdout, reached.stderr
         ssh_names.take_away(ops["brave-otter-1"], journal)
-        assert file.read() == {} and file.is_wanted
+        assert file.read() == {} and file.exists
         ssh_names.add(ops["brave-otter-1"], vendor, journal)
         assert list(file.read()) == [ops["brave-otter-1"].token]

@@ -110,7 +110,7 @@ def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
         with Ssh(replace(sshd.address, key=str(other)), tmp_path / "known_hosts") as pod:
             with pytest.raises(AuthError, match="was refused"):
                 pod.run(["true"], timeout_s=20)
-            line = pod.line(["true"], is_terminal=False)
+            line = pod.openssh_command(["true"], is_terminal=False)
             assert subprocess.run(line, stderr=subprocess.DEVNULL).returncode == 255
     finally:
         os.environ.pop("SSH_AUTH_SOCK") if before is None else os.environ.update(SSH_AUTH_SOCK=before)
@@ -148,7 +148,7 @@ def test_a_changed_host_key_stops_every_command_before_sending(pod, sshd):  # no
         assert connections(sshd) == before and "Postponed" not in (sshd.folder / "sshd.log").read_text()
     with pytest.raises(HostKeyMismatch):
         pod.shell(["true"])
-    assert subprocess.run(pod.line(["true"], is_terminal=False), stderr=subprocess.DEVNULL).returncode == 255
+    assert subprocess.run(pod.openssh_command(["true"], is_terminal=False), stderr=subprocess.DEVNULL).returncode == 255
     assert pod.known_hosts.read_text() == pin
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_pin_is_not_replaced(pod):
 
 def test_a_shell_returns_its_exit_code_and_its_command_line_can_be_typed(pod, tmp_path):
     assert pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path) == 9
-    typed = shlex.join(pod.line(["echo", "a  b"], is_terminal=False))
+    typed = shlex.join(pod.openssh_command(["echo", "a  b"], is_terminal=False))
     assert subprocess.run(typed, shell=True, capture_output=True, text=True).stdout == "a  b\n"
 
 

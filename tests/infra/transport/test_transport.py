@@ -270,11 +270,11 @@ def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest
 
 def test_a_background_program_ends_with_its_caller_and_reports_an_early_end(way, tmp_path):
     told = tmp_path / "pid"
-    with way.alongside(["sh", "-c", 'echo $$ > "$1"; exec sleep 600', "sh", str(told)]) as look:
+    with way.run_in_background(["sh", "-c", 'echo $$ > "$1"; exec sleep 600', "sh", str(told)]) as look:
         pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
         assert Path(f"/proc/{pid}").exists() and look() is None
     until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)
-    with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7", str(told)], cwd=tmp_path) as look:
+    with way.run_in_background(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7", str(told)], cwd=tmp_path) as look:
         ending = until(look, "its end", 30)
         # the caller also stops waiting for the process: a later process with the same number must get no signal
         until(lambda: not any(bytes(told) in line for line in command_lines()), "the end of its watch", 30)
@@ -286,7 +286,7 @@ def test_a_background_program_does_not_outlive_its_parent(tmp_path):
     script = (
         "import sys, time\nfrom infra.transport.protocol import ThisMachine\n"
         "words = ['sh', '-c', 'echo $$ > \"$1\"; exec sleep 600', 'sh', sys.argv[1]]\n"
-        "with ThisMachine().alongside(words): time.sleep(600)"
+        "with ThisMachine().run_in_background(words): time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", script, str(told)], cwd=ROOT)
     try:

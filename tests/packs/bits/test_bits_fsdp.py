@@ -27,7 +27,7 @@ FAR = 0.1  # Of later steps: gradients are summed in a different order, and the 
 
 
 def teacher(ranks: Ranks, parallel: str) -> Decoder:
-    """Return a teacher made like `PhaseRun.frozen`."""
+    """Return a teacher made like `PhaseRun.load_frozen_model`."""
     model = whole = Decoder(ODD)
     initialise(whole, 3)
     if parallel != "ddp" and ranks.size > 1:

@@ -141,8 +141,8 @@ def test_losses_of_a_stage_never_wait_for_the_device(bits, in_documents):
     (part,) = passes(batch, 2, model)
     objective = Bits(bits, 10, model, teacher)
     with Waits() as waits:
-        objective.at(0)
-        model.through(objective, part)[0].backward()
+        objective.set_step(0)
+        model.compute_objective(objective, part)[0].backward()
     assert waits.seen == []
 
 
@@ -159,8 +159,8 @@ def test_values_that_change_per_step_cause_no_recompilation():
     for block in model.blocks:
         block.compile(backend="eager")
     for step in range(6):
-        objective.at(step)
-        loss, _ = model.through(objective, batch)
+        objective.set_step(step)
+        loss, _ = model.compute_objective(objective, batch)
         loss.backward()
         losses.append(float(loss.detach()))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -173,14 +173,14 @@ def test_largest_columns_stay_exempt_until_their_share_is_zero():
     objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), 10, model)
     name, matrix = next(iter(objective.matrices.items()))
     matrix.weight.data[3, 5] = 10
-    objective.at(0)
+    objective.set_step(0)
     assert matrix.exact.sum() == 8 and matrix.exact[5]
     matrix.weight.data[3, 5] = 0
     matrix.weight.data[3, 6] = 20
-    objective.at(9)
+    objective.set_step(9)
     # One column is left, by the values at step 0.
     assert matrix.exact.tolist() == [column == 5 for column in range(32)]
-    objective.at(10)
+    objective.set_step(10)
     assert not matrix.exact.any() and objective.largest[name][6] < 1
 
 

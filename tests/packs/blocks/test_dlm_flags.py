@@ -27,7 +27,7 @@ def test_sizes_are_flags_that_override_settings_and_apply_to_dlm_only():
     settings = Settings.load(ROOT, {}, ("BLOCK_SIZE=16", "TOKENS=2048"), environ={})
 
     def sizes(phase: str, **flags):
-        wanted = PlannedWork.of(typed(phase, **flags), settings).wanted(settings)
+        wanted = PlannedWork.from_spec(typed(phase, **flags), settings).training_request(settings)
         return tuple(wanted.sizes.values())
 
     assert sizes("sft+dlm") == (16, 0, 0, 2048)
@@ -45,7 +45,7 @@ def test_flags_settings_and_sizes_of_the_phase_have_the_same_names():
 
 
 def settings_of(*words: str) -> DlmSettings:
-    found = Settings.load(ROOT, {}, words, environ={}).of(DlmSettings)
+    found = Settings.load(ROOT, {}, words, environ={}).for_pack(DlmSettings)
     return DlmSettings(**{name: getattr(found, name) for name in DLM.sizes})
 
 
@@ -59,7 +59,11 @@ def test_training_commands_have_the_flags_in_the_group_of_the_phase(command):
 def test_training_file_sets_the_flags_that_were_not_typed():
     values = files.read("job.yaml", {"block_size": 8, "batch-size": 2, "seed": 7}, LaunchSpec)
     spec = filled(typed("dlm", tokens=5), values)
-    assert (spec.phase, spec.seed, spec.of(DlmFlags)) == ("dlm", 7, DlmFlags(tokens=5, block_size=8, batch_size=2))
+    assert (spec.phase, spec.seed, spec.added_record(DlmFlags)) == (
+        "dlm",
+        7,
+        DlmFlags(tokens=5, block_size=8, batch_size=2),
+    )
     assert filled(LaunchSpec(), {"tokens": 5}).added == (DlmFlags(tokens=5),)
     assert filled(LaunchSpec(), {"seed": 7}) == LaunchSpec(seed=7)
     assert command_words(spec) == ["--phase=dlm", "--seed=7", "--tokens=5", "--block-size=8", "--batch-size=2"]
@@ -72,7 +76,7 @@ def test_sweep_varies_a_size_and_its_toy_recipes_drop_sizes():
 
     said = {"each": {"phase": "dlm", "tokens": 9}, "axes": {"block-size": [8, 16]}}
     specs = [one.spec for one in sweep_file.read("sizes.yaml", said, "sizes").trials.values()]
-    assert [one.of(DlmFlags) for one in specs] == [DlmFlags(tokens=9, block_size=size) for size in (8, 16)]
+    assert [one.added_record(DlmFlags) for one in specs] == [DlmFlags(tokens=9, block_size=size) for size in (8, 16)]
     assert rehearsed.toy_of(specs[0]).added == ()
 
 

@@ -69,7 +69,8 @@ class Rig:
 
     def is_kept(self, name: str) -> bool:
         return (
-            f"keep:{name}" in self.here.journal.leases.held() or f"keep:{name}" in self.here.journal.leases.abandoned()
+            f"keep:{name}" in self.here.journal.leases.held_names()
+            or f"keep:{name}" in self.here.journal.leases.abandoned_names()
         )
 
     def judge(self, name: str, *allowed: str) -> None:
@@ -126,7 +127,7 @@ class Rig:
             here.switch_off()
             there = [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]
             if there and self.chance.random() < 0.5:
-                here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                here.market.send_command("/preempt", {"id": self.chance.choice(there)})
                 self.counts["machines taken meanwhile"] += 1
             time.sleep(self.chance.uniform(0, 5))
             began = time.monotonic()
@@ -200,7 +201,7 @@ class Rig:
                 ballast = fill(here.host.folder)
                 full_until = time.monotonic() + self.chance.uniform(5, FULL_S)
                 if self.chance.random() < 0.5 and (there := list(here.billing())):
-                    here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                    here.market.send_command("/preempt", {"id": self.chance.choice(there)})
                     self.counts["machines taken meanwhile"] += 1
                 ((new, vendor),) = self.names(1).items()
                 refused = self.type(0, here.launch(new, vendor, WORK_S, "--detach"))

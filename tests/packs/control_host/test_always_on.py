@@ -23,7 +23,7 @@ def settings(tmp_path):
 
 
 def test_laptop_is_advised_to_use_a_control_host_and_a_control_host_is_not(settings, capsys):
-    assert offers_table.always_on_here(settings) == ControlHostMachine().state_here(settings) == ""
+    assert offers_table.always_on_here(settings) == ControlHostMachine().this_machine_status(settings) == ""
     offers_table.print_laptop_options([offers_table.ITSELF])
     said = " ".join(capsys.readouterr().err.split())
     assert said.replace("./inv", "inv") == (
@@ -34,7 +34,7 @@ def test_laptop_is_advised_to_use_a_control_host_and_a_control_host_is_not(setti
     (places / "about.json").write_text(json.dumps({"boot": "cron"}))
     (places / "started.json").write_text(json.dumps({"at": 0}))
     assert offers_table.always_on_here(settings) == "this control host"
-    said = ControlHostMachine().state_here(settings)
+    said = ControlHostMachine().this_machine_status(settings)
     assert said.startswith(f"on the control host {this_machine().host}, alive now; ") and said.endswith(": cron")
 
 
@@ -48,7 +48,7 @@ def test_plan_lists_the_control_host_as_an_end_of_a_hanging_machine():
 
 
 def test_answer_to_the_question_names_the_next_command():
-    said = ControlHostMachine().how(lambda *more: " ".join(["./inv launch", *more]))
+    said = ControlHostMachine().setup_hint(lambda *more: " ".join(["./inv launch", *more]))
     assert said == (
         "set up the machine as a control host once: ./inv control.up HOST; then launch on that host: "
         "./inv launch --control HOST"

@@ -46,10 +46,10 @@ def write_journal(path, run="brave-otter-1", vendor="runpod"):
     path.parent.mkdir(parents=True, exist_ok=True)
     with Journal.open(path) as journal:
         token = new_token(journal.installation)
-        keys = PodKeys.beside(path)
+        keys = PodKeys.for_journal(path)
         keys.folder.mkdir(mode=0o700, exist_ok=True)
-        keys.private(token).write_text("a private key")
-        address = Address("root", "192.0.2.7", 22, str(keys.private(token)), f"/root/.slipway/pods/{token}")
+        keys.private_key_path(token).write_text("a private key")
+        address = Address("root", "192.0.2.7", 22, str(keys.private_key_path(token)), f"/root/.slipway/pods/{token}")
         op = journal.plan(token=token, run=run, vendor=vendor)
         op = journal.advance(op, "sending")
         return journal.advance(op, "created", remote_id="pod-1", address=str(address)), journal.installation
@@ -74,7 +74,7 @@ def test_installation_arrives_complete_and_the_old_one_is_read_only(laptop, host
         (there,) = journal.ops()
         assert (there.token, there.state, journal.installation) == (op.token, op.state, installation)
         key = Address.parse(there.address).key
-        assert key == str(PodKeys.beside(host).private(op.token))
+        assert key == str(PodKeys.for_journal(host).private_key_path(op.token))
         assert os.stat(key).st_mode & 0o777 == 0o600
         journal.note(there, reason="by the control host")
     assert archive.digest(archive.pack(host)) == archive.digest(archive.pack(host)) != archive.digest(text)
@@ -99,7 +99,7 @@ def test_journal_in_use_is_not_replaced_and_a_moved_journal_returns(laptop, host
     with Journal.open(laptop) as journal:
         (home,) = journal.ops()
         assert home.reason == "by the control host"
-        assert Address.parse(home.address).key == str(PodKeys.beside(laptop).private(op.token))
+        assert Address.parse(home.address).key == str(PodKeys.for_journal(laptop).private_key_path(op.token))
         journal.note(home, reason="at home")
 
 
@@ -201,8 +201,8 @@ def test_unreadable_copy_does_not_replace_the_previous_copy(laptop, tmp_path):
     write_journal(laptop)
     copy = JournalCopy(tmp_path / "box")
     copy.folder.mkdir()
-    copy.keep(archive.pack(laptop))
+    copy.save(archive.pack(laptop))
     before = copy.digest
     with pytest.raises(SlipwayError, match="cannot be read"):
-        copy.keep("no archive")
+        copy.save("no archive")
     assert copy.digest == before

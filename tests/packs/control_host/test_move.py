@@ -39,10 +39,10 @@ def test_rebuilt_journal_reports_the_age_of_its_copy(tmp_path):
     with Journal.open(settings.state_file, environ) as journal:
         installation = journal.installation
     journal_moves.mark_moved(settings.state_file, "127.0.0.1:1")
-    copy = ControlHost.of("127.0.0.1:1", settings).copy
-    copy.keep(archive.pack(settings.state_file))
+    copy = ControlHost.from_settings("127.0.0.1:1", settings).copy
+    copy.save(archive.pack(settings.state_file))
     os.utime(copy.path, (time.time() - 7200, time.time() - 7200))
-    copy.note_seen()  # The host answered a request, without a copy of the journal.
+    copy.mark_seen()  # The host answered a request, without a copy of the journal.
     told = []
     assert move.recover_lost_host(settings, told.append).host == "127.0.0.1:1"
     assert "the copy of the journal is 2 h 00 min old; runs may have started or ended since then" in told

@@ -14,7 +14,7 @@ def test_rehearsal_on_a_control_host_runs_on_a_control_host(tmp_path):
     world.mkdir(parents=True)
     (world / "overlay.json").write_text(json.dumps({"SLIPWAY_STATE_FILE": str(world / attach.JOURNAL)}))
     for environ in ({"SLIPWAY_STATE_FILE": str(places.state_file)}, {attach.INSIDE: str(world)}):
-        assert not HostPaths.of_world(Settings.load(ROOT, environ=environ)).is_control_host
+        assert not HostPaths.from_settings(Settings.load(ROOT, environ=environ)).is_control_host
         places.about.touch()
-        assert HostPaths.of_world(Settings.load(ROOT, environ=environ)).is_control_host
+        assert HostPaths.from_settings(Settings.load(ROOT, environ=environ)).is_control_host
         places.about.unlink()

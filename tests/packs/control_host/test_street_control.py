@@ -306,7 +306,7 @@ def test_cron_restarts_the_work_after_a_boot_and_a_preempted_run_succeeds(rentin
     until(lambda: renting.row(run).get("step") == "base", "work", within_s=300)
     end_all(sshd)
     (pod,) = billing(renting.world)
-    renting.world.tell("/preempt", {"id": pod})
+    renting.world.send_command("/preempt", {"id": pod})
     sshd.start()
     (line,) = (renting.home / "cron").read_text().splitlines()
     assert line.startswith("@reboot ")

@@ -84,20 +84,20 @@ WORKED, STRAYED = trial(WORKER, 1), trial(STRAY, 2)
 LOOKS = [VerbCall(verb="catalog", began_at=at, ended_at=at, word="a/b/c", micro_usd=500_000) for at in (-20.0, -10.0)]
 REACHED = VerbCall(verb="reach", word="m-1", began_at=100.0, ended_at=101.0)
 HONEST = Evidence(
-    vendor=VENDOR, asked=(*LOOKS, *life(WORKED, 0), REACHED, *life(STRAYED, 1000)), trials=(WORKED, STRAYED),
+    vendor=VENDOR, calls=(*LOOKS, *life(WORKED, 0), REACHED, *life(STRAYED, 1000)), trials=(WORKED, STRAYED),
     ground=DrillObservations(machine="", host_key="", guard="", log="", checkpoint=""), creates=1,
 )  # fmt: skip
 
 
 def worker_evidence(**facts):
-    return replace(HONEST, asked=(*LOOKS, *life(WORKED, 0, **facts), REACHED, *life(STRAYED, 1000)))
+    return replace(HONEST, calls=(*LOOKS, *life(WORKED, 0, **facts), REACHED, *life(STRAYED, 1000)))
 
 
 def evidence_with(verb, number, **facts):
     """Return the evidence with a different answer to one verb."""
-    found = [index for index, one in enumerate(HONEST.asked) if one.verb == verb]
-    asked = [replace(one, **facts) if index == found[number] else one for index, one in enumerate(HONEST.asked)]
-    return replace(HONEST, asked=tuple(asked))
+    found = [index for index, one in enumerate(HONEST.calls) if one.verb == verb]
+    asked = [replace(one, **facts) if index == found[number] else one for index, one in enumerate(HONEST.calls)]
+    return replace(HONEST, calls=tuple(asked))
 
 
 def broken_clauses(seen):
@@ -110,19 +110,19 @@ def test_vendor_that_follows_its_documents_breaks_no_clause():
     assert "self-end" not in {one.clause for one in found}  # Shadeform's pods cannot delete themselves.
 
 
-DELETED_LATE = replace(HONEST, asked=tuple(
-    replace(one, pods=(pod(STRAYED),)) if one.began_at == 1260 else one for one in HONEST.asked
+DELETED_LATE = replace(HONEST, calls=tuple(
+    replace(one, pods=(pod(STRAYED),)) if one.began_at == 1260 else one for one in HONEST.calls
 ))  # fmt: skip
-REFUSED_KEY = replace(HONEST, asked=tuple(
+REFUSED_KEY = replace(HONEST, calls=tuple(
     replace(one, error="AuthError: /home/somebody/key was refused") if one is REACHED else one
-    for one in HONEST.asked
+    for one in HONEST.calls
 ))  # fmt: skip
 BLIND = VerbCall(verb="list", began_at=150.0, ended_at=151.0)
-LATE = replace(HONEST, asked=tuple(sorted((BLIND, *(one for one in HONEST.asked if one.began_at != 10)),
+LATE = replace(HONEST, calls=tuple(sorted((BLIND, *(one for one in HONEST.calls if one.began_at != 10)),
                                           key=lambda one: one.began_at)))  # fmt: skip
 SEEN_AGAIN = VerbCall(verb="list", began_at=215.0, ended_at=216.0, pods=(pod(WORKED),))
-FLICKERING = replace(HONEST, asked=tuple(sorted(
-    (replace(BLIND, began_at=205.0, ended_at=206.0), SEEN_AGAIN, *HONEST.asked), key=lambda one: one.began_at
+FLICKERING = replace(HONEST, calls=tuple(sorted(
+    (replace(BLIND, began_at=205.0, ended_at=206.0), SEEN_AGAIN, *HONEST.calls), key=lambda one: one.began_at
 )))  # fmt: skip
 
 
@@ -173,8 +173,8 @@ def test_untested_clause_is_neither_kept_nor_broken():
 
 
 def test_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_report_is_ignored(tmp_path):
-    reports, at = Reports.beside(tmp_path / "journal.sqlite"), 1_790_100_000
-    assert reports.cite({"lium": "mine", "shadeform": "mine"}, at) == [
+    reports, at = Reports.for_journal(tmp_path / "journal.sqlite"), 1_790_100_000
+    assert reports.summary_lines({"lium": "mine", "shadeform": "mine"}, at) == [
         "never drilled: lium, shadeform; next: inv drill --provider lium"
     ]
     for account, day, seen in (("mine", 1, HONEST), ("mine", 0, worker_evidence(ends_at=None)), ("theirs", -1, HONEST)):
@@ -190,16 +190,16 @@ def test_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_report_
         assert reports.save(report).parent == tmp_path / "journal-drills"
         assert reports.newest("lium", account) == report
     said = "lium: drilled 2 days ago (2026-09-22) in a rehearsal: 18 of 19 clauses kept; broken: timer"
-    assert reports.cite({"lium": "mine"}, at + 2 * 86_400) == [said]
-    assert "too long ago to count" in reports.cite({"lium": "mine"}, at + 30 * 86_400)[0]
+    assert reports.summary_lines({"lium": "mine"}, at + 2 * 86_400) == [said]
+    assert "too long ago to count" in reports.summary_lines({"lium": "mine"}, at + 30 * 86_400)[0]
     (newest,) = tmp_path.glob("journal-drills/lium-20260922*.json")
     newest.write_text("{")
-    assert reports.cite({"lium": "mine"}, at)[0].endswith("19 of 19 clauses kept")
+    assert reports.summary_lines({"lium": "mine"}, at)[0].endswith("19 of 19 clauses kept")
 
 
 def test_listing_in_the_second_of_a_deletion_counts_as_later():
     """A clock with a resolution of seconds shows neither the order of two events nor the progress of time."""
-    asked = [one for one in HONEST.asked if not any(pod.state == "ending" for pod in one.pods)]
+    asked = [one for one in HONEST.calls if not any(pod.state == "ending" for pod in one.pods)]
     same = [
         replace(one, began_at=asked[number - 1].began_at, ended_at=asked[number - 1].began_at - 0.1)
         if number and asked[number - 1].verb == "delete"
@@ -207,7 +207,7 @@ def test_listing_in_the_second_of_a_deletion_counts_as_later():
         for number, one in enumerate(asked)
     ]
     assert sum(one.ended_at < one.began_at for one in same) == 2
-    found = clauses.judge(replace(HONEST, asked=tuple(same)))
+    found = clauses.judge(replace(HONEST, calls=tuple(same)))
     assert {one.clause: one.state for one in found} == dict.fromkeys([one.clause for one in found], KEPT)
 
 
@@ -217,19 +217,19 @@ def states(seen):
 
 def evidence_without_bill(*at_s):
     """Return the evidence of a vendor that was asked for the bill at these times, without an answer."""
-    asked = [one for one in HONEST.asked if one.verb != "billed"]
+    asked = [one for one in HONEST.calls if one.verb != "billed"]
     asked += [VerbCall(verb="billed", began_at=at, ended_at=at, word="m-1") for at in at_s]
-    return replace(HONEST, asked=tuple(asked))
+    return replace(HONEST, calls=tuple(asked))
 
 
 def test_missing_answer_of_the_vendor_is_a_failure_after_an_hour():
     assert states(evidence_without_bill(210, 3700))["bill"] == UNTOLD
     assert "never answered" in broken_clauses(evidence_without_bill(210, 3900))["bill"]
-    silent = [replace(one, error="SlipwayError: no answer", pods=()) for one in HONEST.asked if one.verb == "list"]
-    silent = [one for one in HONEST.asked if one.verb != "list"] + silent
+    silent = [replace(one, error="SlipwayError: no answer", pods=()) for one in HONEST.calls if one.verb == "list"]
+    silent = [one for one in HONEST.calls if one.verb != "list"] + silent
     late = replace(silent[-1], began_at=silent[-1].began_at + HOUR_S, ended_at=silent[-1].ended_at + HOUR_S)
-    assert states(replace(HONEST, asked=tuple(silent)))["token"] == UNREACHED
-    assert broken_clauses(replace(HONEST, asked=(*silent, late))).keys() >= {"token", "listing"}
+    assert states(replace(HONEST, calls=tuple(silent)))["token"] == UNREACHED
+    assert broken_clauses(replace(HONEST, calls=(*silent, late))).keys() >= {"token", "listing"}
 
 
 def test_vendor_without_a_bill_is_not_asked_for_a_bill():
@@ -241,16 +241,16 @@ def test_vendor_without_a_bill_is_not_asked_for_a_bill():
 SPOTTED = Trial(name=SPOT, token="sw1-00000000-0000000000000003", offer=replace(OFFER, cloud="SECURE", spot=True),
                 pod_id="m-3", is_gone=True)  # fmt: skip
 WITH_SPOT = replace(HONEST, vendor=replace(VENDOR, spot=True), trials=(*HONEST.trials, SPOTTED),
-                    asked=(*HONEST.asked, *life(SPOTTED, 2000)))  # fmt: skip
+                    calls=(*HONEST.calls, *life(SPOTTED, 2000)))  # fmt: skip
 
 
 def evidence_without_listing(seen, one):
     """Return the evidence without this machine in any listing."""
     asked = [
         replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id)) if call.verb == "list" else call
-        for call in seen.asked
+        for call in seen.calls
     ]
-    return replace(seen, asked=tuple(asked))
+    return replace(seen, calls=tuple(asked))
 
 
 def test_spot_machine_must_be_listed_with_its_token_at_its_bid():
@@ -258,10 +258,10 @@ def test_spot_machine_must_be_listed_with_its_token_at_its_bid():
     assert (found.state, found.api) == (KEPT, "SECURE spot")
     assert {one.api for one in clauses.judge(WITH_SPOT) if one is not found and one.clause != "spot"} == {"on demand"}
     assert "not listed 3 min" in broken_clauses(evidence_without_listing(WITH_SPOT, SPOTTED))["spot"]
-    dear = [*HONEST.asked, *life(SPOTTED, 2000, micro_usd_per_hour=900_000)]
-    assert "0.90 USD/h, the bid was 0.50" in broken_clauses(replace(WITH_SPOT, asked=tuple(dear)))["spot"]
-    bare = [*HONEST.asked, *life(SPOTTED, 2000, token="")]
-    assert "lacks the token of the machine" in broken_clauses(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
+    dear = [*HONEST.calls, *life(SPOTTED, 2000, micro_usd_per_hour=900_000)]
+    assert "0.90 USD/h, the bid was 0.50" in broken_clauses(replace(WITH_SPOT, calls=tuple(dear)))["spot"]
+    bare = [*HONEST.calls, *life(SPOTTED, 2000, token="")]
+    assert "lacks the token of the machine" in broken_clauses(replace(WITH_SPOT, calls=tuple(bare)))["spot"]
     none = replace(HONEST, vendor=replace(VENDOR, spot=True))
     assert states(none)["spot"] == UNTOLD
 
@@ -286,13 +286,13 @@ def test_each_self_delete_request_has_a_separate_result(works, expected):
 def test_rate_limited_rent_request_is_judged_only_after_it_occurred():
     assert "throttle" not in states(HONEST)
     assert states(replace(HONEST, throttled=1))["throttle"] == KEPT
-    refused = [replace(one, error="RateLimited: 429") if one.verb == "create" else one for one in HONEST.asked]
-    assert "none served" in broken_clauses(replace(HONEST, throttled=3, asked=tuple(refused)))["throttle"]
+    refused = [replace(one, error="RateLimited: 429") if one.verb == "create" else one for one in HONEST.calls]
+    assert "none served" in broken_clauses(replace(HONEST, throttled=3, calls=tuple(refused)))["throttle"]
 
 
 def test_machine_that_never_boots_is_named_with_its_last_state():
-    asked = [replace(one, pods=tuple(replace(pod, state="booting") for pod in one.pods)) for one in HONEST.asked]
-    given_up = replace(HONEST, asked=tuple(asked), trials=(replace(WORKED, failure="no address in time"), STRAYED))
+    asked = [replace(one, pods=tuple(replace(pod, state="booting") for pod in one.pods)) for one in HONEST.calls]
+    given_up = replace(HONEST, calls=tuple(asked), trials=(replace(WORKED, failure="no address in time"), STRAYED))
     assert "still booting after 3 min" in broken_clauses(given_up)["boot"]
 
 
@@ -302,13 +302,13 @@ def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
         replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
         if one.verb == "find" and one.began_at == 9
         else one
-        for one in HONEST.asked
+        for one in HONEST.calls
     ]
-    assert "timer" in broken_clauses(replace(HONEST, asked=tuple(replaced)))
+    assert "timer" in broken_clauses(replace(HONEST, calls=tuple(replaced)))
     index = next(number for number, one in enumerate(replaced) if one.verb == "find") + 1
     again = VerbCall(verb="arm", word="m-1", began_at=9.5, ended_at=9.6, time_s=4 * HOUR_S)
     asked = (*replaced[:index], again, *replaced[index:])
-    resets = replace(HONEST, asked=asked, vendor=replace(VENDOR, resets_timer=True))
+    resets = replace(HONEST, calls=asked, vendor=replace(VENDOR, resets_timer=True))
     assert states(resets)["timer"] == KEPT
     late = [
         replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
@@ -316,7 +316,7 @@ def test_timer_reset_by_a_boot_is_judged_only_after_it_is_set_again():
         else one
         for one in asked
     ]
-    assert "timer" in broken_clauses(replace(resets, asked=tuple(late)))
+    assert "timer" in broken_clauses(replace(resets, calls=tuple(late)))
 
 
 def test_machine_without_an_end_time_during_boot_is_named():
@@ -324,9 +324,9 @@ def test_machine_without_an_end_time_during_boot_is_named():
         replace(one, pods=tuple(replace(pod, state="booting", ends_at=None) for pod in one.pods))
         if one.verb == "find" and one.began_at == 9
         else one
-        for one in HONEST.asked
+        for one in HONEST.calls
     ]
-    assert "none in 1 of 1 row" in broken_clauses(replace(HONEST, asked=tuple(booting)))["timer before boot"]
+    assert "none in 1 of 1 row" in broken_clauses(replace(HONEST, calls=tuple(booting)))["timer before boot"]
 
 
 def test_slice_that_counts_as_a_whole_gpu_is_a_failure():

@@ -41,10 +41,10 @@ def test_drill_of_an_honest_vendor_breaks_no_clause_leaves_no_machine_and_is_cit
 
 
 def test_single_rate_limit_makes_no_difference(user):
-    user.world.tell("/faults", {"requests": [{"call": "create", "kind": "throttle", "skip": 1}]})
+    user.world.send_command("/faults", {"requests": [{"call": "create", "kind": "throttle", "skip": 1}]})
     process = user.begin("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json")
     out, err = process.communicate(timeout=600)
-    user.world.tell("/faults", {})
+    user.world.send_command("/faults", {})
     states = {one["clause"]: one["state"] for one in json.loads(out)["findings"]}
     assert process.returncode == 0 and set(states.values()) == {"kept"} and "throttle" in states, err
 

@@ -26,7 +26,7 @@ class Catalog:
 def noted_slices(*kinds: str) -> list[Slice]:
     market: Any = Catalog(*kinds)
     watch = Watch(market)
-    watch.look_at(market.offers[0], Request(run="x"))
+    watch.read_price(market.offers[0], Request(run="x"))
     return list(watch.slices.values())
 
 
@@ -41,5 +41,5 @@ def test_slice_that_counts_as_a_whole_gpu_is_noted_with_the_name_of_the_gpu():
     market: Any = Catalog(WHOLE)
     market.offers = [Offer(provider="v", offer_id=kind, instance_type=kind, gpu="RTXPRO6000")]
     watch = Watch(market)
-    watch.look_at(market.offers[0], Request(run="x"))
+    watch.read_price(market.offers[0], Request(run="x"))
     assert [one.whole for one in watch.slices.values()] == ["RTXPRO6000"]

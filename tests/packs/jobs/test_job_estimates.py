@@ -55,7 +55,7 @@ def test_one_job_has_the_same_estimate_in_plan_cost_fit_and_page(settings, capsy
     page = example_jobs.estimate("train.yaml", ("STAGE=2",))
     assert page.hours == pytest.approx(cost.seconds[1] / 3600) and page.usd == pytest.approx(cost.micro_usd[1] / 1e6)
     plan = planned(rehearsed(settings), cost.offer, profile="qwen3_4b", phase="bits2")
-    (step,) = (one for one in plan.shown.steps if one.step == "bits2")
+    (step,) = (one for one in plan.displayed_estimate.steps if one.step == "bits2")
     assert (step.low, step.seconds, step.high) == pytest.approx(cost.seconds)
     row = next(one for one in example_jobs.lines() if "-e STAGE=2` " in one)
     assert f"| {page.hours:.2g} | {float(f'{page.usd:.2g}'):g} |" in row

@@ -57,7 +57,7 @@ def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
     small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
-    assert launch.resolve(spec, small).work.wanted(small).phases
+    assert launch.resolve(spec, small).work.training_request(small).phases
     assert (
         training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items()
         >= dict(one.split("=") for one in FILES[name]).items()
@@ -65,7 +65,11 @@ def test_every_example_training_can_run_here_and_in_the_cloud(tmp_path, name):
     spec, _ = spec_and_notes(tmp_path, name, "runpod")
     assert spec.gpu and spec.num_gpus and spec.use_spot
     large = settings(tmp_path, "runpod", profile=spec.profile)
-    assert launch.PlannedWork.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
+    assert (
+        launch.PlannedWork.from_spec(LaunchSpec(phase=spec.phase, options=spec.options), large)
+        .training_request(large)
+        .phases
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_stage_2_continues_the_published_model_on_a_disk_that_fits(tmp_path, mon
         for stages in ("2", "1+1.9+2+3"):
             spec, _ = spec_and_notes(tmp_path, "train", "runpod", f"STAGE={stages}")
             found = settings(tmp_path, "local", f"STAGE={stages}", profile=spec.profile)
-            work, request = launch.PlannedWork.of(spec, found), Request(run="r", num_gpus=4)
+            work, request = launch.PlannedWork.from_spec(spec, found), Request(run="r", num_gpus=4)
             assert work.init is not None and work.init.source == "hf://Qwen/Qwen3-4B"
             plan = work.plan(found, request, registry.provider(found, "local"), Limits())
             disks[stages] = plan.request.work_disk_bytes
@@ -193,6 +197,6 @@ def test_saliency_ablation_fits_the_gpu_of_its_job_file(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         spec, _ = spec_and_notes(tmp_path, "ablation_saliency", "runpod")
         found = settings(tmp_path, "local", profile=spec.profile)
-        nodes = recipe(launch.PlannedWork.of(spec, found).wanted(found))
+        nodes = recipe(launch.PlannedWork.from_spec(spec, found).training_request(found))
     for name in ("bits1", "bits1.9", "bits2"):
         assert min_gpu_bytes(nodes[name].spec, 1) <= 80 * 10**9, name

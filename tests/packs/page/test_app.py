@@ -139,7 +139,7 @@ def test_stream_reads_many_runs_in_steps_and_sends_the_first_at_once(context, mo
     monkeypatch.setattr(
         runs,
         "source_of",
-        lambda context, run, *_: context.keep(run, lambda: runs.FigureSource(run, run, False, {"base": {}})),
+        lambda context, run, *_: context.cached(run, lambda: runs.FigureSource(run, run, False, {"base": {}})),
     )
     monkeypatch.setattr(runs, "marks_of", lambda *_: [])
     monkeypatch.setattr(run_sources, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
@@ -172,7 +172,7 @@ def test_published_artifact_is_shown_within_a_second(context, tmp_path, monkeypa
     monkeypatch.setattr("packs.page.views.page_context.time.monotonic", lambda: clock[0])
 
     def shown() -> list[list[str]]:
-        data, models = VIEWS["data"].look(context, ViewQuery({})), chat.VIEW.look(context, ViewQuery({}))
+        data, models = VIEWS["data"].render(context, ViewQuery({})), chat.VIEW.render(context, ViewQuery({}))
         return [[one["name"] for one in data["artifacts"]], models["models"]]
 
     assert shown() == [["text/few"], []]
@@ -221,13 +221,13 @@ def test_action_asks_first_and_its_confirmation_is_valid_once(context, monkeypat
     off, unknown = talk(context, act(act="down", name="it")), talk(context, act(act="launch"), acts_allowed=True)
     assert off[0].status_code == 403 and unknown[0].status_code == 400
     asking = acts.Acts(context)
-    said = asking.take({"act": "down", "name": "it"})
+    said = asking.handle({"act": "down", "name": "it"})
     assert said["question"] == "End it?" and not done.is_set()
-    assert asking.take({"word": said["word"]}) == {"begun": "inv down it"}
+    assert asking.handle({"word": said["word"]}) == {"begun": "inv down it"}
     assert done.wait(5)
     for word in (said["word"], "guessed"):
         with pytest.raises(Exception, match="ask again"):
-            asking.take({"word": word})
+            asking.handle({"word": word})
 
 
 def test_action_that_fails_at_once_reports_the_error_to_its_caller(context, monkeypatch):
@@ -238,16 +238,16 @@ def test_action_that_fails_at_once_reports_the_error_to_its_caller(context, monk
         acts.Acts, "_scale", lambda self, said: acts._question("Scale it?", "inv serve.scale it", refuse)
     )
     asking = acts.Acts(context)
-    word = asking.take({"act": "scale"})["word"]
+    word = asking.handle({"act": "scale"})["word"]
     with pytest.raises(UsageError, match="no scaling target"):
-        asking.take({"word": word})
+        asking.handle({"word": word})
     assert context.notes[-1] == "inv serve.scale it: no scaling target is set"
 
 
 def test_actions_have_no_default_target(context):
     for said in ({"act": "down"}, {"act": "resume", "name": ""}, {"act": "scale", "name": "x", "least": 2, "most": 1}):
         with pytest.raises(Exception, match="needs the name|cannot exceed"):
-            acts.Acts(context).take(said)
+            acts.Acts(context).handle(said)
 
 
 def test_exported_page_contains_its_modules_and_data_and_sends_no_request(context, tmp_path):

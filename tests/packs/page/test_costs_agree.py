@@ -61,7 +61,7 @@ def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a
         op = record_ended_pod(journal, "sw1-last", "calm-1", 0, HOUR, first + 2 * HOUR)
         record_ended_pod(journal, "sw1-other", "otter-1", 0, HOUR, first)
         journal.note(journal.op("sw1-other"), job=Job("otter-1", "sw1-other", ()).to_json())
-        journal.tell("sw1-last", "vendor", 30 * 10**6)
+        journal.record_cost("sw1-last", "vendor", 30 * 10**6)
         expected = 10_000 * MINUTE_BEGUN[1] + 10_000 * HOUR + 30 * 10**6
 
         over = runs.curves(PageContext(settings), ViewQuery({"runs": "calm-1"}))["over calm-1"]

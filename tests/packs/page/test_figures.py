@@ -64,11 +64,11 @@ def test_x_axis_is_steps_tokens_or_hours():
 def test_growing_file_is_read_incrementally_and_half_a_line_waits():
     file = File(line(1) + line(2)[:-5])
     growing = GrowingFigures(file.read)
-    assert list(growing.grow().steps) == [1]
+    assert list(growing.refresh().steps) == [1]
     file.text = line(1) + line(2) + line(3)
-    assert list(growing.grow().steps) == [1, 2, 3]
+    assert list(growing.refresh().steps) == [1, 2, 3]
     version, before = growing.version, file.read_bytes
-    growing.grow()
+    growing.refresh()
     assert growing.version == version
     assert file.read_bytes - before <= 256
 
@@ -76,10 +76,10 @@ def test_growing_file_is_read_incrementally_and_half_a_line_waits():
 def test_run_that_returned_to_its_checkpoint_is_read_again():
     file = File("".join(map(line, range(1, 60))))
     growing = GrowingFigures(file.read)
-    growing.grow()
+    growing.refresh()
     for shorter in ("".join(map(line, range(1, 20))), "".join(line(step, lr=0.1) for step in range(1, 80))):
         file.text = shorter
-        found = growing.grow()
+        found = growing.refresh()
         assert list(found.steps) == [json.loads(one)["step"] for one in shorter.splitlines()]
 
 

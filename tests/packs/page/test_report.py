@@ -178,7 +178,7 @@ def test_unusable_recipe_leaves_the_curves(context, tmp_path, manifest):
 
 def test_error_of_curves_is_on_the_page_and_told(context, tmp_path, monkeypatch):
     (run,) = named(context, trained(tmp_path / "a"))
-    said, curves = [], export.VIEWS["curves"].look
+    said, curves = [], export.VIEWS["curves"].render
     context.say = said.append
 
     def broken(context, asked):

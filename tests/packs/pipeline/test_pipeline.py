@@ -260,7 +260,8 @@ def test_recipe_without_a_file_form_is_refused(tmp_path):
 
 def test_settings_of_a_pod_boot_have_their_defaults(tmp_path):
     shown = {
-        one.variable: (one.value, one.source) for one in Settings.load(tmp_path, environ={"RUN_SHARD": "0"}).shown()
+        one.variable: (one.value, one.source)
+        for one in Settings.load(tmp_path, environ={"RUN_SHARD": "0"}).list_settings()
     }
     assert shown["RUN_EXPERIMENT"] == ("runpod-2b", "default") and shown["RUN_CONFIG"] == ("runpod_1b", "default")
     assert shown["SHARD_LINES"] == ("250000", "default")

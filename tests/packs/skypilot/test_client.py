@@ -111,19 +111,19 @@ def test_status_shows_the_last_known_state_while_skypilot_is_slow(tmp_path, monk
     monkeypatch.setitem(worker.QUESTIONS, "queue", queue)
     may_answer.set()
     answers = worker.KnownAnswers(tmp_path / "known.json")
-    first = answers.look("queue", {"name": "a"}, 0.0, 0.0)
-    assert first["answer"] == [1] and answers.look("queue", {"name": "a"}, 0.0, 0.0) == first, "it is fresh"
+    first = answers.get_answer("queue", {"name": "a"}, 0.0, 0.0)
+    assert first["answer"] == [1] and answers.get_answer("queue", {"name": "a"}, 0.0, 0.0) == first, "it is fresh"
     monkeypatch.setattr(worker, "FRESH_S", 0.0)
     may_answer.clear()
     another = worker.KnownAnswers(tmp_path / "known.json")  # Of the next process.
     assert stat.S_IMODE((tmp_path / "known.json").stat().st_mode) == 0o600
     time.sleep(0.01)
-    assert another.look("queue", {"name": "a"}, 0.0, 0.05) == first
+    assert another.get_answer("queue", {"name": "a"}, 0.0, 0.05) == first
     threading.Timer(0.2, may_answer.set).start()
-    newer = another.look("queue", {"name": "a"}, time.time(), 0.0)
+    newer = another.get_answer("queue", {"name": "a"}, time.time(), 0.0)
     assert newer["at"] > first["at"] and asked[:2] == ["a", "a"]
     monkeypatch.setitem(worker.QUESTIONS, "queue", lambda name: 1 / 0)
-    assert "division by zero" in another.look("queue", {"name": "a"}, time.time(), 9.0)["error"]
+    assert "division by zero" in another.get_answer("queue", {"name": "a"}, time.time(), 9.0)["error"]
 
 
 class OldServer(BaseHTTPRequestHandler):

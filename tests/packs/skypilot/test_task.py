@@ -84,7 +84,7 @@ def test_task_restarts_only_after_the_exit_code_of_a_preemption(tmp_path):
 
 def test_skypilot_recovers_its_own_runs_costs_money_and_is_unreachable(tmp_path):
     jobs = ManagedJobs(Client(lambda: tmp_path, tmp_path), tmp_path)
-    assert jobs.recovers and engine_of(jobs) is jobs
+    assert jobs.restarts_runs and engine_of(jobs) is jobs
     terms = terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), jobs)
     assert terms.accept is None and terms.admit is not None
 
@@ -158,7 +158,7 @@ Considered resources (2 nodes):
 def test_optimizer_table_is_read_as_offers():
     found = price_table.read(TABLE, 2, "skypilot", 5.0)
     assert (found.chosen.offer_id, found.chosen.micro_usd_per_hour) == ("runpod/US/1x_A100_SECURE", 1_690_000)
-    spot, own = found.others
+    spot, own = found.alternatives
     assert (spot.spot, spot.instance_type, spot.num_gpus, spot.cpus) == (True, "p4d.24xlarge", 8, 96)
     assert (own.is_own, own.micro_usd_per_hour, own.gpu, own.region) == (True, 0, "", "loop")
     with pytest.raises(NoOffer, match="No resource satisfying"):

@@ -199,7 +199,7 @@ def test_login_node_that_refuses_the_connection_is_named():
 
     with pytest.raises(AuthError, match="no cluster has answered:\n  fx: fx refuses this key"):
         SlurmClusters((CLUSTER,), connect).offers(Request(run="new"))
-    assert SlurmClusters.recovers
+    assert SlurmClusters.restarts_runs
 
 
 def test_end_of_a_machine_is_a_stop_unless_an_engine_restarts_the_job(monkeypatch):

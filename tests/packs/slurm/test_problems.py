@@ -51,6 +51,6 @@ def test_other_machines_are_listed_despite_an_unusable_entry(tmp_path):
 
 def test_slurm_recovers_its_runs_costs_no_money_and_is_reachable(tmp_path):
     clusters = SlurmClusters((), lambda cluster: pytest.fail("no cluster is asked"))
-    assert clusters.recovers and engine_of(clusters) is None
+    assert clusters.restarts_runs and engine_of(clusters) is None
     terms = terms_for(settings_in(tmp_path), clusters)
     assert terms.accept is None and terms.admit is None

@@ -34,7 +34,7 @@ def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
     assert [one.folder.name for one in results.kept(found) if one.folder.name == "good"] == ["good"]
-    for group in Sweeps().on_record(found):
+    for group in Sweeps().recorded_groups(found):
         status.expand_group(group, [])
         json.dumps([{"state": one.state, **one.details} for one in group.runs.values()])
         with contextlib.suppress(UsageError):  # the page shows the reason
@@ -62,7 +62,7 @@ def test_the_page_of_a_sweep_is_written_by_the_pack_that_makes_pages(tmp_path, m
     monkeypatch.setattr(packs, "missing_pack_message", lambda kind, word: f"{word} belongs to the pack page")
     assert sweep_text.write_page(result, found) == ""
     assert "the page of the sweep is left out: report belongs to the pack page" in capsys.readouterr().err
-    (group,) = Sweeps().on_record(found)
+    (group,) = Sweeps().recorded_groups(found)
     (arm,) = group.evaluate()["arms"]
     assert (arm["arm"], arm["mean"], arm["state"]) == ("a", 0.5, "succeeded")
     assert group.evaluate()["promote"] == "./inv sweep s --promote s.a --tag s"

@@ -70,7 +70,7 @@ def test_pod_shared_by_runs_has_every_machine_flag_or_refuses_the_flag():
         try:
             pod = shared_machine_of(replace(LaunchSpec(), **{each.name: typed}))
         except UsageError as refusal:
-            assert f"--{each.spelled} does not apply" in str(refusal)
+            assert f"--{each.spelling} does not apply" in str(refusal)
             refused.add(each.name)
         else:
             assert getattr(pod, KEYS.get(each.name, each.name)) == typed

@@ -24,7 +24,7 @@ def test_early_stops_equal_the_decisions_of_optunas_pruner(case):
     stopped = {}
     for trial, step, value in case["told"]:
         seen.setdefault(trial, {})[step] = value
-        if halving.hear(str(trial), seen[trial]) is not None:
+        if halving.record(str(trial), seen[trial]) is not None:
             stopped[str(trial)] = step
     assert stopped == case["pruned"] and len(stopped) > 3
 
@@ -32,10 +32,10 @@ def test_early_stops_equal_the_decisions_of_optunas_pruner(case):
 def test_late_report_of_a_rung_has_the_same_decision():
     halving = Halving(2, rungs(40, EarlyStop()))
     assert halving.rungs == [10, 20]
-    assert halving.hear("a", {10: 1.0, 20: 0.8}) is None
-    assert halving.hear("b", {10: 1.1}) == 10
-    assert halving.hear("c", {10: 0.9}) is None
-    assert halving.hear("c", {10: 0.9, 20: 0.9}) == 20
+    assert halving.record("a", {10: 1.0, 20: 0.8}) is None
+    assert halving.record("b", {10: 1.1}) == 10
+    assert halving.record("c", {10: 0.9}) is None
+    assert halving.record("c", {10: 0.9, 20: 0.9}) == 20
     assert not goes_on(math.nan, [math.nan], 2)
 
 
@@ -89,7 +89,7 @@ def test_early_stops_find_the_winner_of_recorded_curves_for_less_in_any_order():
     shares = []
     for order in itertools.permutations(arms):
         halving = Halving(2, rungs(steps, EarlyStop()))
-        stops = {arm: halving.hear(arm, {rung: at(arm, 1, rung) for rung in halving.rungs}) for arm in order}
+        stops = {arm: halving.record(arm, {rung: at(arm, 1, rung) for rung in halving.rungs}) for arm in order}
         left = [arm for arm in order if stops[arm] is None]
         spent = sum(stop or steps for stop in stops.values()) + steps * len(left)
         shares.append(spent / (steps * len(curves)))

@@ -142,7 +142,7 @@ def test_processes_of_lr_sweep_equal_its_source(tmp_path):
     trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
     its = settings_of(trial, own)
     # The number of heads of the model on the hub is divisible by the number of GPUs.
-    wanted = PlannedWork.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
+    wanted = PlannedWork.from_spec(dataclasses.replace(trial.spec, init=""), its).training_request(its)
     request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
     found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
     step = found.job.steps[-1]
@@ -207,7 +207,7 @@ def test_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_order(tmp_p
         found = rehearsed.reduced(asked, own.profile)
         assert list(found.spec.trials) == list(asked.trials) == list(found.real) and found.spec.pods == asked.pods
         each = [(one.spec, settings_of(one, own)) for one in found.spec.trials.values()]
-        recipes = [plan.recipe(PlannedWork.of(toy, its).wanted(its))["rl"].spec for toy, its in each]
+        recipes = [plan.recipe(PlannedWork.from_spec(toy, its).training_request(its))["rl"].spec for toy, its in each]
         assert max(one.model.num_params for one in recipes) < 1e6 and {one.rl.engine for one in recipes} == {"embedded"}
         assert len({one.digest() for one in recipes}) == len(recipes), "no two of them make the same artifact"
         for run, one in found.spec.trials.items():
@@ -251,7 +251,9 @@ def test_named_ablations_equal_the_published_ones_and_run_locally_as_toys(tmp_pa
     small = rehearsed.reduced(asked, own.profile).spec.trials.values()
     assert {one.spec.phase for one in small} == {"bits1+bits1.9+bits2"}
     recipes = [
-        plan.recipe(PlannedWork.of(one.spec, its).wanted(its)) for one in small for its in [settings_of(one, own)]
+        plan.recipe(PlannedWork.from_spec(one.spec, its).training_request(its))
+        for one in small
+        for its in [settings_of(one, own)]
     ]
     assert max(each["bits2"].spec.model.num_params for each in recipes) < 1e6
     differ = (lambda each: each.model.ternary.haar) if name == "ablation_haar" else (lambda each: each.bits.saliency)
@@ -391,7 +393,7 @@ def test_arms_of_the_ablations_share_one_base_and_differ_as_named(name):
 def test_arms_of_the_rewards_share_one_sft_and_differ_only_in_the_reward(tmp_path):
     spec = sweep_file.load(EXAMPLES / "rewards.yaml")
     usual = settings(tmp_path)
-    arms = [plan.recipe(PlannedWork.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
+    arms = [plan.recipe(PlannedWork.from_spec(one.spec, usual).training_request(usual)) for one in spec.trials.values()]
     assert len({repr(nodes["sft"].spec) for nodes in arms}) == 1
     records = [nodes["rl"].spec.rl for nodes in arms]
     assert [one.reward.count("def reward(") for one in records] == [0, 1, 1]

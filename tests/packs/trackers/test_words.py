@@ -39,16 +39,15 @@ def test_plan_with_a_tracker_names_the_place_of_the_run(tmp_path):
 def test_keys_of_trackers_are_sent_with_a_job_and_shown_nowhere(tmp_path):
     settings = Settings.load(tmp_path, environ=KEYS)
     assert job_environment.secrets(settings) == KEYS
-    assert (
-        "canary" not in f"{settings.shown()} {settings.of(TrackerSettings)!r} {extensions.tracker_variables(settings)}"
-    )
+    shown = settings.list_settings(), settings.for_pack(TrackerSettings), extensions.tracker_variables(settings)
+    assert "canary" not in repr(shown)
 
 
 def test_variables_of_trackers_are_sent_and_an_address_with_a_password_is_refused(tmp_path):
     given = {"WANDB_PROJECT": "ours", "MLFLOW_TRACKING_URI": "http://me@127.0.0.1:5000"}
     settings = Settings.load(ROOT, {}, ("WANDB_PROJECT=typed",), given)
     assert extensions.tracker_variables(settings) == {**given, "WANDB_PROJECT": "typed"}
-    assert settings.of(TrackerSettings).sources["wandb_project"] == "-e"
+    assert settings.for_pack(TrackerSettings).sources["wandb_project"] == "-e"
     with pytest.raises(UsageError, match="holds a password"):
         extensions.tracker_variables(
             Settings.load(tmp_path, environ={"MLFLOW_TRACKING_URI": "http://me:word@127.0.0.1:5000"})
@@ -58,9 +57,9 @@ def test_variables_of_trackers_are_sent_and_an_address_with_a_password_is_refuse
 def test_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):
     (wandb, *_) = packs.named_trackers().values()
     settings, runs = Settings.load(tmp_path, environ={}), [{"WANDB_PROJECT": "a"}, {}, {"WANDB_PROJECT": "a"}]
-    assert wandb.about_runs(runs, settings).startswith("W&B project a; WANDB_API_KEY is not set")
-    assert wandb.about_runs(runs, Settings.load(tmp_path, environ=KEYS)) == "W&B project a"
-    assert wandb.about_runs([{}], settings) == ""
+    assert wandb.describe_runs(runs, settings).startswith("W&B project a; WANDB_API_KEY is not set")
+    assert wandb.describe_runs(runs, Settings.load(tmp_path, environ=KEYS)) == "W&B project a"
+    assert wandb.describe_runs([{}], settings) == ""
 
 
 @pytest.mark.parametrize("name", packs.named_trackers())

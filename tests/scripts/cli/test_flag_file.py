@@ -130,7 +130,7 @@ def test_command_block_is_a_custom_job_with_the_variables_of_the_file(tmp_path, 
 @pytest.mark.pack("jobs")
 def test_pod_manifest_lacks_only_the_id_of_a_volume():
     """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
-    manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {one.spelled for one in tasks.namespace["launch"].flags}
+    manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {one.spelling for one in tasks.namespace["launch"].flags}
     with pytest.raises(UsageError, match="volumeName is empty. Write the id of your network volume.*--volume ID"):
         flag_file.read(manifest, flags)
     found = flag_file.read(manifest, flags, {"volume"})

@@ -13,7 +13,7 @@ from trainer.evaluation import intervals
 def text(nats, sizes, rows_of="words, 256 tokens", material="m"):
     found = intervals.ratio(nats, sizes, 1 / math.log(2))
     return {
-        **found.plain(),
+        **found.to_dict(),
         "unit": "bits per byte",
         "method": "r",
         "material": material,
@@ -24,7 +24,7 @@ def text(nats, sizes, rows_of="words, 256 tokens", material="m"):
 
 def share(rows, material="m", **more):
     found = intervals.share(sum(rows), len(rows))
-    return {**found.plain(), "unit": "share", "method": "w", "material": material, "rows": rows, **more}
+    return {**found.to_dict(), "unit": "share", "method": "w", "material": material, "rows": rows, **more}
 
 
 SIZES = [float(100 + at % 7) for at in range(50)]

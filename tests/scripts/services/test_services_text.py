@@ -55,7 +55,9 @@ def test_first_key_shows_when_other_clients_are_locked_out(tmp_path, monkeypatch
         service_rows, "list_services", lambda journal: [type("Row", (), {"name": "demo"})] if runs else []
     )
     monkeypatch.setattr(
-        key.controller_process.ServicePaths, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
+        key.controller_process.ServicePaths,
+        "for_service",
+        lambda settings, name: type("P", (), {"keys": tmp_path / "keys"}),
     )
     key.key.work(KeyFlags(name="demo", for_="ann"))
     assert said in capsys.readouterr().err

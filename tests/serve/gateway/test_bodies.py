@@ -321,7 +321,7 @@ def test_stream_of_named_events_is_complete_after_its_last_event():
         watch = StreamWatch()
         for piece in ((begun + text + last)[:cut], (begun + text + last)[cut:]):
             watch.feed(piece)
-        assert watch.is_whole and watch.error_code is None
+        assert watch.is_complete and watch.error_code is None
     broken = StreamWatch()
     broken.feed(begun + text)
-    assert not broken.is_whole
+    assert not broken.is_complete

@@ -37,7 +37,7 @@ def test_no_address_and_no_key_fills_the_pool_and_working_connections_stay(steps
         if verb == "come":
             one = Connection(number)
             addresses[number] = f"10.0.0.{which}"
-            if crowd.come(one, addresses[number]):
+            if crowd.add(one, addresses[number]):
                 there.append(one)
             else:  # Only when all others work.
                 assert not any(other.is_idle or not other.key for other in before)
@@ -49,7 +49,7 @@ def test_no_address_and_no_key_fills_the_pool_and_working_connections_stay(steps
             one = there[number % len(there)]
             one.is_idle = not (one.key and one.is_idle)
         elif there:
-            crowd.leave(there.pop(number % len(there)))
+            crowd.remove(there.pop(number % len(there)))
         for victim in gone:
             there.remove(victim)
             if victim.key:
@@ -70,7 +70,7 @@ def test_idle_connections_of_one_key_leave_room_for_other_keys_and_strangers():
 
     def let_in(key: str) -> None:
         one = Connection(next(numbers))
-        assert crowd.come(one, "10.0.0.1")
+        assert crowd.add(one, "10.0.0.1")
         crowd.admit(one, key)
 
     for _ in range(20):
@@ -82,7 +82,7 @@ def test_idle_connections_of_one_key_leave_room_for_other_keys_and_strangers():
         let_in("bob")
     assert len(crowd) == 12  # A quarter is kept for strangers.
     for number in range(100):
-        assert crowd.come(Connection(next(numbers)), f"10.0.1.{number}")
+        assert crowd.add(Connection(next(numbers)), f"10.0.1.{number}")
     assert len(crowd) == 16 and sum(one.key == "" for one in gone) == len(gone)
 
 

@@ -232,7 +232,7 @@ def test_work_of_a_disconnected_client_is_cancelled(pair, stream):
 def test_internal_error_is_answered_and_logged(pair, monkeypatch, caplog):
     async def main():
         async with gateway(*pair) as front:
-            monkeypatch.setattr(front.gateway.turns, "take", None)
+            monkeypatch.setattr(front.gateway.turns, "assign", None)
             async with front.ask() as reply:
                 assert reply.status == 500 and (await reply.json())["error"]["type"] == "InternalServerError"
 
@@ -323,15 +323,15 @@ def test_new_limits_apply_from_the_next_request(pair):
                 return found
 
             assert len(await asked()) == 2
-            front.gateway.limit(replace(front.gateway.limits, affinity_chars=100))
+            front.gateway.set_limits(replace(front.gateway.limits, affinity_chars=100))
             assert len(await asked()) == 1
             for one in pair:
                 one.script(fail="hang")
-            front.gateway.limit(replace(front.gateway.limits, first_byte_s=0.05, tries=1))
+            front.gateway.set_limits(replace(front.gateway.limits, first_byte_s=0.05, tries=1))
             async with front.ask(stream=True) as reply:  # Without the limit the request would wait for a minute.
                 assert reply.status == 502
             front.gateway.replace([])
-            front.gateway.limit(replace(front.gateway.limits, hold_s=0.05))
+            front.gateway.set_limits(replace(front.gateway.limits, hold_s=0.05))
             async with front.ask() as reply:
                 assert reply.status == 503 and "within 0.05 s" in await reply.text()
 

@@ -388,7 +388,7 @@ def test_interrupted_connection_is_not_reused():
             home = Home(url)
             for size, is_kept in ((HELD_BYTES, True), (HELD_BYTES + 1, False)):
                 line = await home.connect()
-                reply = line.ask(b"GET / HTTP/1.1\r\n\r\n", home)
+                reply = line.send_request(b"GET / HTTP/1.1\r\n\r\n", home)
                 line.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
                 assert reply.is_whole
                 reply.close()

@@ -134,11 +134,11 @@ def test_pipelined_requests_in_small_pieces_are_paused_too(pair):
             await until(lambda: front.gateway.turns.waiting, "it waits")
             (line,) = front.gateway._listener.connections
             pieces = 0
-            while not line.is_stopped and pieces < 200:
+            while not line.is_reading_paused and pieces < 200:
                 writer.write(few)
                 pieces += 1
                 await asyncio.sleep(0.001)
-            assert line.is_stopped and len(line._ahead) < 1000
+            assert line.is_reading_paused and len(line._pending) < 1000
             writer.write(HEALTH + b"Connection: close\r\n\r\n")
             front.add(pair[0], "r0")
             said = await asyncio.wait_for(reader.read(), GUARD_S)
@@ -159,9 +159,9 @@ def test_large_unwanted_body_does_not_delay_the_next_request(pair):
                 b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (HELD_BYTES + 9)
             )
             writer.write(b"x" * (HELD_BYTES - 9))
-            await until(lambda: line._coming is not None and line._coming._held == HELD_BYTES - 9, "most is here")
+            await until(lambda: line._incoming is not None and line._incoming._held == HELD_BYTES - 9, "most is here")
             writer.write(b"x" * 18)  # With this piece the body is whole, and exceeds the held bytes.
-            await until(lambda: line.is_stopped, "no more is received")
+            await until(lambda: line.is_reading_paused, "no more is received")
             writer.write(HEALTH + b"Connection: close\r\n\r\n")
             front.add(pair[0], "r0")
             said = await asyncio.wait_for(reader.read(), GUARD_S)

@@ -84,7 +84,7 @@ def test_clients_use_tls_1_2_or_newer_and_other_clients_are_not_waited_for(pair,
 
     async def main():
         async with gateway(pair[0], max_connections=2, handshake_s=600.0) as front:
-            front.gateway.speak_tls(Certificate(tls).context)
+            front.gateway.set_tls(Certificate(tls).context)
             trusting = ssl.create_default_context(cafile=str(authority.file))
             assert await asked(front, trusting) == (f"{serial:X}".zfill(40), "TLSv1.3")
             trusting.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -109,7 +109,7 @@ def test_clients_use_tls_1_2_or_newer_and_other_clients_are_not_waited_for(pair,
             assert await silent[0][0].read() == b""
             for _, one in silent:
                 one.close()
-            crowd = front.gateway._listener.crowd
+            crowd = front.gateway._listener.pool
             await until(lambda: not len(crowd), "all have left")
 
     asyncio.run(main())

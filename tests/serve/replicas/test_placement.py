@@ -53,7 +53,7 @@ def test_recently_failed_machine_is_tried_last_with_a_note(poor):
     told = []
     first, *others = placement.find(("shadeform",), L40S, True, poor, told.append)
     assert others and not told
-    HostMemory.beside(poor.state_file).blame(failure_key(first), "it never booted")
+    HostMemory.for_journal(poor.state_file).record_failure(failure_key(first), "it never booted")
     again = placement.find(("shadeform",), L40S, True, poor, told.append)
     assert [failure_key(one) for one in again] == [failure_key(one) for one in [*others, first]]
     (line,) = told

@@ -104,9 +104,9 @@ def test_replica_that_answers_probes_but_fails_every_request_is_detected(fresh):
     assert ill.probe()  # The probe learns that the model accepts conversations.
     engine.script(fail="500", only='"messages"')
     assert ill.probe() and ill.probe()
-    ill.prober.suspect(1)
+    ill.prober.record_errors(1)
     assert not ill.probe()
-    ill.prober.suspect(0)  # The gateway sends no more requests.
+    ill.prober.record_errors(0)  # The gateway sends no more requests.
     assert not ill.probe()
     engine.calm()
     assert ill.probe() and not ill.prober.doubt.is_open
@@ -118,10 +118,10 @@ def test_failing_requests_alone_leave_a_replica_ready_and_are_reported_once(fres
     assert well.probe()
     told = []
     for errors in (1, 7, 90):
-        well.prober.suspect(errors)
+        well.prober.record_errors(errors)
         before = well.prober.doubt
         assert well.probe() and not well.prober.doubt.is_open
-        told.append(well.prober.verdict(before))
+        told.append(well.prober.doubt_message(before))
     assert "the requests cause the failures" in told[0] and told[1:] == ["", ""]
 
 
@@ -129,7 +129,7 @@ def test_model_without_conversations_is_probed_without_them(fresh):
     (engine,) = fresh({"fail": "500", "only": '"messages"'})
     plain = Probing(engine)
     assert plain.probe()
-    plain.prober.suspect(3)
+    plain.prober.record_errors(3)
     assert plain.probe()
 
 

@@ -239,11 +239,11 @@ def test_save_keeps_the_values_of_its_start_while_training_continues(tmp_path):
     some, weight = Checkpoints(tmp_path, EASY), torch.ones(1_000_000)
     saver = Saver(some)
     for step in (1, 2):  # The second save reuses the copies of the first.
-        saver.begin(step, {"model": {"w": weight}}, {})
+        saver.start(step, {"model": {"w": weight}}, {})
         weight += 1
         saver.wait()
         assert saver.collect() and not saver.collect()
-        assert torch.equal(some.newest().tensors("model")["w"], torch.full((1_000_000,), float(step)))
+        assert torch.equal(some.find_newest().tensors("model")["w"], torch.full((1_000_000,), float(step)))
 
 
 def test_manifest_records_time_content_and_quality(tmp_path):
@@ -325,7 +325,7 @@ def test_full_disk_costs_saves_but_no_checkpoint_and_ends_cleanly(tmp_path, smal
     assert saved == ["step-000000005", "step-000000010"]  # Whole, without a draft beside them.
     assert 25 <= one.step <= 30  # Training continued over two failed saves, and during the third failing save.
     assert sum("saving a checkpoint failed" in record.message for record in caplog.records) == 3
-    assert one.checkpoints.newest().step == 10
+    assert one.checkpoints.find_newest().step == 10
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
     again = training(tmp_path, keeping)
     again.checkpoints = one.checkpoints
@@ -336,11 +336,11 @@ def test_full_disk_costs_saves_but_no_checkpoint_and_ends_cleanly(tmp_path, smal
 def test_rest_of_a_power_of_two_allocation_holds_the_next_tensors():
     """PyTorch takes that much for pinned memory, regardless of the request: an embedding of 2.5 GB would cost 4."""
     arena = Arena(1 << 10, is_pinned=False)
-    large, small = arena.take(2500), arena.take(1000)
+    large, small = arena.allocate(2500), arena.allocate(1000)
     assert small.untyped_storage().data_ptr() == large.untyped_storage().data_ptr()
     assert small.data_ptr() - large.data_ptr() == 2500 + -2500 % ALIGNED
     assert (len(large), len(small), large.untyped_storage().nbytes()) == (2500, 1000, 4096)
-    assert arena.take(1000).untyped_storage().nbytes() == 1 << 10
+    assert arena.allocate(1000).untyped_storage().nbytes() == 1 << 10
 
 
 def test_start_names_its_checkpoint_or_reports_none(tmp_path, caplog):

@@ -84,7 +84,7 @@ def instrument(points: Points) -> None:
     wrap(Path, "replace", lambda path, *_: "hint" if "LATEST" in path.name else None)
     wrap(Path, "mkdir", lambda path, *_: "draft" if path.name.startswith(".tmp") else None)
     wrap(shutil, "rmtree", lambda path, *_: "remove" if ".trash" in str(path) else None)
-    wrap(saving.Saver, "begin", lambda *_: "copy")
+    wrap(saving.Saver, "start", lambda *_: "copy")
     assert checkpoints.tensor_file is tensor_file and checkpoints.shutil is shutil
 
 
@@ -141,7 +141,7 @@ def test_run_killed_at_every_point_of_a_save_ends_with_the_bits_of_an_undisturbe
             unhit.discard(blow.label)
         told = dict(life.told)
         newest = max(newest, int(told["saved"].removeprefix("step-")) if "saved" in told else 0)
-        found = Checkpoints(folder / "saved", KEEPING).newest()
+        found = Checkpoints(folder / "saved", KEEPING).find_newest()
         assert (found.step if found else 0) >= newest, (blow, life.labels[-5:])
         assert not list((folder / "saved").glob(".bad-*")), (blow, life.labels[-5:])
         assert life.was_killed or told["ended"] == undisturbed["ended"], blow
@@ -198,7 +198,7 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
     told = [int(about.removeprefix("step-")) for what, about in words_of(said) if what == "saved"]
     with Mounted(after, folder / "disk") as disk:
         saved = disk / "saved"
-        found = Checkpoints(saved, KEEPING).newest() if saved.exists() else None
+        found = Checkpoints(saved, KEEPING).find_newest() if saved.exists() else None
         assert not list(disk.glob("saved/.bad-*"))
     shutil.rmtree(folder)
     return max(told, default=0), found.step if found else 0

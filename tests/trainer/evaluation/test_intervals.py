@@ -31,7 +31,7 @@ def test_interval_of_a_ratio_covers_the_true_value_in_about_95_of_100_samples():
         found = ratio(costs, sizes)
         held += found.low <= 2 <= found.high
     assert 0.92 <= held / trials <= 0.975
-    assert math.isnan(ratio([1.0], [2.0]).low) and ratio([1.0], [2.0]).plain()["low"] is None
+    assert math.isnan(ratio([1.0], [2.0]).low) and ratio([1.0], [2.0]).to_dict()["low"] is None
 
 
 def test_paired_difference_has_a_narrower_interval_than_two_measures():

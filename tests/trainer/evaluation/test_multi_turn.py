@@ -74,14 +74,14 @@ def test_collapse_into_the_persona_is_detected_only_by_later_turns(tmp_path):
 
 def test_name_leaks_when_it_is_an_unrequested_word():
     python = TurnsQuestion("pydocs", "What does max do?", "Return the biggest item.")
-    assert not python.leaks("Return the maximum.", "Max")
-    assert python.leaks("I am max, made by us.", "Max")
-    assert not TurnsQuestion("pydocs", "What does max do?", "Max of two.").leaks("Max of two.", "Max")
-    assert not TurnsQuestion("identity", "Who are you?", "I am Max.").leaks("I am Max.", "Max")
+    assert not python.leaks_persona("Return the maximum.", "Max")
+    assert python.leaks_persona("I am max, made by us.", "Max")
+    assert not TurnsQuestion("pydocs", "What does max do?", "Max of two.").leaks_persona("Max of two.", "Max")
+    assert not TurnsQuestion("identity", "Who are you?", "I am Max.").leaks_persona("I am Max.", "Max")
     for name in ("Ursula K.", "Мария", "小明", "O'Brien", "Zoe\u0308", "🚢", "Al (the bot)"):
-        assert python.leaks(f"I am {name}.".replace("..", "."), name)
+        assert python.leaks_persona(f"I am {name}.".replace("..", "."), name)
         assert TurnsQuestion("identity", "Who are you?", "").is_right(f"My name is {name}. I was made by us.", name)
-    assert python.leaks("I am Zo\u00eb.", "Zoe\u0308")
+    assert python.leaks_persona("I am Zo\u00eb.", "Zoe\u0308")
 
 
 @pytest.mark.parametrize(

@@ -114,20 +114,23 @@ def test_choice_has_the_fewest_nats_per_character(model, inputs, monkeypatch, as
         questions.append(Question(f"What does {verb} do?", choices, each.index(min(each))))
     assert len({one.right for one in questions}) == 3
     monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # Several batches of rows of different lengths.
-    found = asking.right(QuestionSet("t", tuple(questions)))
+    found = asking.score(QuestionSet("t", tuple(questions)))
     assert found[""] == [True] * 6 and set(found) == {"", "acc", "letter"}
     wrong = tuple(replace(one, right=(one.right + 1) % 3) for one in questions)
-    assert asking.right(QuestionSet("t", wrong))[""] == [False] * 6
+    assert asking.score(QuestionSet("t", wrong))[""] == [False] * 6
 
 
 def test_examples_never_contain_the_question_and_are_reproducible(model, inputs):
     words = tokenizers.load(inputs[0] / "tokenizer")
     task = QuestionSet("t", tuple(Question(f"number {n}?", ("one", "two"), n % 2) for n in range(9)))
     asking = Asking(model, words, as_text=True, shots=3)
-    shown = [asking.shown(task, number) for number in range(9)]
+    shown = [asking.few_shot_examples(task, number) for number in range(9)]
     assert all(len(some) == 3 and task.questions[number] not in some for number, some in enumerate(shown))
-    assert shown == [asking.shown(task, number) for number in range(9)] and len({str(some) for some in shown}) == 9
-    text = words.decode(asking._prompt(task.questions[0].text, asking._talk(shown[0])))
+    assert (
+        shown == [asking.few_shot_examples(task, number) for number in range(9)]
+        and len({str(some) for some in shown}) == 9
+    )
+    text = words.decode(asking._prompt(task.questions[0].text, asking._example_turns(shown[0])))
     first = shown[0][0]
     assert text.startswith(f"<|bos|>Question: {first.text}\nAnswer: {first.answer}\n\nQuestion: ")
     assert text.endswith("\n\nQuestion: number 0?\nAnswer:")

@@ -250,7 +250,7 @@ def test_eight_bit_products_are_close_and_their_gradients_match_the_rounded_valu
 def test_weight_is_converted_to_8_bits_once_a_step_and_again_after_a_change(monkeypatch):
     torch.manual_seed(2)
     x, weight = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(48, 64, requires_grad=True)
-    held, made = float8.Weight.of(weight), []
+    held, made = float8.Weight.from_tensor(weight), []
     quantised = float8.quantised
     monkeypatch.setattr(float8, "quantised", lambda *about: made.append(len(about[0])) or quantised(*about))
 
@@ -262,9 +262,9 @@ def test_weight_is_converted_to_8_bits_once_a_step_and_again_after_a_change(monk
     assert made.count(48) == 1  # By the product without a given matrix.
     with torch.no_grad():
         weight.mul_(2)
-    place = held.there.data_ptr()
-    held.take(weight)
-    assert held.there.data_ptr() == place and torch.equal(products(held)[0], products()[0])
+    place = held.forward_layout.data_ptr()
+    held.update_from(weight)
+    assert held.forward_layout.data_ptr() == place and torch.equal(products(held)[0], products()[0])
 
 
 def test_machine_without_the_units_or_the_compiler_is_reported(monkeypatch):

@@ -110,7 +110,7 @@ def test_model_with_only_a_tokenizer_model_is_trained_and_exported_with_its_ids(
         wanted = library.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
         assert conversations.prompt(talk, words) == wanted
     talk = open_talk(made, "theirs", 0.0, 0, 12, 1)
-    said = "".join(talk.say("Who are you?"))
+    said = "".join(talk.stream_answer("Who are you?"))
     ids = [*talk.engine.tokens(conversations.prompt(TALKS[0], words), set(words.stops), 12)]
     ids = ids[: next((at for at, one in enumerate(ids) if one in words.stops), len(ids))]
     assert said.rstrip("\ufffd") == words.decode(ids).rstrip("\ufffd") or "\ufffd" in words.decode(ids)
@@ -168,7 +168,7 @@ def test_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(tmp_
     class Saying(TextEngine):
         tokenizer, room = words, 200
 
-        def passes(self, ask, stop):
+        def generate_ids(self, ask, stop):
             yield from ([one] for one in (*said, words.stops[0]))
 
     for body, is_chat, wanted in (

@@ -52,11 +52,13 @@ def training(
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(one.model, dtype)
-        more["cut"] = shard_model(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
+        more["sharding"] = shard_model(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
         model.to_empty(device="cpu")
-        more["cut"].scatter_weights(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+        more["sharding"].scatter_weights(
+            parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks
+        )
     elif ranks.size > 1:
-        more["cut"] = shard_optimizer_state(model, ranks)
+        more["sharding"] = shard_optimizer_state(model, ranks)
     model.recompute = one.recompute and not one.keep_products
     for block in model.model.layers:
         block.keeps_products = one.keep_products
@@ -92,7 +94,7 @@ def test_several_processes_have_the_losses_of_one(tmp_path, single_process_run, 
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(single_process_run[0], rel=TOLERANCE)
     parts = 2 if parallel == "hybrid" else size
-    assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
+    assert Checkpoints(tmp_path / "saved", EASY).find_newest().manifest["world"] == parts
 
 
 def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_path, single_process_run):
@@ -105,7 +107,7 @@ def test_checkpoint_of_four_processes_is_resumed_by_two_and_one_bit_for_bit(tmp_
     about = json.loads((halfway / "MANIFEST.json").read_text())
     assert sorted(file["path"] for file in about["files"]) == sorted([*parts, "rng-rank00000.safetensors"])
     assert about["world"] == 4
-    four = saved.newest()
+    four = saved.find_newest()
     for size, parallel in ((2, "fsdp"), (1, "ddp"), (2, "ddp")):
         # Resumed at step 4: the following steps, and the newly written checkpoint.
         other = tmp_path / f"{parallel}{size}"
@@ -125,8 +127,8 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, sing
 
     def work(ranks: Ranks, tell: Tell) -> None:
         one, behind = training(tmp_path, config(), ranks, "ddp"), []
-        reduced = one.cut.reduced
-        object.__setattr__(one.cut, "reduced", lambda: behind.append(len(one.cut.waiting)) or reduced())
+        reduced = one.sharding.wait_reduced
+        object.__setattr__(one.sharding, "reduced", lambda: behind.append(len(one.sharding.waiting)) or reduced())
         one.run()
         tell("behind", str(sum(behind)))
         tell("state", str(sum(one.nbytes for one in one.optimizer.tensors().values())))
@@ -134,7 +136,8 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, sing
     told = together(2, work)
     assert [one["behind"] for one in told] == ["0", "0"]
     alone_bytes = sum(
-        one.nbytes for one in Checkpoints(single_process_run[1] / "saved", EASY).newest().tensors("optimizer").values()
+        one.nbytes
+        for one in Checkpoints(single_process_run[1] / "saved", EASY).find_newest().tensors("optimizer").values()
     )
     assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
     for size in (1, 2):  # The last steps again, by one process, then by two from the checkpoint.
@@ -164,7 +167,7 @@ def test_two_compiled_processes_have_the_losses_of_an_uncompiled_process(tmp_pat
 def test_processes_without_a_common_disk_send_their_parts_to_the_first(tmp_path, single_process_run):
     assert run(tmp_path, config(), 3, apart=True) == pytest.approx(single_process_run[0], rel=TOLERANCE)
     saved = Checkpoints(tmp_path / "saved", EASY)
-    assert len(saved.steps()) == 2 and saved.newest().manifest["world"] == 3
+    assert len(saved.steps()) == 2 and saved.find_newest().manifest["world"] == 3
     assert len(list(saved.steps()[0].glob("optimizer-rank*"))) == 3
     assert not [*tmp_path.glob("[12]/saved/*")]
     shutil.rmtree(saved.steps()[1])
@@ -186,7 +189,7 @@ def test_full_disk_of_one_process_costs_all_of_them_only_the_save(tmp_path, sing
 
     assert [told["failed"] for told in together(2, work)] == ["0", "0"]  # In a row: the last save succeeded.
     saved = Checkpoints(tmp_path / "saved", EASY)
-    assert [path.name for path in saved.steps()] == ["step-000000008"] and saved.newest().manifest["world"] == 2
+    assert [path.name for path in saved.steps()] == ["step-000000008"] and saved.find_newest().manifest["world"] == 2
     assert not list((tmp_path / "saved").glob(".tmp-*"))
 
 
@@ -196,14 +199,14 @@ def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
     def work(ranks: Ranks, tell: Tell) -> None:
         one = training(folder, config(), ranks, parallel)
         one.saver = Saver(one.checkpoints, ranks)
-        one._resume(one.checkpoints.newest() if ranks.is_first else None)
+        one._resume(one.checkpoints.find_newest() if ranks.is_first else None)
         one.step = 9
         one._save()
         one._collect(wait=True)
         tell("done", "")
 
     together(size, work)
-    newest = Checkpoints(folder / "saved", EASY).newest()
+    newest = Checkpoints(folder / "saved", EASY).find_newest()
     assert newest is not None and newest.step == 9 and newest.manifest["world"] == size
     return contents(newest)
 

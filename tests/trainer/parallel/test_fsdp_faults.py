@@ -109,7 +109,7 @@ def test_process_killed_anywhere_in_a_sharded_save_leaves_the_bits_of_an_undistu
             unhit.discard(place)
         killed += was_killed
         newest = max(newest, int(told["saved"].removeprefix("step-")) if "saved" in told else 0)
-        found = Checkpoints(folder / "saved", KEEPING).newest()
+        found = Checkpoints(folder / "saved", KEEPING).find_newest()
         assert (found.step if found else 0) >= newest, place
         assert not list((folder / "saved").glob(".bad-*")), place
         if not was_killed:
@@ -145,5 +145,5 @@ def test_hanging_process_makes_the_others_exit_for_a_restart(tmp_path, place):
         os.kill(silent.pid, signal.SIGKILL)
         said, code = silent.leave(DEADLINE_S)
     assert code == -signal.SIGKILL and ["silent", ""] in said
-    found = Checkpoints(tmp_path / "saved", KEEPING).newest()
+    found = Checkpoints(tmp_path / "saved", KEEPING).find_newest()
     assert found is None or found.step in (2, 4)

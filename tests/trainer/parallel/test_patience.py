@@ -36,7 +36,7 @@ def test_slow_work_precedes_the_first_exchange_and_short_timeouts_follow_the_fir
         monkeypatch.setattr(owner, attribute, lambda *words, **more: order.append(name) or before(*words, **more))
 
     noted("metrics", loop, "Metrics")
-    for method in ("tell", "all_gather", "total", "spread", "all_reduce"):
+    for method in ("broadcast", "all_gather", "sum_values", "broadcast_tensors", "all_reduce"):
         noted("exchange", Ranks, method)
     noted("step", loop.Optimizer, "step")
     noted("hurry", Ranks, "shorten_timeout")

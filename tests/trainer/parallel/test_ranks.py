@@ -123,7 +123,7 @@ def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world,
     world.wait_for_step(4, nodes[0], "node0")
     nodes[0].terminate()  # The signal stops both: they agree on the stop.
     assert [finish(one)[0] for one in nodes] == [75, 75]
-    saved = Checkpoints(world.checkpoints("node0"), OFTEN).newest()
+    saved = Checkpoints(world.checkpoints("node0"), OFTEN).find_newest()
     cursor = saved.manifest["data_cursor"]
     assert saved.step == cursor["step"] and {"data", "epoch", "group", "row"} < cursor.keys()
     code, words = finish(world.start(CONFIG, OFTEN, work="node0"))

@@ -13,7 +13,7 @@ def test_model_and_its_optimizer_shard_are_freed_with_the_last_reference():
     model = random_model(LLAMA)
     part = shard_optimizer_state(model, Ranks(0, 2))
     ids = torch.arange(8)[None]
-    part.before_pass(model, is_last=False)
+    part.prepare_pass(model, is_last=False)
     model.loss(ids, ids).backward()
     held = [weakref.ref(model), weakref.ref(part), weakref.ref(model.head)]
     del model, part

@@ -55,7 +55,7 @@ def escapes(one: jail.Jail, world: dict[str, Any]) -> tuple[dict[str, str], int]
 
 
 def _not_refused(one: jail.Jail, code: str, asked: dict[str, str], good: set[int]) -> dict[str, str]:
-    found = one.tried(code, list(asked.values()), [], "").calls
+    found = one.run_answer(code, list(asked.values()), [], "").calls
     return {
         name: said.error or repr(said.plain)
         for name, said in zip(asked, found, strict=True)

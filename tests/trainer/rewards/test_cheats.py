@@ -67,7 +67,7 @@ def judge():
 
 @pytest.mark.process
 def test_right_answer_passes_each_form_of_test(judge):
-    assert [one for one in TESTS if judge.passed(RIGHT, SETUP, [one]) != 1.0] == []
+    assert [one for one in TESTS if judge.pass_rate(RIGHT, SETUP, [one]) != 1.0] == []
 
 
 OTHER_FORMS = (
@@ -87,15 +87,15 @@ OTHER_FORMS = (
 @pytest.mark.process
 @pytest.mark.parametrize(("code", "words"), OTHER_FORMS)
 def test_test_of_an_unusual_form_passes_only_an_honest_answer(judge, code, words):
-    assert judge.passed(code, "", [words]) == 1.0
-    assert judge.passed("def f(*some): return None\nclass P: pass", "", [words]) == 0.0
+    assert judge.pass_rate(code, "", [words]) == 1.0
+    assert judge.pass_rate("def f(*some): return None\nclass P: pass", "", [words]) == 0.0
 
 
 @pytest.mark.process
 def test_cheating_answers_pass_no_test(judge):
     assert len(CHEATS) >= 25
     with ThreadPoolExecutor(4) as pool:
-        scores = pool.map(lambda code: judge.passed(code, SETUP, TESTS), CHEATS.values())
+        scores = pool.map(lambda code: judge.pass_rate(code, SETUP, TESTS), CHEATS.values())
         assert {name: one for name, one in zip(CHEATS, scores, strict=True) if one} == {}
 
 
@@ -113,8 +113,8 @@ def test_exception_during_a_verdict_fails_only_the_test_of_that_answer(judge):
 
 @pytest.mark.parametrize("value", [10**400, float("nan"), "x", None, [1], 1j, object()])
 def test_comparison_that_raises_is_false(value):
-    assert not OneTest("f(1)", 2.5, "close").holds(value)
-    assert not OneTest("f(1)", 2.5).holds(value)
+    assert not OneTest("f(1)", 2.5, "close").is_satisfied_by(value)
+    assert not OneTest("f(1)", 2.5).is_satisfied_by(value)
 
 
 def test_comparison_that_ends_in_its_own_error_is_false():
@@ -122,7 +122,7 @@ def test_comparison_that_ends_in_its_own_error_is_false():
         def __bool__(self):
             raise MemoryError
 
-    assert not OneTest("f(1)", how="true").holds(Raises())
+    assert not OneTest("f(1)", how="true").is_satisfied_by(Raises())
 
 
 PLAIN = (

@@ -152,14 +152,14 @@ BOMBS = {
 @pytest.mark.parametrize("what", BOMBS)
 def test_fork_bomb_ends_only_itself(what):
     with closing(jail.Jail("landlock")) as one:
-        (found,) = one.tried(f"{PREFIX}\n{BOMBS[what]}", ["f()"], [], "").calls
+        (found,) = one.run_answer(f"{PREFIX}\n{BOMBS[what]}", ["f()"], [], "").calls
         assert found.error
-        assert one.tried("", ["1 + 1"], [], "").calls[0].plain == 2
+        assert one.run_answer("", ["1 + 1"], [], "").calls[0].plain == 2
 
 
 def test_sandbox_leaves_no_process_behind():
     one = jail.Jail("landlock")
-    one.tried("", ["1"], [], "")
+    one.run_answer("", ["1"], [], "")
     starter = one.free.get_nowait()
     one.free.put(starter)
     one.close()
@@ -179,7 +179,7 @@ def members(group):
 def test_answers_of_several_threads_share_a_sandbox():
     found = []
     with closing(Mbpp(is_unsafe=False)) as judge:
-        ask = lambda: found.append(judge.passed("def f(x): return x + 1", "", ["assert f(1) == 2"]))  # noqa: E731
+        ask = lambda: found.append(judge.pass_rate("def f(x): return x + 1", "", ["assert f(1) == 2"]))  # noqa: E731
         threads = [threading.Thread(target=ask) for _ in range(6)]
         for one in threads:
             one.start()
@@ -191,7 +191,7 @@ def test_answers_of_several_threads_share_a_sandbox():
 def test_process_of_an_answer_has_no_right_and_no_name_of_root():
     code = "import os, ctypes\nLIBC = ctypes.CDLL(None)\nrights = [LIBC.prctl(16), os.geteuid(), os.getuid()]"
     with closing(jail.Jail("landlock")) as one:
-        found = one.tried(code, ["os.geteuid()", "os.getuid()"], [], "").calls
+        found = one.run_answer(code, ["os.geteuid()", "os.getuid()"], [], "").calls
         layers = one.layers()
     assert [said.plain for said in found] == [NOBODY if IS_ROOT else os.geteuid()] * 2
     assert layers["has_changed_user"] == IS_ROOT, getpass.getuser()

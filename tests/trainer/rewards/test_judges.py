@@ -85,7 +85,11 @@ def test_assertion_is_split_into_a_call_and_its_expected_value():
         ("assert f(1) > 2", None, "whole"),
     ]
     one = parse_assertion("assert f(1) == 1")
-    assert [one.holds(value) for value in (1, 1.0, True, "1", None, object(), [1])] == [True, True, *[False] * 5]
+    assert [one.is_satisfied_by(value) for value in (1, 1.0, True, "1", None, object(), [1])] == [
+        True,
+        True,
+        *[False] * 5,
+    ]
 
 
 @pytest.mark.process
@@ -98,7 +102,7 @@ def test_sandboxed_code_reaches_no_resource():
         return
     judge = Mbpp(is_unsafe=False)
     setup = "from math import isclose"
-    assert judge.passed("def add(a, b): return a + b", setup, ADD) == 1.0
+    assert judge.pass_rate("def add(a, b): return a + b", setup, ADD) == 1.0
     for what, code in HOSTILE.items():
         (found,) = jail.run(code, ["f()"], [], jail.kind())
         assert found.value is None and found.error, what

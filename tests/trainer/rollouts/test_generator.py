@@ -48,7 +48,7 @@ def decoding_method(request, monkeypatch):
 def test_greedy_answers_equal_single_prompts(model):
     want = [generate(model, [prompt], STOP, NEW)[0] for prompt in PROMPTS]
     got = generate_answers(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
-    found = [got.of(row)[:-1] if got.ended[row] else got.of(row) for row in range(4)]
+    found = [got.answer_ids(row)[:-1] if got.ended[row] else got.answer_ids(row) for row in range(4)]
     assert found == want
     assert not any(one.is_floating_point() and one.requires_grad for one in (got.ids, got.logprobs))
 
@@ -57,9 +57,9 @@ def test_greedy_answers_equal_single_prompts(model):
 def test_sampled_answers_depend_only_on_their_own_seed_and_report_the_trainers_probabilities(model):
     numbers = torch.rand(20, NEW, generator=torch.Generator().manual_seed(1))
     few, many = (generate_answers(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))
-    assert torch.equal(few.ids, many.ids) and len({tuple(few.of(row)) for row in range(20)}) > 4
+    assert torch.equal(few.ids, many.ids) and len({tuple(few.answer_ids(row)) for row in range(20)}) > 4
     for row in range(20):
-        prompt, answer = PROMPTS[row // 5], few.of(row)
+        prompt, answer = PROMPTS[row // 5], few.answer_ids(row)
         hidden = model.hidden(torch.tensor([[*prompt, *answer][:-1]]))[0, -len(answer) :]
         mine, _ = logprobs_and_entropy(hidden, model.head, torch.tensor(answer), model.shape)
         torch.testing.assert_close(mine.detach(), few.logprobs[row, : len(answer)], atol=1e-5, rtol=0)
@@ -76,7 +76,10 @@ def test_bfloat16_answers_are_as_close_to_the_exact_probabilities_as_the_trainer
     got = generate_answers(short, PROMPTS, 100, STOP, Sampling(max_new=NEW), numbers, 64)
     off: dict[str, list[torch.Tensor]] = {"generator": [], "trainer": []}
     for row in range(400):
-        ids, answer = torch.tensor([[*PROMPTS[row // 100], *got.of(row)][:-1]]), torch.tensor(got.of(row))
+        ids, answer = (
+            torch.tensor([[*PROMPTS[row // 100], *got.answer_ids(row)][:-1]]),
+            torch.tensor(got.answer_ids(row)),
+        )
         exact, told = (
             logprobs_and_entropy(one.hidden(ids)[0, -len(answer) :], one.head, answer, one.shape)[0].detach()
             for one in (model, short)

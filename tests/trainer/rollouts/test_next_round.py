@@ -24,14 +24,14 @@ from trainer.rollouts.source import Rollouts
 class ParallelEngine(Embedded):
     """An engine that works during training, on a copy of the weights."""
 
-    is_apart = True
+    is_external = True
 
-    def take(self, model):
-        super().take(copy.deepcopy(model))
+    def load_weights(self, model):
+        super().load_weights(copy.deepcopy(model))
 
-    def answers(self, *words):
+    def generate(self, *words):
         self.thread = threading.current_thread()
-        return super().answers(*words)
+        return super().generate(*words)
 
 
 class Words:
@@ -138,7 +138,7 @@ def test_two_processes_are_measured_on_half_of_the_problems_each_with_equal_resu
         source.policy.judges = {"sort": lambda said: [Reward({}, "c" in one.problem.question) for one in said]}
         source.batch(0, models(1)[0])
         tell("asked", str(sum(asked)))
-        tell("right", " ".join(f"{source.told[name]:.2f}" for name in ("greedy", "pass_at_1", "pass_at_2")))
+        tell("right", " ".join(f"{source.last_metrics[name]:.2f}" for name in ("greedy", "pass_at_1", "pass_at_2")))
 
     (alone,), two = together(1, work), together(2, work)
     assert [alone["asked"], *(one["asked"] for one in two)] == ["5", "3", "2"]

@@ -50,15 +50,15 @@ def test_engine_answers_like_the_trainer_with_the_newest_weights_after_a_kill_or
 
     try:
         for model in (first, second):
-            engine.take(model)
-            embedded.take(model)
+            engine.load_weights(model)
+            embedded.load_weights(model)
             numbers = uniform(len(PROMPTS) * 4, DRAWN.max_new, 1)
-            ours, theirs = (one.answers(PROMPTS, 1, GREEDY, numbers[:3]) for one in (embedded, engine))
+            ours, theirs = (one.generate(PROMPTS, 1, GREEDY, numbers[:3]) for one in (embedded, engine))
             assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
-            found = engine.answers(PROMPTS, 4, DRAWN, numbers)
-            assert len({tuple(found.of(row)) for row in range(12)}) > 6  # Answers to a prompt differ.
+            found = engine.generate(PROMPTS, 4, DRAWN, numbers)
+            assert len({tuple(found.answer_ids(row)) for row in range(12)}) > 6  # Answers to a prompt differ.
             for row in range(12):
-                prompt, ids = PROMPTS[row // 4], found.of(row)
+                prompt, ids = PROMPTS[row // 4], found.answer_ids(row)
                 hidden = model.hidden(torch.tensor([[*prompt, *ids[:-1]]]))[0, len(prompt) - 1 :]
                 right = token_logprobs(hidden, model.head, torch.tensor(ids), model.shape)
                 assert (right - found.logprobs[row, : len(ids)]).abs().max() < 1e-4
@@ -76,17 +76,17 @@ def test_engine_answers_like_the_trainer_with_the_newest_weights_after_a_kill_or
         striker.start()
         long = Sampling(max_new=40, temperature=1.0)
         while striker.is_alive():
-            engine.answers(PROMPTS, 4, long, uniform(12, 40, 2))
+            engine.generate(PROMPTS, 4, long, uniform(12, 40, 2))
         with torch.no_grad():  # The model continues meanwhile, and the new processes have their last weights.
             for weights in second.parameters():
                 weights += 1.0
-        found = engine.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3))
+        found = engine.generate(PROMPTS, 1, GREEDY, uniform(3, 8, 3))
         assert torch.equal(found.ids, ours.ids)
         assert pid(0) != before[0] and pid(1) != before[1]
         os.killpg(pid(0), signal.SIGKILL)  # Between two rounds.
-        engine.take(second)
-        embedded.take(second)
-        ours, theirs = (one.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3)) for one in (embedded, engine))
+        engine.load_weights(second)
+        embedded.load_weights(second)
+        ours, theirs = (one.generate(PROMPTS, 1, GREEDY, uniform(3, 8, 3)) for one in (embedded, engine))
         assert torch.equal(ours.ids, theirs.ids) and not torch.equal(ours.ids, found.ids)
     finally:
         engine.close()
@@ -101,10 +101,10 @@ def test_workers_of_one_model_all_take_new_weights(inputs, tmp_path):
     try:
         for seed in (1, 2):
             model = model_of(trained.TINY.vocab_size, seed)
-            engine.take(model)
-            embedded.take(model)
+            engine.load_weights(model)
+            embedded.load_weights(model)
             numbers = uniform(len(PROMPTS), GREEDY.max_new, 1)
-            ours, theirs = (one.answers(PROMPTS, 1, GREEDY, numbers) for one in (embedded, engine))
+            ours, theirs = (one.generate(PROMPTS, 1, GREEDY, numbers) for one in (embedded, engine))
             assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
     finally:
         engine.close()

@@ -42,7 +42,7 @@ def tell(folder: Path, steps: Iterable[int], scale: float = 1.0) -> None:
 def sidecar(root: Path, name: str, told: Callable[[TrackedRun], Tracker]) -> Sidecar:
     run = TrackedRun("brave-otter-3", root / "work" / "tracking" / name, {"sft": {"steps": 9}})
     made = Sidecar(run, root / "work" / "runs", root / "state" / "tracking" / f"{name}.json", told)
-    made.begin()
+    made.open()
     return made
 
 
@@ -55,16 +55,16 @@ def test_repeated_steps_after_a_kill_are_sent_once(tmp_path):
     tell(figures, range(1, 8))
     (figures / "samples.jsonl").write_text('{"step": 4, "prompt": "a", "text": "b"}\n' * 2)
     first = sidecar(tmp_path, "mine", own_tracker(OWN))
-    assert first.look() and not first.look()
+    assert first.send_new_records() and not first.send_new_records()
     with (figures / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "tokens": 512, "lo')  # Half a line, during the write.
-    assert not first.look()
+    assert not first.send_new_records()
     tell(figures, range(5, 12))  # The training resumes from the checkpoint of step 4.
-    first.look()
+    first.send_new_records()
     del first  # The sidecar dies silently; a second sidecar continues.
     tell(figures, range(5, 14))
     second = sidecar(tmp_path, "mine", own_tracker(OWN))
-    second.end()
+    second.close()
     heard = [json.loads(line) for line in (tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()]
     assert [one[1] for one in heard if one[1] != "said"] == list(range(1, 14))
     assert [one for one in heard if one[1] == "said"] == [["sft", "said", 4, 2]]
@@ -74,15 +74,15 @@ def test_repeated_steps_after_a_kill_are_sent_once(tmp_path):
 
 def test_failing_tracker_is_reported_beside_its_link_and_gets_the_rest_later(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
-    sidecar(tmp_path, "mine", own_tracker(OWN)).look()
+    sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()
     broken = sidecar(tmp_path, "mine", own_tracker(OWN.replace("figures):\n", "figures):\n        1 / 0\n")))
     tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
     with pytest.raises(ZeroDivisionError) as raised:
-        broken.look()
+        broken.send_new_records()
     broken.fail(raised.value)
     said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
-    sidecar(tmp_path, "mine", own_tracker(OWN)).look()
+    sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
 
 
@@ -93,6 +93,6 @@ def test_configuration_is_sent_by_the_path_of_each_value():
 def test_example_tracker_writes_its_table(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
     code = (ROOT / "examples" / "tracker.py").read_text()
-    sidecar(tmp_path, "tracker", own_tracker(code)).end()
+    sidecar(tmp_path, "tracker", own_tracker(code)).close()
     link = json.loads((tmp_path / "state" / "tracking" / "tracker.json").read_text())["link"]
     assert (tmp_path / link).read_text().splitlines() == ["sft,1,1.0000", "sft,2,0.5000", "sft,3,0.3333"]

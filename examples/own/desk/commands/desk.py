@@ -8,4 +8,4 @@ from scripts.cli.command import command
 @command(world="", example="inv desk")
 def desk() -> None:
     """Show who looks after our machines."""
-    print(context.settings().of(DeskSettings).desk_contact or "DESK_CONTACT is not set")
+    print(context.settings().for_pack(DeskSettings).desk_contact or "DESK_CONTACT is not set")

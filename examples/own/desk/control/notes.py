@@ -11,11 +11,11 @@ from store.packs import AccountNotes
 
 def check(root: Path, settings: Settings) -> DoctorLine:
     """Report whether a contact is set."""
-    contact = settings.of(DeskSettings).desk_contact
+    contact = settings.for_pack(DeskSettings).desk_contact
     return DoctorLine("desk", "ok" if contact else "off", contact or "DESK_CONTACT is not set")
 
 
 def notes(settings: Settings, vendors: Sequence[str], now: float) -> AccountNotes:
     """Name the contact."""
-    contact = settings.of(DeskSettings).desk_contact
+    contact = settings.for_pack(DeskSettings).desk_contact
     return AccountNotes(lines=(f"our machines: ask {contact}",) if contact else (), document={"contact": contact})

@@ -8,7 +8,7 @@ from trainer.config import PhaseConfig, Profile, as_phase
 
 @dataclass(frozen=True, kw_only=True)
 class PolishConfig(PhaseConfig):
-    def sized(self, sizes: Mapping[str, int]) -> PhaseConfig:
+    def with_sizes(self, sizes: Mapping[str, int]) -> PhaseConfig:
         steps = sizes.get("polish_steps", 0)
         return self.with_steps(steps) if steps else self
 

@@ -62,5 +62,5 @@ class ViewQuery:
 class View:
     """A view: a function that returns named parts. Streams send only changed parts."""
 
-    look: Callable[[PageContext, ViewQuery], dict[str, Any]]
+    render: Callable[[PageContext, ViewQuery], dict[str, Any]]
     every_s: float = EVERY_S

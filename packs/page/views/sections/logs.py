@@ -31,7 +31,7 @@ def shown(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
             return {"runs": [], "lines": [], "command": "inv logs"}
         op = find_run(journal, asked.word("run"))
         found = _brought(context, op, journal)
-    home = RunHome.of(op.run, context.settings.homes)
+    home = RunHome.for_run(op.run, context.settings.homes)
     paths = {path.stem: path for path in [*found, *sorted(home.pod.logs.glob("*.log"))]}
     file = asked.word("file")
     if file and file not in paths:
@@ -61,15 +61,15 @@ def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
 
 def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
     """Download the logs, rate-limited by the cache, and return the log files in step order."""
-    folder = RunHome.of(op.run, context.settings.homes).pod.logs
+    folder = RunHome.for_run(op.run, context.settings.homes).pod.logs
 
     def bring() -> tuple[None, float]:
         with context.journal() as own:
-            if logs.fetch(op, own, context.settings, context.tell) or not op.is_live:
-                logs.fetch_from_store(op, context.settings, context.tell)
+            if logs.fetch(op, own, context.settings, context.add_note) or not op.is_live:
+                logs.fetch_from_store(op, context.settings, context.add_note)
         return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
 
-    context.keep(("logs", op.token, op.is_live), lambda: CachedValue(bring)).get()
+    context.cached(("logs", op.token, op.is_live), lambda: CachedValue(bring)).get()
     return logs.choose(folder, op, "", False)
 
 
@@ -80,7 +80,7 @@ def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
         raise UsageError(f"no service has the name {name!r}; running: {', '.join(names) or 'none'}")
-    places = controller_process.ServicePaths.of(context.settings, name)
+    places = controller_process.ServicePaths.for_service(context.settings, name)
     files = {"requests": places.access, "controller": places.log}
     if file not in files:
         raise UsageError(f"{name} has no log {file!r}; available: {', '.join(files)}")

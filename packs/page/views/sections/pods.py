@@ -32,7 +32,7 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the ledger by day, run, vendor and month, with quoted and billed amounts and the spend cap."""
-    found = context.keep(("spending",), lambda: CachedValue(lambda: _spent(context))).get()
+    found = context.cached(("spending",), lambda: CachedValue(lambda: _spent(context))).get()
     now, lines = time.time(), found.lines
     paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
     vendors: dict[str, int] = {}
@@ -63,7 +63,7 @@ def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 def offered(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the current offers, cheapest first, from the cache."""
-    return context.keep(("offers",), lambda: CachedValue(lambda: (_offers(context), OFFERS_S))).get()
+    return context.cached(("offers",), lambda: CachedValue(lambda: (_offers(context), OFFERS_S))).get()
 
 
 PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
@@ -71,9 +71,9 @@ PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
 
 def _spent(context: PageContext) -> tuple[spending.Spending, float]:
     with context.journal() as journal:
-        asks = context.keep(("bills",), lambda: CachedValue(lambda: (object(), BILLS_S)))
-        before, now = context.kept.get("asked for bills"), asks.get()
-        context.kept["asked for bills"] = now
+        asks = context.cached(("bills",), lambda: CachedValue(lambda: (object(), BILLS_S)))
+        before, now = context.cache.get("asked for bills"), asks.get()
+        context.cache["asked for bills"] = now
         return spending.spent(journal, context.settings, asks=before is not now), 0.7
 
 
@@ -104,10 +104,10 @@ def _offers(context: PageContext) -> dict[str, Any]:
     except MissingKey as error:
         priced = catalogue.read(catalogue.file_beside(context.settings.state_file))
         priced.sort(key=lambda one: one.offer.micro_usd_per_hour)
-        rows = [{**_offer(one.offer), "mark": one.mark} for one in priced[:MOST_OFFERS]]
+        rows = [{**_offer(one.offer), "mark": one.label} for one in priced[:MOST_OFFERS]]
         why = f"Earlier prices, each with a date; {error}"
         return {"offers": rows, "count": len(priced), "silent": [], "why": why, **command}
-    silent = [f"{one.provider}: {one.error}" for one in found.silent]
+    silent = [f"{one.provider}: {one.error}" for one in found.failures]
     rows = [_offer(one) for one in found.offers[:MOST_OFFERS]]
     return {"offers": rows, "count": len(found.offers), "silent": silent, "seen_at": round(time.time()), **command}
 

@@ -153,15 +153,15 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         if phase not in one.phases:
             continue
         growing = figures_of(context, one, phase)
-        if news and not growing.is_made and time.monotonic() > enough:
+        if news and not growing.has_value and time.monotonic() > enough:
             unread += 1  # The next look continues.
             continue
-        news += not growing.is_made
+        news += not growing.has_value
         table, grown = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
-        figures = context.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
+        figures = context.cached_for_version(grown, key, partial(_thinned, table, each, by, since, until))
         config, result = one.phases[phase], result_of(one, phase, views.get(one.run))
-        facts = context.keep_for(
+        facts = context.cached_for_version(
             (grown, dict(result)), ("facts", one.token, phase), partial(facts_of, table, config, result)
         )
         parts[f"run {one.run}"] = {
@@ -214,7 +214,7 @@ def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> di
     is_within = bool(table.at) and table.at[0] - ROUNDED_S <= at <= table.at[-1] + 60.0
     if not is_within and kind == timeline.SAVED:
         return None
-    x = table.along(by, max(0, table.row_at(at))) if is_within else None
+    x = table.axis_position(by, max(0, table.row_at(at))) if is_within else None
     return {"x": x, "kind": kind, "words": words, "at": at}
 
 

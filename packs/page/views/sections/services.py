@@ -30,7 +30,7 @@ def history(context: PageContext, name: str, now: float) -> dict[str, list[float
 
     `x` is in hours relative to now, `qps` in requests per second, and `p50` and `p95` are latencies in seconds.
     """
-    places = controller_process.ServicePaths.of(context.settings, name)
+    places = controller_process.ServicePaths.for_service(context.settings, name)
     count = int(SPAN_S / EACH_S)
     first = (now // EACH_S - count) * EACH_S
     stretches: list[list[float]] = [[] for _ in range(count)]

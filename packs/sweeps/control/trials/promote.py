@@ -22,5 +22,5 @@ def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
         has = f"runs that succeeded: {', '.join(done)}" if done else "no run has succeeded yet"
         raise UsageError(f"{found.run} is {found.state} and has no artifact to publish; {has}")
     target = f"{name.split('/')[0]}/{check_name(tag)}"
-    Store(settings.store).point(target, fingerprint)
+    Store(settings.store).point_name(target, fingerprint)
     return target

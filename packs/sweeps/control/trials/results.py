@@ -108,12 +108,12 @@ class SweepResult:
         del said["folder"]
         replace_file(self.folder / "sweep.json", json.dumps(said, indent=1).encode())
 
-    def keep_lines(self, run: str, content: bytes) -> None:
+    def save_figures(self, run: str, content: bytes) -> None:
         """Store the figures of a trial, because the pod's copy ends with the pod."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{run}.jsonl", content)
 
-    def lines(self, run: str) -> list[dict[str, Any]]:
+    def load_figures(self, run: str) -> list[dict[str, Any]]:
         """Return the stored figures of a finished trial."""
         return jsonl_log.read(self.folder / f"{run}.jsonl")
 

@@ -60,7 +60,7 @@ class SweepCommand:
 def hold_sweep_lease(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
     """Hold the lease of a sweep's process. Raises UsageError while a different process holds the lease."""
     try:
-        lease = journal.leases.take(f"{LEASE}{command.name}")
+        lease = journal.leases.acquire(f"{LEASE}{command.name}")
     except LeaseHeld:
         holder = journal.leases.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
@@ -78,7 +78,7 @@ def hold_sweep_lease(command: SweepCommand, journal: Journal, settings: Settings
 def abandoned_sweeps(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
     """Return the abandoned sweeps by name, with their resume commands."""
     found = {}
-    for lease in sorted(journal.leases.abandoned()):
+    for lease in sorted(journal.leases.abandoned_names()):
         if lease.startswith(LEASE) and (command := _read(lease.removeprefix(LEASE), settings)):
             found[command.name] = command
     return found
@@ -122,7 +122,7 @@ def restart_sweep(name: str, journal: Journal, settings: Settings, tell: Say) ->
 
 def known(journal: Journal, settings: Settings) -> list[str]:
     """Return the names of the sweeps with a living process or an abandoned lease."""
-    held = [one.removeprefix(LEASE) for one in journal.leases.held() if one.startswith(LEASE)]
+    held = [one.removeprefix(LEASE) for one in journal.leases.held_names() if one.startswith(LEASE)]
     return sorted({*held, *abandoned_sweeps(journal, settings)})
 
 
@@ -142,8 +142,8 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
         send(holder, signal.SIGKILL)
         while journal.leases.holder(lease):
             time.sleep(POLL_S)
-    if lease in journal.leases.abandoned():
-        journal.leases.release(journal.leases.take(lease))
+    if lease in journal.leases.abandoned_names():
+        journal.leases.release(journal.leases.acquire(lease))
     result = _result(name, settings)
     runs = result.trials if result else {}
     return [op for op in journal.ops(live=True) if op.run in runs or op.pod_set == name]
@@ -151,7 +151,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
 
 def is_at_work(journal: Journal) -> bool:
     """Return whether a living process works on a sweep."""
-    return any(one.startswith(LEASE) for one in journal.leases.held())
+    return any(one.startswith(LEASE) for one in journal.leases.held_names())
 
 
 def how_to_go_on(journal: Journal, settings: Settings, results: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ def test_disk_and_gpus_are_reported_with_times(on_path):
     smi(on_path, "echo 'NVIDIA H100, 80GB, 93, 31200, 81559'; echo 'NVIDIA H100, 80GB, [N/A], 0, 81559'")
     figures = UtilizationSampler(on_path)
     began = time.time()
-    seen = until(lambda: (found := figures.look()).get("gpus") and found, "an answer", 20)
+    seen = until(lambda: (found := figures.sample()).get("gpus") and found, "an answer", 20)
     assert seen["gpus"][0] == {
         "name": "NVIDIA H100, 80GB",
         "percent": 93,
@@ -43,10 +43,10 @@ def test_a_broken_driver_does_not_block(on_path, script):
     smi(on_path, script)
     figures = UtilizationSampler(on_path)
     try:
-        assert figures.look()["disk_free_bytes"] > 0
+        assert figures.sample()["disk_free_bytes"] > 0
         if script.startswith("echo"):
-            until(lambda: (figures.look(), figures.asked)[1] is None, "its answer", 20)
-        assert "gpus" not in figures.look()
+            until(lambda: (figures.sample(), figures.asked)[1] is None, "its answer", 20)
+        assert "gpus" not in figures.sample()
     finally:
         if figures.asked:
             figures.asked.kill()
@@ -65,8 +65,8 @@ def test_gpu_memory_is_recorded_every_minute_and_the_peak_survives_the_agent(tmp
         for used in (10 + minute, 30 + minute, 20):
             history.add([gpu(used, percent=used), gpu(None, percent=None)])
             now[0] += 20
-    history.keep()
-    history.keep()  # no new record
+    history.append_line()
+    history.append_line()  # no new record
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) == 181  # three hours: the first answer, one per minute, and the rest
     assert set(lines[0]) == {"at", "used_bytes", "memory_bytes", "percent"} and lines[0]["memory_bytes"] == [100, 100]
@@ -84,6 +84,6 @@ def test_a_changed_number_of_gpus_begins_a_new_line(tmp_path):
     history.add([gpu(1), gpu(2)])
     history.add([gpu(3), gpu(4)])
     history.add([gpu(5)])
-    history.keep()
+    history.append_line()
     lines = [json.loads(line)["used_bytes"] for line in (tmp_path / "gpus.log").read_text().splitlines()]
     assert lines == [[1, 2], [3, 4], [5]]

@@ -98,7 +98,7 @@ def test_copies_and_readers_follow_a_log_through_rotation(pod: PodFolder, tmp_pa
     pod.log("train").write_text("".join(f"one {number}\n" for number in range(100)))
     mirror.bring_logs(op, ThisMachine(), home)
     offset = catch_up(here, 0, is_last=False)
-    relay.lines()
+    relay.print_lines()
     first, _ = capsys.readouterr()
     with pod.log("train").open("a") as file:
         file.write("two\n")
@@ -107,7 +107,7 @@ def test_copies_and_readers_follow_a_log_through_rotation(pod: PodFolder, tmp_pa
         file.write("three\n")
     mirror.bring_logs(op, ThisMachine(), home)
     assert catch_up(here, offset, is_last=True) == len("three\n")
-    relay.lines(is_last=True)
+    relay.print_lines(is_last=True)
     assert capsys.readouterr().out == "two\nthree\ntrain | two\ntrain | three\n"
     assert first.count("one 99") == 2
     assert [one.name for one in choose(home.pod.logs, op, "train", False)] == ["train.1.log", "train.log"]

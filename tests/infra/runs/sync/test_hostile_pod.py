@@ -200,8 +200,8 @@ def make_laptop(laptop: Path) -> RunHome:
         (laptop / path).parent.mkdir(parents=True, exist_ok=True)
         (laptop / path).write_bytes(SECRET)
     (laptop / "secret").write_bytes(SECRET)
-    home = RunHome.of(RUN, laptop / "runs")
-    write_record(home.kept.marker, {"token": TOKEN})
+    home = RunHome.for_run(RUN, laptop / "runs")
+    write_record(home.snapshot.marker, {"token": TOKEN})
     write_record(home.carried, {"carried": [{"name": "data", "file": ""}]})
     write_record(home.receipt, {"run": RUN, "schema": 1})
     home.keep_log.write_text("kept")
@@ -266,7 +266,7 @@ def check_hostile_pod(pod: HostilePod, laptop: Path, links: list[tuple[str, str]
     assert all(path.stat().st_size <= FILE_BYTES for path in counted)
 
     run_refusable(lambda: reports.read_local(OP, home))
-    assert [(one.name, one.source) for one in snapshot.carried_of(home)] == [("data", str(home.kept.root / "data"))]
+    assert [(one.name, one.source) for one in snapshot.carried_of(home)] == [("data", str(home.snapshot.root / "data"))]
     other = NextPod(pod.listings[0])
     run_refusable(lambda: snapshot.restore(OP, other, home, store))
     for place, content in other.sent.items():

@@ -21,13 +21,13 @@ def test_only_reports_are_fetched_below_the_reserve_with_a_reason(tmp_path, monk
     brought, said = [], []
     monkeypatch.setattr(reports, "download", lambda *_: brought.append("words"))
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: brought.append("logs"))
-    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
+    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).download_all(OP, ThisMachine(), "")
     assert brought == ["words"]
     assert (
         "logs and results of runs stay on the pods until the pods end, and are not downloaded; free some disk space"
         in said[1]
     )
-    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1).last(OP, ThisMachine(), "")
+    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1).download_all(OP, ThisMachine(), "")
     assert brought == ["words", "logs", "words"] and len(said) == 3
 
 
