@@ -13,6 +13,7 @@ import os
 import random
 import runpy
 import select
+import shutil
 import socket
 import struct
 import sys
@@ -38,6 +39,7 @@ def main() -> None:
     while True:
         ready, _, _ = select.select([server, sys.stdin], [], [])
         if sys.stdin in ready:
+            shutil.rmtree(os.path.dirname(sys.argv[1]))
             return
         request, _ = server.accept()
         if os.fork() == 0:
