@@ -32,7 +32,8 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-")  # no test writes to the user's own cache
+# No test writes to the user's own cache. A process that a test left behind can write during the removal.
+CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True)
 NUMBERS = itertools.count()
 
 

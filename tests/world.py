@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import fork_server
-from tests.processes import environ, pids
+from tests.processes import command_line, environ, pids
 
 ROOT = Path(__file__).parents[1]
 # For worlds with all work on this machine: two trainings that share the cores wait for each other's threads. A
@@ -94,6 +94,12 @@ class World:
         """Return every process with this world in the environment."""
         mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
         return [pid for pid in pids() if pid != os.getpid() and mine in environ(pid)]
+
+    def check_ended(self) -> None:
+        """Check that at most the supervisor is left, and wait for its exit, which follows the release of its lease."""
+        left = {pid: command_line(pid) for pid in self.processes()}
+        assert all(b"scripts.runs.supervisor" in line for line in left.values() if line), left
+        until(lambda: not self.processes(), "the exit of the supervisor")
 
     def kill(self) -> None:
         """Kill all processes with SIGKILL, including restarted processes."""

@@ -37,7 +37,7 @@ def world(tmp_path):
     one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
-    assert one.processes() == [], "something of a run outlived `inv down --all`"
+    one.check_ended()
 
 
 @pytest.fixture

@@ -78,4 +78,5 @@ def test_gateway_that_outlived_its_controller_ends_with_the_service(installation
     gateway = installation.gateway("demo")
     assert is_alive(gateway)
     installation.world.inv("serve.down", "demo")
-    assert not is_alive(gateway) and installation.world.processes() == []
+    assert not is_alive(gateway)
+    installation.world.check_ended()

@@ -25,7 +25,7 @@ def world(tmp_path):
     one = World(tmp_path)
     yield one
     one.inv("down", "--all")
-    assert one.processes() == [], "something of a pod outlived `inv down --all`"
+    one.check_ended()
 
 
 def test_files_of_a_pod_are_not_writable_by_others_under_any_umask(world):

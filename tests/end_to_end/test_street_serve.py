@@ -94,7 +94,7 @@ def test_service_answers_from_its_first_request_to_its_end(installation):
     assert installation.engines("demo").items() > engines.items()
     assert installation.world.json("serve.down", "demo") == {"ended": ["demo"]}
     assert list((installation.folder / "pods").iterdir()) == []
-    assert installation.world.processes() == []
+    installation.world.check_ended()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/health", timeout=GUARD_S)
 
@@ -243,7 +243,7 @@ def test_dead_controller_leaves_its_replicas_to_the_next_controller(installation
     port = int(up["endpoint"].rpartition(":")[2])
     with until(lambda: occupy_port(port), "its port, which its last thread lets go of", GUARD_S):
         installation.world.inv("serve.down", "demo")
-    assert installation.world.processes() == []
+    installation.world.check_ended()
 
 
 @pytest.mark.nightly
@@ -295,7 +295,8 @@ def test_unservable_service_is_refused_in_one_message_and_leaves_no_state(instal
     )
     one = installation.up("demo", good, "--dry-run")  # Three engines would share the same CPUs.
     assert (one["min_replicas"], one["max_replicas"]) == (1, 1)
-    assert installation.world.json("serve.status") == [] and installation.world.processes() == []
+    assert installation.world.json("serve.status") == []
+    installation.world.check_ended()
 
     crashing = installation.up("demo", installation.model("C", crash=3), "--config", installation.config(1), code=1)[
         "error"
@@ -314,7 +315,8 @@ def test_model_that_never_becomes_healthy_is_ended_and_leaves_no_state(installat
     config = installation.config(1, initial_delay_seconds=0.2)
     late = installation.up("demo", installation.model("D", start_s=600), "--config", config, code=1)["error"]
     assert "initial_delay_seconds" in late and "never ready" in late
-    assert installation.world.json("serve.status") == [] and installation.world.processes() == []
+    assert installation.world.json("serve.status") == []
+    installation.world.check_ended()
 
 
 @pytest.mark.nightly  # Each attempt starts the engine again; tests/serve/policy covers the decisions.

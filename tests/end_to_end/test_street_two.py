@@ -22,7 +22,7 @@ def world(tmp_path):
     one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
-    assert one.processes() == []
+    one.check_ended()
 
 
 def model(world: World, name: str) -> Path:

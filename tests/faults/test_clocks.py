@@ -222,7 +222,7 @@ def test_setting_the_clock_under_a_live_journal_ends_and_loses_no_pod(tmp_path, 
         assert [row["run"] for row in late.json("pod.list")] == ["kept"]
     finally:
         user.inv("down", "--all")
-    assert user.processes() == []
+    user.check_ended()
 
 
 # The pod's own clock.

@@ -206,6 +206,7 @@ def test_a_rented_pod_is_watched_until_its_limit_after_its_run_was_given_up(
     journal.note(journal.op(op.token), sent_at=int(time.time()) - 3700)
     assert supervisor.start_due_work() and supervisor.has_more_work()
     until(lambda: ended == [[op.token]], "the pod is ended at its limit")
+    supervisor.items[keeper_lease("far-1")].thread.join()  # The note made another attempt due.
     journal.advance(journal.op(op.token), "end", reason="its limit", outcome="limit")
     journal.advance(journal.op(op.token), "gone")
     assert not supervisor.start_due_work() and not supervisor.has_more_work()

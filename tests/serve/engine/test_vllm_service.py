@@ -128,7 +128,7 @@ def installation(tmp_path):
     world = World(tmp_path)
     yield Installation(world, tmp_path)
     patient(world, "serve.down", "--all")
-    assert world.processes() == []
+    world.check_ended()
 
 
 def patient(world: World, *words: str) -> str:
@@ -225,4 +225,5 @@ def test_service_of_real_engines_survives_a_kill_an_update_and_its_end(installat
         patient(installation.world, "serve.down", "demo")
     begun = [one for one in load.told if one.pieces]
     assert len(begun) >= 4 and not [one for one in begun if one.failure], begun
-    assert installation.world.processes() == [] and workers(installation) == {}
+    installation.world.check_ended()
+    assert workers(installation) == {}
