@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ from hypothesis import settings
 from scripts.project import debian
 from store import packs
 from tests import pure, seeds
+from tests.compiled import Compiler
 from tests.failures import Failures
 from tests.needs import needs
 from tests.slowest import Slowest
@@ -76,6 +78,9 @@ def pytest_configure(config):
     if is_fast:
         asked = f"({config.option.markexpr}) and " if config.option.markexpr else ""
         config.option.markexpr = f"{asked}not {pure.MARK} and not {pure.SLOW}"
+    if getattr(config.option, "numprocesses", None):
+        modules = [one for one in Path(__file__).parent.rglob("test_*.py") if not (is_fast and pure.is_marked(one))]
+        config.pluginmanager.register(Compiler(config, modules))
 
 
 def pytest_ignore_collect(collection_path, config):
