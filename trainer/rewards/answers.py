@@ -1,19 +1,44 @@
 """Extract answers and numbers from model text, in the answer format for GSM8K and MATH.
 
-A number is a decimal as a person writes the answer to a word problem: an optional sign, digits with or without
-thousands commas, and decimals. Dollar signs, percent signs and a unit next to the number are ignored. A text with two
-numbers, or with words only, has no number. Numbers are compared as `Decimal`: 18 equals 18.00, and 1,234 is never read
-from the start of 1,234,567.
+A number is the only number in a text, as a person writes the answer to a word problem: an optional sign, digits with or
+without thousands separators, decimals or a fraction. Emphasis, currency, percent signs and a unit next to the number
+are ignored. A text with two numbers, or with words only, has no number. Numbers are compared exactly: 18 equals 18.00,
+and 1,234 is never read from the start of 1,234,567.
 """
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 
 ANSWER = re.compile(r"<SOLUTION>(.*?)</SOLUTION>", re.DOTALL | re.IGNORECASE)
-THINKING = re.compile(r"<start_working_out>.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
-NUMBER = re.compile(r"[-+]?[0-9]+(?:[,.][0-9]+)*\.?|[-+]?\.[0-9]+")
-PLAIN = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]*)?|[-+]?\.[0-9]+")
 ONLY_NUMBER = re.compile(r"[-+]?[0-9.,]+")
+THINKING = re.compile(r"<start_working_out>.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
+
+MARK = "\x01"  # stands for removed markup, so that digits on both sides never become one number
+SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f~", " ") | {"\u2212": "-", MARK: None})
+CODES = r"(?:USD?|CAD?|AUD?|NZ|HK|EUR|GBP|Rs\.?)"
+UNITS = "[kcmd]?m|ft|feet|foot|in|inch(?:es)?|yd|yards?|mi|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
+CLEANING = tuple(
+    (re.compile(pattern), text)
+    for pattern, text in (
+        (r"\{,\}", ","),
+        (r"\\!", ""),
+        (r"\\[,;: ]", " "),
+        (r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\{([^{}]*)\}", r"\1"),
+        (r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r" \1/\2"),
+        (r"\\?%|\^\{?\\circ\}?|\\degree|°", ""),
+        (rf"(?:\b{CODES} ?(?=[-$\d]))?(?:\\?\$|[€£¥₹])|\b(?:USD|EUR|GBP|Rs\.?) ?(?=\d)", MARK),
+        # A pair of emphasis marks stands between words: 2*3*4 is a product.
+        (r"(?<![\w*])(\*{1,3}|_{1,3})(?=\S)([^*]+?)(?<=\S)\1(?![\w*])", rf"{MARK}\2{MARK}"),
+        (rf"(?<=\d)(\s?(?:{UNITS}))(?:\^\{{?[23]\}}?|[²³])", r"\1"),
+    )
+)
+WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
+FRACTION = r"(?:(?P<plus>[0-9]+) )?(?P<over>[0-9]+) ?/ ?(?P<under>0*[1-9][0-9]*)"
+QUANTITY = re.compile(rf"(?P<sign>[-+][ {MARK}]*)?(?:{FRACTION}|(?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+))")
+POWERS = {"k": 10**3, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+POWER = re.compile(rf"[ {MARK}]?(k|hundred|thousand|million|billion)\b", re.IGNORECASE)
+PART_OF_A_WORD = re.compile(r"[A-Za-z_.,]$|[*/^] *$")
+GOES_ON = re.compile(r" *[*^=+]| */ *(?![A-Za-z ])| *-(?![A-Za-z])")
 
 
 def answer_of(text: str) -> str | None:
@@ -33,19 +58,28 @@ def thinks(text: str) -> bool:
     return THINKING.search(text) is not None
 
 
-def number(text: str) -> Decimal | None:
+def number(text: str) -> Fraction | None:
     """Return the only number in a text, or None for no number, several numbers or a malformed number."""
-    plain = text.replace("\u2212", "-").replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
-    if not plain.isascii() and any(one.isdigit() and not one.isascii() for one in plain):
+    text = text.translate(SPACES).strip()
+    for pattern, replacement in CLEANING:
+        text = pattern.sub(replacement, text)
+    found = QUANTITY.search(text)
+    if found is None:
         return None
-    found = NUMBER.findall(plain)
-    if len(found) != 1 or not PLAIN.fullmatch(found[0]):
+    before, after = text[: found.start()], text[found.end() :]
+    if any(one.isdigit() for one in before + after) or PART_OF_A_WORD.search(before) or GOES_ON.match(after):
         return None
-    if re.search(rf"[A-Za-z_]{re.escape(found[0])}|{re.escape(found[0])}[eE][-+]?[0-9]|[0-9]\s*[-+*/^=]", plain):
+    sign = found["sign"] or ""
+    if len(sign) > 1 and re.search(r"[\w)] *$", before):  # a difference or a sum with a word
         return None
-    return Decimal(found[0].replace(",", "").rstrip("."))
+    if found["decimal"]:
+        value = Fraction(found["decimal"].replace(",", "").replace(" ", "").rstrip("."))
+    else:
+        value = int(found["plus"] or 0) + Fraction(int(found["over"]), int(found["under"]))
+    power = POWER.match(after)
+    return (-value if sign.startswith("-") else value) * (POWERS[power[1].lower()] if power else 1)
 
 
-def gold_number(solution: str) -> Decimal | None:
+def gold_number(solution: str) -> Fraction | None:
     """Return the number after the last `####` of a solution, or the number of the whole text without `####`."""
     return number(solution.rpartition("####")[2])

@@ -9,7 +9,6 @@ import ast
 import builtins
 import math
 from dataclasses import dataclass
-from numbers import Number
 from typing import Any
 
 from trainer.rewards.sandbox.checking import bound
@@ -25,7 +24,7 @@ class Test:
     call: str
     expected: Any = None
     how: str = "equal"
-    """Comparison: `equal`, `true`, `false`, `close` or `whole`."""
+    """Comparison: `equal`, `is`, `true`, `false`, `close` or `whole`."""
     tolerance: tuple[float, float] = (1e-9, 0.0)
 
     def is_satisfied_by(self, value: Any) -> bool:
@@ -42,7 +41,10 @@ class Test:
             relative, absolute = self.tolerance
             is_number = isinstance(value, (int, float))
             return is_number and math.isclose(value, self.expected, rel_tol=relative, abs_tol=absolute)
-        return same(value, self.expected)
+        if self.how == "is":
+            return type(value) is type(self.expected) and bool(value == self.expected)
+        # The `==` of the assertion: 1 equals True, a Counter equals a dict, and a view of keys equals a set.
+        return bool(value == self.expected)
 
 
 def parse_assertion(words: str, setup: str = "") -> Test:
@@ -59,7 +61,8 @@ def parse_assertion(words: str, setup: str = "") -> Test:
 def _parsed(asked: ast.expr, names: set[str]) -> Test | None:
     if isinstance(asked, ast.Compare) and len(asked.ops) == 1 and isinstance(asked.ops[0], (ast.Eq, ast.Is)):
         call, expected = asked.left, literal(asked.comparators[0])
-        return Test(ast.unparse(call), expected) if is_answers(call, names) else None
+        how = "is" if isinstance(asked.ops[0], ast.Is) else "equal"
+        return Test(ast.unparse(call), expected, how) if is_answers(call, names) else None
     if isinstance(asked, ast.Call) and ast.unparse(asked.func) in ("math.isclose", "isclose"):
         return _close(asked, names)
     if isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
@@ -97,17 +100,3 @@ def literal(node: ast.expr) -> Any:
             raise ValueError("no literal")
         return BUILDERS[node.func.id](*(literal(one) for one in node.args))
     return ast.literal_eval(node)
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Return True if both values are equal and of the same type.
-
-    Numbers compare by value as in the `==` of the tests, so 1 equals 1.0; a bool equals only a bool, so 1 does not
-    equal True. A `dict.keys()` view may equal a set.
-    """
-    if isinstance(value, bool) or isinstance(expected, bool):
-        return type(value) is type(expected) and value == expected
-    if isinstance(value, Number) and isinstance(expected, Number):
-        return bool(value == expected)
-    kinds = {type(value), type(expected)}
-    return (len(kinds) == 1 or kinds == {set, type({}.keys())}) and bool(value == expected)

@@ -6,6 +6,7 @@ other form run in a second process without the answer's code: see `sandbox.check
 """
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ from trainer.rewards.assertions import parse_assertion
 from trainer.rewards.reward import JudgedAnswer, Reward
 
 SHORT = 50  # maximum characters after the answer
+FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 MOST_SIDE_BY_SIDE = 32  # parallel answers: each has its own starter process of 25 MB
 
 
@@ -70,8 +72,8 @@ class Mbpp:
 
 
 def unfenced(code: str) -> str:
-    """Return the code without surrounding ``` fences."""
-    lines = code.strip().split("\n")
-    if lines[0].startswith("```") and lines[-1].strip() == "```":
-        lines = lines[1:-1]
-    return "\n".join(lines)
+    """Return the content of the first ``` block, also of an unclosed block, or the code itself without a block."""
+    found = FENCE.search(code)
+    if found is None or any(code[: found.start()].count(quotes) % 2 for quotes in ('"""', "'''")):  # in a docstring
+        return code.strip()
+    return found[1]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards.answers import answer_of, number, thinks, trailing
+from trainer.rewards.latex import boxed, differ_in_scale, plain, split_unit, unwrapped
 from trainer.rewards.reward import JudgedAnswer, Reward
 from trainer.rewards.worker import WorkerGone, of_answers
 
@@ -18,7 +19,7 @@ LIMIT_S = 5.0
 SHORT = 50  # maximum characters after the answer
 LONGEST = 400  # longest answer, in characters, for math-verify
 VARIABLE = re.compile(r"\\?[A-Za-z]")
-SUSPECT = re.compile(r"__|import|\*\*.*\*\*|\^.*\^.*\^")
+SUSPECT = re.compile(r"\d \d|__|import|\*\*.*\*\*|\^.*\^.*\^")
 
 
 class Math:
@@ -50,7 +51,10 @@ class Math:
 
     def is_same_answer(self, gold: str, answer: str) -> bool:
         """Return True if an answer equals the gold answer. Raises Refused if math-verify is not installed."""
-        gold, answer = plain(gold), plain(boxed(answer) or answer)
+        gold, answer = (unwrapped(boxed(one) or one) for one in (gold, answer))
+        if differ_in_scale(gold, answer):
+            return False
+        gold, answer = plain(split_unit(gold)[0]), plain(split_unit(answer)[0])
         if gold == answer:
             return True
         one, other = number(gold), number(answer)
@@ -79,29 +83,3 @@ class Math:
                 "pip install math-verify"
             ) from None
         self.has_begun = True
-
-
-def boxed(text: str) -> str:
-    r"""Return the text inside the last \boxed{}, with balanced braces; "" without a complete box."""
-    at = text.rfind("\\boxed{")
-    if at < 0:
-        return ""
-    start = at + len("\\boxed{")
-    depth = 1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if not depth:
-            return text[start:place]
-    return ""
-
-
-def plain(text: str) -> str:
-    """Return LaTeX without meaningless parts: spacing, bracket sizes, units, dollar signs."""
-    text = text.strip().strip("$").strip().rstrip(".")
-    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
-    text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\(left|right)(?![a-z])|\\[,!;: ]|\\%|%|\\\$|\^\{?\\circ\}?|\\degree", "", text)
-    text = re.sub(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"\s+", "", text)
-    return re.sub(r"^\(([A-Za-z])\)$", r"\1", text)

@@ -84,12 +84,11 @@ def test_assertion_is_split_into_a_call_and_its_expected_value():
         ("assert f(1) == g(2)", None, "whole"),
         ("assert f(1) > 2", None, "whole"),
     ]
-    one = parse_assertion("assert f(1) == 1")
-    assert [one.is_satisfied_by(value) for value in (1, 1.0, True, "1", None, object(), [1])] == [
-        True,
-        True,
-        *[False] * 5,
+    values = (1, 1.0, True, "1", None, object(), [1])
+    found = [
+        parse_assertion(f"assert f(1) {how}").is_satisfied_by(value) for how in ("== 1", "is True") for value in values
     ]
+    assert found == [*[True] * 3, *[False] * 4, False, False, True, *[False] * 4]
 
 
 @pytest.mark.process
