@@ -125,6 +125,14 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
         return read
 
 
+def text_lines(path: str | os.PathLike[str], most_bytes: int) -> list[str]:
+    """Return the lines of a UTF-8 file, ended by LF or CRLF, without a byte order mark.
+
+    JSON texts may contain the other line separators of Unicode. Raise UnusableDocument, UnicodeDecodeError or OSError.
+    """
+    return [line.removesuffix("\r") for line in content(path, most_bytes).decode("utf-8-sig").split("\n")]
+
+
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading without blocking. Raise UnusableDocument for other file types, and OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block

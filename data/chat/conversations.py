@@ -37,7 +37,7 @@ def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a .jsonl file as dicts with `messages` and all other fields. Raises InputError."""
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = untrusted_input.row(line)

@@ -44,7 +44,7 @@ def read(path: Path) -> list[Problem]:
     """Return the problems of a file. Raises InputError with the number of an invalid line, or without problems."""
     found = []
     try:
-        lines = untrusted_input.content(path, FILE_BYTES).decode().split("\n")
+        lines = untrusted_input.text_lines(path, FILE_BYTES)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -186,9 +187,9 @@ class Parquet:
             for one in self.file.iter_batches(
                 rows, row_groups=[piece], columns=[self.text, *self.columns], use_threads=False
             ):
-                texts, invalid = texts_of(one, self.text)
+                texts, invalid, nulls = texts_of(one, self.text)
                 found = {name: one.column(name).to_pylist() for name in self.columns}
-                yield Batch(len(one), texts, found, invalid_utf8=invalid, available=self.available)
+                yield Batch(len(one), texts, found, invalid, null_rows=nulls, available=self.available)
         except (pyarrow.ArrowException, OSError) as error:
             why = f"row group {piece}: damaged: {str(error).splitlines()[0]}"
             if not self.skips:
@@ -222,7 +223,8 @@ class Ranged:
                 yield one
             elif wanted:
                 columns = {name: values[wanted.start : wanted.stop] for name, values in one.columns.items()}
-                yield replace(one, texts=one.texts.select(wanted), columns=columns)
+                nulls = [at - wanted.start for at in one.null_rows if at in wanted]
+                yield replace(one, texts=one.texts.select(wanted), columns=columns, null_rows=nulls)
             if at >= stop:
                 return
 
@@ -263,6 +265,8 @@ class LineFile:
             try:
                 is_noise = False
                 for lines in lines_between(file, at, stop):
+                    if lines and not start and not number and lines[0].startswith(BOM_UTF8):
+                        lines[0] = lines[0][len(BOM_UTF8) :]
                     number_of_lines = len(lines)
                     batch = self._batch(lines, start, number, is_noise)
                     is_noise = bool(batch.skips and batch.skips.is_noise)
@@ -298,6 +302,7 @@ class LineFile:
                     del line[-1:]
                 else:
                     lines[at] = line[:-1]
+        returns = 0 if self.ours else sum(b"\r" in line for line in lines)
         rows, invalid, skips = len(lines), replace_invalid_utf8(lines), Skips(self.uri, start)
         looks = after_noise or may_be_no_text(lines, invalid)
         bad = self._lines_to_skip(lines, number, skips, after_noise) if looks else set()
@@ -312,11 +317,11 @@ class LineFile:
                     self._skip_line(skips, number + at, f"{error}; {MANIFEST} beside it says it is a shard")
                     bad.add(at)
         if not bad:
-            return Batch(rows, lines, {}, invalid)
+            return Batch(rows, lines, {}, invalid, carriage_returns=returns)
         mended = sum(REPLACED in lines[at] for at in bad)
         for at in sorted(bad, reverse=True):
             del lines[at]
-        return Batch(rows, lines, {}, max(0, invalid - mended), skips=skips)
+        return Batch(rows, lines, {}, max(0, invalid - mended), carriage_returns=returns, skips=skips)
 
     def _lines_to_skip(self, lines: TextList, number: int, skips: Skips, after_noise: bool) -> set[int]:
         """Return the indices of the lines to leave out.

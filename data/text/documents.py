@@ -10,6 +10,7 @@
 .txt and .jsonl may be compressed as .gz or .zst.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,10 @@ class Batch:
     columns: dict[str, list[Any]]
     invalid_utf8: int = 0
     """Number of texts with invalid UTF-8; invalid bytes are replaced by U+FFFD."""
+    carriage_returns: int = 0
+    """Number of texts from lines with a carriage return inside, where Python's text files and `datasets` split."""
+    null_rows: Sequence[int] = ()
+    """Rows of `texts` whose value in the file is null; their texts are empty."""
     state: dict[str, Any] | None = None
     """State of the stream after this batch, for resuming."""
     skips: Skips | None = None

@@ -73,6 +73,8 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> PreparedBatch
     texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.select(kept)
     empty = len(chosen) - len(kept)
     counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
+    counts |= {"carriage_returns": batch.carriage_returns} if batch.carriage_returns else {}
+    counts |= {"null": len({*chosen} & {*batch.null_rows})} if batch.null_rows else {}
     skipped = tuple(batch.skips.listed) if batch.skips else ()
     counts |= {"invalid": batch.skips.count} if batch.skips else {}
     digests = tuple(map(_digest, texts[:])) if spec.dedup else ()

@@ -61,9 +61,10 @@ class Streamed:
         top = self.text if self.text in table.column_names else self.text.split(".")[0]
         if wrong := type_problem(table.schema.field(top).type, self.text.removeprefix(top)):
             raise InputError(f"column {self.text!r} is {wrong}, not text; name a different column with --text-column")
-        texts, invalid = texts_of(table, self.text)
+        texts, invalid, nulls = texts_of(table, self.text)
         there = [name for name in self.columns if name in table.column_names]
-        return Batch(len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid)
+        columns = {name: table.column(name).to_pylist() for name in there}
+        return Batch(len(table), texts, columns, invalid, null_rows=nulls)
 
     def _of_python(self, rows: dict[str, list[Any]]) -> Batch:
         if self.text in rows:

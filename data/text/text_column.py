@@ -1,14 +1,15 @@
 """Read the text column of documents: strings, lists of strings, or a field of a record.
 
 From an Arrow table or a row, and a column name such as `text` or `json.caption`, the functions return UTF-8 texts. A
-list, such as the passages of a page between pictures, is joined to a single text; null is an empty text.
+list, such as the passages of a page between pictures, is joined to a single text; null is an empty text. A column of
+nulls alone has no type of its own and counts as text, as in `datasets`.
 """
 
 from typing import Any
 
 from data.text.document_batch import TextList, Texts, of_arrow
 
-KINDS = ("string", "large_string", "string_view", "binary", "large_binary")
+KINDS = ("null", "string", "large_string", "string_view", "binary", "large_binary")
 BETWEEN = "\n\n"  # separator of the passages of a list
 
 
@@ -23,8 +24,8 @@ def type_problem(kind: Any, path: str) -> str:
     return "" if str(kind) in KINDS else told
 
 
-def texts_of(table: Any, name: str) -> tuple[Texts, int]:
-    """Return the texts of a table's column, and the number of invalid UTF-8 texts."""
+def texts_of(table: Any, name: str) -> tuple[Texts, int, list[int]]:
+    """Return the texts of a table's column, the number of invalid UTF-8 texts, and the rows with null."""
     import pyarrow
 
     path = [name] if name in table.schema.names else name.split(".")
@@ -35,9 +36,10 @@ def texts_of(table: Any, name: str) -> tuple[Texts, int]:
         column = pyarrow.compute.struct_field(column, field)
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
+    nulls = [at for at, is_null in enumerate(column.is_null().to_pylist()) if is_null] if column.null_count else []
     if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
-        return TextList(joined(row).encode("utf-8", "replace") for row in column.to_pylist()), 0
-    return of_arrow(column)
+        return TextList(joined(row).encode("utf-8", "replace") for row in column.to_pylist()), 0, nulls
+    return *of_arrow(column), nulls
 
 
 def value_at(row: dict[str, Any], name: str) -> Any:

@@ -94,8 +94,10 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
 LEFT_OUT = {
     "invalid": "invalid lines left out (listed as skipped in manifest.json)",
     "empty": "empty documents left out",
+    "null": "of these are null (NA and null in a CSV file are null)",
     "filtered": "documents filtered out",
     "duplicate": "duplicates left out",
+    "carriage_returns": "documents with a CR inside, where `datasets` would begin a new line",
     "invalid_utf8": "documents with bytes that are not UTF-8, replaced",
 }
 

@@ -177,9 +177,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     writer.add_eos_token_id(words.special(END))
     writer.add_pad_token_id(words.special(END))
     writer.add_add_bos_token(False)  # the chat template starts with BOS
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        writer.add_chat_template(template.read_text(encoding="utf-8"))
+    if template := model_files.template_of(folder):
+        writer.add_chat_template(template)
 
 
 def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:

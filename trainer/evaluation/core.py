@@ -84,7 +84,7 @@ def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
     """Return the first `most` questions of a task in nanochat's shuffled order; 0 = all. Raises InputError."""
     found = []
     try:
-        lines = untrusted_input.content(task.file, TASK_BYTES).decode().splitlines()
+        lines = untrusted_input.text_lines(task.file, TASK_BYTES)
     except (OSError, ValueError) as error:
         raise InputError(f"CORE {task.label}: {task.file}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):

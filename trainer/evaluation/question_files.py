@@ -15,7 +15,7 @@ come from the same file, drawn as in nanochat.
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ MAX_NEW = 256
 BATCH_TOKENS = 8192
 TASK_BYTES = 256 * untrusted_input.MIB
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTER, TEXT, EITHER = "letter", "text", "either"  # what the answer to a question with choices in a list is
 SHOTS_SEED = 1234
 
 
@@ -77,19 +78,29 @@ class QuestionSet:
 
 def read(path: Path) -> QuestionSet:
     """Return the questions of a file. Raises InputError with the number of the invalid line."""
-    questions = []
+    rows: list[tuple[int, ParsedRow]] = []
     try:
-        lines = untrusted_input.content(path, TASK_BYTES).decode().splitlines()
+        lines = untrusted_input.text_lines(path, TASK_BYTES)
     except (OSError, ValueError) as error:
         raise InputError(f"task {path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            questions.append(_question(untrusted_input.parse(line)))
+            rows.append((number, _parsed(untrusted_input.parse(line))))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             words = error.args[0] if error.args else type(error).__name__
             raise InputError(f"task {path}:{number}: {words}") from None
+    kinds = {one.kind for _, one in rows}
+    questions = []
+    for number, one in rows:
+        if one.kind == EITHER and len(kinds & {LETTER, TEXT}) != 1:
+            raise InputError(
+                f"task {path}:{number}: the answer {one.question.choices[one.as_text]!r} is the letter of a choice and "
+                f"the text of a different choice. Write the index of the right choice, counted from 0"
+            )
+        right = one.as_text if one.kind == EITHER and TEXT in kinds else one.question.right
+        questions.append(replace(one.question, right=right))
     if not questions:
         raise InputError(f"task {path}: the file has no questions")
     if len({bool(one.choices) for one in questions}) > 1:
@@ -97,7 +108,16 @@ def read(path: Path) -> QuestionSet:
     return QuestionSet(path.stem, tuple(questions))
 
 
-def _question(row: Any) -> Question:
+@dataclass(frozen=True)
+class ParsedRow:
+    question: Question
+    kind: str = ""
+    """LETTER, TEXT or EITHER for an answer that no label and no index names; the other rows decide EITHER."""
+    as_text: int = 0
+    """Index of the choice with the answer as its text."""
+
+
+def _parsed(row: Any) -> ParsedRow:
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {type(row).__name__}")
     keys = [next((key for key in known if key in row), "") for known in (QUESTION, ANSWER)]
@@ -106,24 +126,32 @@ def _question(row: Any) -> Question:
     text, answer, choices = str(row[keys[0]]), row[keys[1]], row.get("choices")
     if choices is None:
         wanted = answer if isinstance(answer, list) else [answer]
-        return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted), example=str(wanted[0]))
-    labels = list(LETTERS)
+        accepted = tuple(plain(counted(str(one))) for one in wanted)
+        return ParsedRow(Question(text, accepted=accepted, example=str(wanted[0])))
+    labels: list[str] | None = None
+    if isinstance(choices, list) and choices and all(isinstance(one, dict) for one in choices):  # rows of ARC's files
+        choices = {name: [one[name] for one in choices] for name in ("text", "label")}
     if isinstance(choices, dict):  # format of ARC
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
         raise ValueError("a question needs at least two choices, and no choice may be empty")
+    if labels and (len(labels) != len(choices) or len({*labels}) < len(labels)):
+        raise ValueError(f"{len(choices)} choices have the labels {', '.join(labels)}; each needs a label of its own")
+    found = [names.index(str(answer)) if str(answer) in names else -1 for names in (labels or [*LETTERS], choices)]
+    if labels and max(found) >= 0:  # A label of the file comes before an equal text of a choice.
+        return ParsedRow(Question(text, tuple(choices), found[0] if found[0] >= 0 else found[1]))
     if isinstance(answer, int) and not isinstance(answer, bool):
-        right = answer
-    elif str(answer) in choices:
-        right = choices.index(str(answer))
-    elif str(answer) in labels[: len(choices)]:
-        right = labels.index(str(answer))
-    else:
+        if not 0 <= answer < len(choices):
+            raise ValueError(f"the answer is choice {answer}, but the question has {len(choices)} choices, from 0")
+        return ParsedRow(Question(text, tuple(choices), answer))
+    as_letter, as_text = found[0] if found[0] < len(choices) and not labels else -1, found[1]
+    if max(as_letter, as_text) < 0:
         raise ValueError(f"the answer {answer!r} is not among the {len(choices)} choices")
-    if not 0 <= right < len(choices):
-        raise ValueError(f"the answer is choice {right}, but the question has {len(choices)} choices, counted from 0")
-    return Question(text, tuple(choices), right)
+    if as_letter >= 0 and as_text >= 0 and as_letter != as_text:
+        return ParsedRow(Question(text, tuple(choices), as_letter), EITHER, as_text)
+    kind = "" if as_letter == as_text else LETTER if as_text < 0 else TEXT
+    return ParsedRow(Question(text, tuple(choices), max(as_letter, as_text)), kind, as_text)
 
 
 def counted(answer: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -48,6 +49,27 @@ def test_half_a_character_in_any_column_is_replaced(shard, tmp_path, format):
         else map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())
     )
     assert (row["text"], row["url"]) == ("one ?", "? two")
+
+
+def test_marks_and_line_ends_of_text_files_are_no_text_or_are_reported(shard, tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\rtoo\n\u2028three\x85\n".encode())
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "four"}\r\n{"text": "five\\rsix"}\n')
+    assert shard(tmp_path / "*.*[tl]") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two\rtoo", "\u2028three\x85", "four", "five\rsix"]
+    assert read_manifest(tmp_path / "out")["counts"]["carriage_returns"] == 1
+
+
+def test_null_texts_are_counted_also_in_a_file_of_nulls_alone(shard, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None, "", "two"]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([None, None])}), tmp_path / "b.parquet")
+    (tmp_path / "c.csv").write_text("text,n\nsodium,1\nNA,2\nnull,3\nchlorine,4\n")
+    found = []
+    for source in ("*.parquet", "c.csv"):
+        assert shard(tmp_path / source)[0] == 0
+        counts = read_manifest(tmp_path / "out")["counts"]
+        found.append((list(read(shard_paths(tmp_path / "out"))), counts["empty"], counts["null"]))
+        shutil.rmtree(tmp_path / "out")
+    assert found == [(["one", "two"], 4, 3), (["sodium", "chlorine"], 2, 2)]
 
 
 def test_progress_shows_the_read_and_the_remaining_part_of_a_source(shard, tmp_path, monkeypatch):

@@ -30,13 +30,44 @@ def written(path, *rows):
         {"query": "q", "choices": CHOICES, "gold": "B"},
         {"question": "q", "choices": CHOICES, "answer": "opens the sockets of"},
         {"question": "q", "choices": {"text": CHOICES, "label": ["1", "2", "3"]}, "answerKey": "2"},
+        {"question": "q", "choices": {"text": CHOICES, "label": [1, 2, 3]}, "answerKey": 2},
+        {
+            "question": "q",
+            "choices": [{"text": t, "label": n} for t, n in zip(CHOICES, "abc", strict=True)],
+            "answer": "b",
+        },
     ],
-    ids=["number", "letter", "text", "arc"],
+    ids=["number", "letter", "text", "arc", "numbers", "objects"],
 )
 def test_choice_may_be_named_in_any_usual_form(tmp_path, row):
     task = question_files.read(written(tmp_path / "arc.jsonl", row, "", row))
     assert task == QuestionSet("arc", (Question("q", tuple(CHOICES), 1),) * 2)
     assert task.chance == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "right"),
+    [
+        ([{"choices": {"text": ["2", "3", "4", "8"], "label": ["1", "2", "3", "4"]}, "answer": "3"}], ["4"]),
+        ([{"choices": {"text": ["O", "A", "B"], "label": ["A", "B", "C"]}, "answer": "A"}], ["O"]),
+        ([{"choices": {"text": ["O", "A", "B"], "label": ["1", "2", "3"]}, "answer": "A"}], ["A"]),
+        ([{"choices": ["O", "A", "B"], "answer": "A"}, {"choices": ["x", "y"], "answer": "B"}], ["O", "y"]),
+        ([{"choices": ["x", "y"], "answer": "y"}, {"choices": ["O", "A", "B"], "answer": "A"}], ["y", "A"]),
+        ([{"choices": ["A", "B"], "answer": "B"}, {"choices": ["2", "3", "4"], "answer": 1}], ["B", "3"]),
+    ],
+)
+def test_label_and_text_of_a_choice_are_never_confused(tmp_path, rows, right):
+    task = question_files.read(written(tmp_path / "x.jsonl", *({"question": "q", **row} for row in rows)))
+    assert [one.answer for one in task.questions] == right
+
+
+def test_line_of_json_ends_only_at_a_line_feed(tmp_path):
+    rows = [{"question": f"one{end}two", "answer": "3"} for end in ("\u2028", "\x85", "\x0b", "\x1c")]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "q.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n")
+    assert [one.text for one in question_files.read(tmp_path / "q.jsonl").questions] == [
+        row["question"] for row in rows
+    ]
 
 
 def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
@@ -64,6 +95,8 @@ def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
         ([{"question": "q", "choices": ["a", "b"], "answer": 2}], "choice 2, but the question has 2 choices"),
         ([{"question": "q", "choices": ["a", "b"], "answer": "C"}], "not among the 2 choices"),
         ([{"question": "q", "choices": {"text": ["a", "b"]}, "answer": 0}], "label"),
+        ([{"question": "q", "choices": {"text": ["a", "b"], "label": ["1", "1"]}, "answer": "1"}], "label of its own"),
+        ([{"question": "q", "choices": ["O", "A"], "answer": "A"}], "the text of a different choice. Write the index"),
         ([{"query": "q", "answer": "a"}, {"query": "q", "choices": ["a", "b"], "answer": 0}], "Split the file"),
         ([[1]], "expected an object, got list"),
         ([""], "the file has no questions"),
