@@ -101,7 +101,8 @@ def run(folder: Path, ci: str, *words: str, tests: str = TESTS, **more: str) -> 
     shutil.copy2(HERE / "conftest.py", folder)
     (folder / "test_some.py").write_text(tests)
     words = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *words)
-    environ = {**os.environ, "CI": ci, "PYTHONPATH": str(HERE.parent), **more}
+    own = {name: value for name, value in os.environ.items() if name != seeds.VARIABLE}
+    environ = {**own, "CI": ci, "PYTHONPATH": str(HERE.parent), **more}
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines()
 

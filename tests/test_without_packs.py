@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ def clone(to: Path, *without: str) -> Path:
 def run_tests(checkout: Path, *words: str) -> str:
     """Run tests in a checkout; return the end of the output. All tests must pass."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SLIPWAY_"))}
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={checkout.parent / 'tests'}"]
-    done = subprocess.run([*line, *words], cwd=checkout, env=environ, capture_output=True, text=True)
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    with tempfile.TemporaryDirectory(prefix="t") as folder:  # a socket of a test has at most 107 bytes
+        line.append(f"--basetemp={folder}/t")
+        done = subprocess.run([*line, *words], cwd=checkout, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout[-200:]
 

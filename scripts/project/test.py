@@ -17,6 +17,7 @@ MOST_TESTS = 8  # parallel limit: each worker loads PyTorch into memory
 # Parts of the suite, each at most an hour at night. The first part whose folder holds a file has the file. A part must
 # not have the name of a command, which would begin the next command of the line.
 PARTS = {
+    "core": ("tests/test_without_packs.py",),
     "vendors": ("tests/packs/drill",),
     "street": ("tests/end_to_end",),
     "faults": ("tests/faults",),

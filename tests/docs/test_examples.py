@@ -63,7 +63,7 @@ def test_the_flags_of_the_launch_are_flags_of_launch():
     ("name", "file", "wrong"),
     [
         ("launch", "launch.yaml", {"phases": {"sft": {"optimzer": {"lr": 1}}}}),
-        ("sweep", "sweeps/rates.yaml", {"runs": [{"seed": 1}]}),
+        pytest.param("sweep", "sweeps/rates.yaml", {"runs": [{"seed": 1}]}, marks=pytest.mark.pack("sweeps")),
         ("pod", "fleet.yaml", {"pods": [{"name": "a", "gpus": 8}]}),
         ("service", "service.yaml", {"name": "a"}),
     ],
@@ -81,12 +81,17 @@ def test_conversations_can_be_trained_on():
     assert max(len(row["messages"]) for row in rows) > 2, "one that goes on"
 
 
-def test_persona_changes_its_artifacts_and_the_sweep_has_three_runs(tmp_path):
+def test_persona_changes_its_artifacts(tmp_path):
     world = World(tmp_path)
     plain = world.json("launch", "--phase", "sft", "--dry-run")
     other = world.json("launch", "--phase", "sft", "--persona", "examples/persona.yaml", "--dry-run")
     assert (plain["state"], other["state"]) == ("planned", "planned")
     assert plain["target"] != other["target"]
+
+
+@pytest.mark.pack("sweeps")
+def test_sweep_has_three_runs(tmp_path):
+    world = World(tmp_path)
     planned = world.json("sweep", "examples/sweeps/runs.yaml", "--pods", "2", "--dry-run")
     assert sorted(run["run"] for run in planned["runs"]) == ["runs.seed-1", "runs.seed-2", "runs.short"]
     assert len(planned["lanes"]) == 2

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,8 +54,8 @@ def sweep_at_work(journal):
 def checkout(tmp_path, monkeypatch):
     """Make a second checkout, which a supervisor checks often; supervisors are started from this checkout."""
     folder = tmp_path / "checkout"
-    for name in running_code.PRODUCT:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in filter(Path.is_dir, map(ROOT.joinpath, running_code.PRODUCT)):
+        shutil.copytree(name, folder / name.name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "pyproject.toml", folder)
     watch = folder / "infra" / "checkout.py"
     watch.write_text(watch.read_text().replace("LOOK_EVERY_S = 15.0", "LOOK_EVERY_S = 0.2"))
@@ -98,6 +99,7 @@ def test_a_supervisor_of_older_code_is_replaced_once_its_successor_is_up(
     assert [(one.token, one.state) for one in left] == [(op.token, op.state)]
 
 
+@pytest.mark.pack("control_host")
 @pytest.mark.process
 def test_control_start_replaces_only_a_supervisor_of_different_code(
     journal, settings, sweep_at_work, checkout, ended_supervisor

@@ -173,7 +173,7 @@ class Drill:
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(
             vendor=vendor,
-            calls=tuple(self.watch.asked),
+            calls=tuple(self.watch.calls),
             trials=trials,
             ground=self.ground,
             creates=self.creates,
@@ -269,7 +269,7 @@ class Drill:
         self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
         self._poll(DOUBLE_S, lambda: False)  # Check that the pod stays listed.
         with contextlib.suppress(SlipwayError):  # On failure the value stays None.
-            self.spot_in_v2 = self.watch.lists_spot_pod(op.remote_id or "") if self._is_listed(op) else None
+            self.spot_in_v2 = self.watch.as_market.lists_spot_pod(op.remote_id or "") if self._is_listed(op) else None
         self._end(op)
         self._ask_bill(op)
 
@@ -310,7 +310,7 @@ class Drill:
         op = self._row(TIMED)
         if op is None or not op.is_live:
             return
-        made = next(one for one in self.watch.asked if one.verb == "create" and one.word == op.token)
+        made = next(one for one in self.watch.calls if one.verb == "create" and one.word == op.token)
         left_s = made.began_at + TIMER_S + self.evidence().vendor.slack_s + self._late_s - self.planned.vendor.now()
         with stage("wait for the vendor's timer", self.tell):
             self._await_absence(op, left_s)
@@ -437,7 +437,7 @@ class Drill:
         return False
 
     def _is_listed(self, op: Op) -> bool:
-        last = self.watch.asked[-1]
+        last = self.watch.calls[-1]
         return last.verb == "list" and any(self._belongs_to(pod, op) for pod in last.pods)
 
     def _poll(self, within_s: float, is_over: Callable[[], bool]) -> None:

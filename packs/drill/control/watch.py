@@ -7,7 +7,7 @@ discard the reply to a create request after sending the request.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError
@@ -37,15 +37,17 @@ class Watch:
         self.discards_next_reply = False
         """True to discard the reply to the next create request."""
         self.calls: list[VerbCall] = []
-        self._last: tuple[int, Exchange] | None = None  # last HTTP exchange with the index of its verb in `asked`
+        self._last: tuple[int, Exchange] | None = None  # last HTTP exchange with the index of its verb in `calls`
         self.tokens: set[str] = set()
         self.creates = 0
         self.throttled = 0
         self.unknown_refusals: list[str] = []
         self.slices: dict[str, Slice] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._market, name)
+    if not TYPE_CHECKING:  # mypy would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._market, name)
 
     @property
     def as_market(self) -> Market:
@@ -191,11 +193,13 @@ class WatchedTransport:
     def __init__(self, way: Transport, watch: Watch, pod_id: str) -> None:
         self._transport, self._watch, self._pod_id = way, watch, pod_id
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._transport, name)
 
     def run(self, words: Sequence[str], **options: Any) -> Result:
-        began_at, error = self._watch.now(), ""
+        began_at, error = self._watch.as_market.now(), ""
         try:
             return self._transport.run(words, **options)
         except SlipwayError as raised:
