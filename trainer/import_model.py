@@ -66,6 +66,7 @@ def run(spec: ImportSpec, making: StepContext) -> dict[str, Any]:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
         if convert is not None:
             source = convert(spec, source, Path(scratch) / "converted")
+        report_unread(source)
         model = export.read(source)
         dtype = stored_dtype(source, model.config)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
@@ -118,6 +119,14 @@ def fetch(spec: ImportSpec) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise Refused(f"{spec.source} at {spec.revision}: {' '.join(str(error).split())}") from None
     return Path(found)
+
+
+def report_unread(folder: Path) -> None:
+    """Report a `model.safetensors` that the index of the weights does not name, and that is therefore not read."""
+    whole = folder / model_files.WEIGHTS
+    if whole.is_file() and whole.name not in {one.name for one in model_files.weight_files(folder)}:
+        text = f"{whole} is not read, because {model_files.INDEX} beside it names other files"
+        emit("note", text=f"{text}. Remove the file that is not the model", alarm=True)
 
 
 def stored_dtype(folder: Path, config: ModelConfig) -> torch.dtype:

@@ -94,6 +94,7 @@ class Training:
         is_quick = False
         try:
             self._resume(newest)
+            self._require_space()
             asked_to_save = save_request.of(os.environ) if self.ranks.is_first else save_request.never
             with defer_stop_signals() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:
@@ -238,6 +239,20 @@ class Training:
             raise NonFinite(words)
         alarm(f"{words}; skipped")
         return stop > 0, save > 0
+
+    def _require_space(self) -> None:
+        """Raise TrainerError on all processes before the first step if the disk cannot hold the checkpoints."""
+        model = {name: self.sharding.local_rows(one) for name, one in self.model.state_dict().items()}
+        tensors = self._local_tensors({"model": model, "optimizer": self.optimizer.tensors()})
+        sizes = self.ranks.all_gather(sum(one.nbytes for named in tensors.values() for one in named.values()))
+        problem = ""
+        try:
+            if self.ranks.is_first:
+                self.checkpoints.require_space_for_run(sum(sizes))
+        except OSError as error:
+            problem = str(error)
+        for said in filter(None, self.ranks.all_gather(problem)):
+            raise TrainerError(said)
 
     def _save(self) -> None:
         """Start a background save of the current step on all processes, after the previous save has ended.

@@ -5,6 +5,7 @@ results: GSM8K 7,223 of the 7,473 for training, the other 250 for validation, an
 the 7,500, 500 held out evenly by subject and level, and 5,000; MBPP 374, 90 and 500.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -35,6 +36,7 @@ SUBJECTS = (
     "prealgebra",
     "precalculus",
 )
+CALCULATION = re.compile(r"<<[^<>]*>>")
 Row = Mapping[str, Any]
 Parts = tuple[list[Problem], list[Problem], list[Problem]]
 
@@ -182,7 +184,8 @@ def table(uri: str) -> Iterator[Any]:
 def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:
     """Return conversations with the published solutions, in the form that earns a reward."""
     if task == "gsm8k":
-        pairs = [one.answer.rpartition("####") for one in found]
+        # The data set's marks of a calculator, <<48/2=24>>, repeat the calculation before them.
+        pairs = [CALCULATION.sub("", one.answer).rpartition("####") for one in found]
         said = [(steps.strip(), answer.strip().replace(",", "")) for steps, _, answer in pairs]
     elif task == "mbpp":
         said = [("I write the code that the tests call.", f"\n{one.answer.strip()}\n") for one in found]

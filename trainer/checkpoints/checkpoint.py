@@ -277,6 +277,21 @@ class Checkpoints:
     def _rename_damaged(self, folder: Path) -> Path:
         return folder.rename(folder.with_name(f".bad-{folder.name}-{uuid.uuid4().hex[:8]}"))
 
+    def require_space_for_run(self, size: int) -> None:
+        """Raise DiskFull unless the disk holds the checkpoints that a run keeps at the same time.
+
+        These are two, because the old checkpoint is removed after the new one is whole. size: bytes of a checkpoint.
+        """
+        reserve, free = self.keeping.reserve_bytes, shutil.disk_usage(self.folder).free
+        needed = int(1.2 * size) * max(0, 2 - len(self.steps())) + reserve
+        if reserve and free < needed:
+            gb = "{:,.2f} GB".format
+            raise DiskFull(
+                f"the disk of {self.folder} has {gb(free / 1e9)} free; two checkpoints of {gb(size / 1e9)} and the "
+                f"reserve of {gb(reserve / 1e9)} need {gb(needed / 1e9)}. Free disk space, or use a machine with a "
+                "larger disk: --disk-size GB"
+            )
+
     def _require_space(self, size: int) -> None:
         """Raise DiskFull unless 1.2 times `size` plus `reserve_bytes` are free.
 

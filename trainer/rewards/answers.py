@@ -11,7 +11,7 @@ from fractions import Fraction
 
 ANSWER = re.compile(r"<SOLUTION>(.*?)</SOLUTION>", re.DOTALL | re.IGNORECASE)
 ONLY_NUMBER = re.compile(r"[-+]?[0-9.,]+")
-THINKING = re.compile(r"<start_working_out>.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
+THINKING = re.compile(r"<start_working_out>\s*(?!</end_working_out>)\S.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
 
 MARK = "\x01"  # stands for removed markup, so that digits on both sides never become one number
 SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f~", " ") | {"\u2212": "-", MARK: None})
@@ -54,7 +54,7 @@ def trailing(text: str) -> int:
 
 
 def thinks(text: str) -> bool:
-    """Return True if the text contains a pair of thinking tags."""
+    """Return True if the text contains a pair of thinking tags with text inside."""
     return THINKING.search(text) is not None
 
 

@@ -8,10 +8,10 @@ answers without answer tags. Source: GRAIL, research/trl/train_trl_grpo.py, 54d6
 import re
 from collections.abc import Sequence
 
-from trainer.rewards.answers import thinks
 from trainer.rewards.reward import JudgedAnswer, Reward
 
 ANSWER = re.compile(r"<SOLUTION>\s*(.+?)\s*</SOLUTION>", re.DOTALL | re.IGNORECASE)
+THINKING = re.compile(r"<start_working_out>.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?\d+(?:[\.,]\d+)?")
 NUMERIC = re.compile(r"[-+]?[\d.,]+")
 GOLD = re.compile(r"####\s*(.+)")
@@ -39,7 +39,7 @@ class GrailGsm8k:
         parts = {
             "right": 0.6 * is_right,
             "number": 0.15 * (NUMERIC.fullmatch(answer.replace(" ", "")) is not None and not behind),
-            "thinking": 0.1 * thinks(said.text),
+            "thinking": 0.1 * (THINKING.search(said.text) is not None),
             "tags": 0.1 * (tags is not None),
             "nothing behind": 0.05 * (not behind),
         }

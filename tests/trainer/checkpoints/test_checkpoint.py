@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +175,15 @@ def test_non_finite_parameter_is_never_saved_and_an_existing_checkpoint_is_never
     assert not find_damage(some.save(2, good, {}).folder)
     with pytest.raises(DiskFull):
         Checkpoints(tmp_path, CheckpointOptions(reserve_bytes=1 << 60)).save(3, good, {})
+
+
+def test_run_that_the_disk_cannot_hold_ends_before_its_first_step(tmp_path, monkeypatch):
+    one = training(tmp_path, steps=3, keeping=replace(EASY, reserve_bytes=1))
+    size = 2 * sum(parameter.nbytes for parameter in one.model.parameters())  # the checkpoint has moments, too
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * size))
+    with pytest.raises(TrainerError, match=r"two checkpoints of .* need .*--disk-size"):
+        one.run()
+    assert one.step == 0
 
 
 def test_leftovers_of_a_killed_writer_are_removed_and_a_second_writer_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from data.tokens import tokenizer as tokenizers
 from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
+from store.artifacts import model_files
 from store.artifacts.model_files import named_tokens, template_of
 from tests.data.chat.templates import IM, MARKED, QWEN25, write
 from tests.trainer.model.test_init import configured, foreign, gpt2_like
@@ -182,3 +183,18 @@ def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch,
     assert "Traceback" not in capfd.readouterr().err
     with pytest.raises(UsageError, match="tokenizer.json|chat templates"):
         inspect_model(folder)
+
+
+def test_weights_beside_an_index_that_names_other_files_are_reported(tmp_path, monkeypatch):
+    records = tmp_path / "records"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(records))
+    folder = foreign("Qwen2", tmp_path / "model", vocab=400)
+    import_model.report_unread(folder)
+    assert not records.exists()
+    header = model_files.header(folder / model_files.WEIGHTS)
+    (folder / model_files.WEIGHTS).rename(folder / "a.safetensors")
+    (folder / model_files.INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(header, "a.safetensors")}))
+    (folder / model_files.WEIGHTS).write_bytes(b"an older download")
+    import_model.report_unread(folder)
+    assert "model.safetensors is not read, because model.safetensors.index.json" in records.read_text()
+    assert export.read(folder).config.vocab_size == 400

@@ -2,6 +2,7 @@
 
 import pytest
 
+from data.problems import published
 from data.problems.problem import Problem
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.math_answers import Math
@@ -83,8 +84,19 @@ def test_grail_decides_ten_cases_differently_and_rewards_the_end_of_untagged_tex
 
 def test_format_reward_requires_the_answer_tags():
     whole = "<start_working_out>6 * 12</end_working_out><SOLUTION>72</SOLUTION>"
-    judged = Gsm8k()([tagged("#### 72", one) for one in (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>")])
-    assert [round(one.total, 2) for one in judged] == [1.0, 0.8, 0.0, 0.0, 0.15]
+    empty = "<start_working_out> \n</end_working_out><SOLUTION>72</SOLUTION>"
+    texts = (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>", empty)
+    judged = Gsm8k()([tagged("#### 72", one) for one in texts])
+    assert [round(one.total, 2) for one in judged] == [1.0, 0.8, 0.0, 0.0, 0.15, 0.9]
+
+
+def test_demonstration_of_gsm8k_earns_the_whole_reward_without_the_marks_of_a_calculator():
+    problem = published.gsm8k(
+        {"question": "q", "answer": "48/2 = <<48/2=24>>24, so <<24+1000=1024>>1,024.\n#### 1,024"}
+    )
+    ((*_, answer),) = published.demonstrations("gsm8k", [problem])
+    assert "24, so 1,024.</end_working_out>" in answer["content"]
+    assert Gsm8k()([JudgedAnswer(problem, answer["content"], True)])[0].total == pytest.approx(1.0)
 
 
 @pytest.mark.process
