@@ -32,12 +32,18 @@ LOCAL = "local"  # provider name for this machine
 OWN_MACHINES = (LOCAL, "ssh")
 
 
-SHELL_ONLY = {  # variables read by other programs straight from the environment
+# Variables that programs read straight from the environment; `lend_environment` sets the ones of `.env` and `-e`.
+ENVIRONMENT = {
     "HF_ENDPOINT": "Hugging Face: address of a different hub",
     "AWS_ENDPOINT_URL": "S3: address of a service other than AWS",
+    "AWS_ENDPOINT_URL_S3": "S3: the same, for S3 alone",
     "AWS_REGION": "S3: region of the bucket",
+    "AWS_DEFAULT_REGION": "S3: region of the bucket without AWS_REGION",
+    "STORAGE_EMULATOR_HOST": "gs://: address of a service other than Google",
     "GOOGLE_CLOUD_PROJECT": "gs://: project for the buckets of inv ckpt.init",
     "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
+}
+SHELL_ONLY = {  # variables of a guard and of a trainer, which read them from the environment on the pod
     "SLIPWAY_GRACE_S": "seconds between a step's SIGTERM and its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "seconds of silence of a node after which a round of training ends; 10",
     "SLIPWAY_NODE_RETURN_S": "seconds of silence after which a run restarts without the node; 60",
@@ -122,7 +128,7 @@ class Settings:
     pods: Path = row("SLIPWAY_PODS", "folder of the pods of this machine", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "folder of the environments, shared by all checkouts")
-    installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
+    installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip; empty: uv if it can be had")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of rented machines, one per installation")
     reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "work stops when less disk is free than this", str(1 << 30))
     accept_url: str = row("SLIPWAY_ACCEPT_URL", "URL that a new pod downloads for some seconds as a test; empty: none")
@@ -212,6 +218,12 @@ class Settings:
         yield self
         yield from (self.for_pack(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
 
+    def lend_environment(self) -> None:
+        """Set the variables of ENVIRONMENT, by precedence, for the client libraries and children of this process."""
+        for name in (*ENVIRONMENT, "SLIPWAY_INSTALLER"):
+            if value := next((layer[name] for _, layer in self.layers.by_variable if layer.get(name)), ""):
+                os.environ[name] = value
+
     @property
     def homes(self) -> Path:
         """Return the folder with the home of each run (`infra.runs.run_home`), by the run's name."""
@@ -288,8 +300,8 @@ def example() -> str:
         "# A hook for --notify NAME: desktop, command, slack, discord, ntfy or post, then the address or command",
     ]
     lines += [f"# {HOOK}NAME=slack https://hooks.slack.com/services/..."]
-    lines += ["", "# Not read from this file, but from the shell of the command or of a pod's guard:"]
-    lines += [f"#   {variable}: {about}" for variable, about in SHELL_ONLY.items()]
+    for variable, about in ENVIRONMENT.items():
+        lines += ["", f"# {about}", f"# {variable}="]
     return "\n".join(lines) + "\n"
 
 
@@ -311,20 +323,31 @@ def read_dotenv(path: Path) -> dict[str, str]:
     """Return the variables in a dotenv file, or {} without the file. Raises UsageError."""
     if not path.exists():
         return {}
-    from dotenv import dotenv_values
     from dotenv.parser import parse_stream
+    from dotenv.variables import Variable, parse_variables
 
     try:
         bindings = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8"))))
         mode = path.stat().st_mode & 0o777
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f".env: {error}") from error
+    read: dict[str, str] = {}
     for one in bindings:
+        line = one.original.line + len(one.original.string) - len(one.original.string.lstrip("\r\n"))
         if one.error or (one.key and one.value is None):
-            line = one.original.line + len(one.original.string) - len(one.original.string.lstrip("\r\n"))
             _warn(f"{path}: line {line} is left out: expected NAME=value")
-    sound = "".join(one.original.string for one in bindings if not one.error)
-    read = {name: value for name, value in dotenv_values(stream=io.StringIO(sound)).items() if value}
+        elif one.key and one.value is not None:
+            known = {**os.environ, **read}
+            # As in a shell, single quotes protect everything; python-dotenv expands ${NAME} inside them as well.
+            is_literal = one.original.string.partition("=")[2].lstrip().startswith("'")
+            parts = [] if is_literal else list(parse_variables(one.value))
+            unknown = [f"${{{part.name}}}" for part in parts if isinstance(part, Variable) and part.default is None
+                       and part.name not in known]  # fmt: skip
+            if unknown:
+                _warn(f"{path}: line {line}: {', '.join(unknown)} is not set, and counts as empty. To keep the text, "
+                      "put the value into single quotes")  # fmt: skip
+            read[one.key] = one.value if is_literal else "".join(part.resolve(known) for part in parts)
+    read = {name: value for name, value in read.items() if value}
     _refuse_unknown(read, ".env")
     keys = [name for name in read if is_secret(name)]
     if mode & 0o077 and keys:
@@ -368,7 +391,7 @@ def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
     known = [one.metadata["variable"] for one in table()]
     own = [row["variable"] for _, row in of_packs()]
     for name in read:
-        if name.startswith("SLIPWAY_") and name not in (*known, *own) and not name.startswith(HOOK):
+        if name.startswith("SLIPWAY_") and name not in (*known, *own, *ENVIRONMENT) and not name.startswith(HOOK):
             near = difflib.get_close_matches(name, known, 1) or ["inv config lists all"]
             raise UsageError(f"{where}: unknown setting {name}; did you mean {near[0]}?")
 

@@ -356,6 +356,7 @@ class Supervisor:
 def load() -> Settings:
     """Return the current settings, and lend their credentials to the stores."""
     found = Settings.load(ROOT)
+    found.lend_environment()
     credentials.set_credentials(job_environment.secrets(found))
     return found
 

@@ -21,6 +21,7 @@ _given: list[str] = []  # `--env` words of this line
 def settings(**flags: Any) -> Settings:
     """Load the settings from flags, environment, .env and slipway.yaml, and lend their credentials to the stores."""
     found = Settings.load(ROOT, flags, tuple(_given))
+    found.lend_environment()
     credentials.set_credentials(job_environment.secrets(found))
     return found
 

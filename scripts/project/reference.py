@@ -261,7 +261,13 @@ def settings_page() -> str:
             *settings_table([{"name": one.name, **one.metadata} for one in settings.table()]),
             f"Settings of packs: {', '.join(of_packs)}.",
             "",
-            "These variables are read only from the environment of a command or of a pod's guard, not from a file:",
+            "`.env`, `--env` and the shell also set these variables of client libraries:",
+            "",
+            *table(
+                ("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.ENVIRONMENT.items()]
+            ),
+            "",
+            "These variables are read only from the environment of a pod's guard, not from a file:",
             "",
             *table(
                 ("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]

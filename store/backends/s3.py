@@ -254,7 +254,8 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
     logging.getLogger("botocore").setLevel("WARNING")  # else botocore logs the source of credentials on every start
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     session = get_session()
-    region = session.get_config_variable("region") or "us-east-1"
+    # botocore reads AWS_DEFAULT_REGION alone; the other AWS tools read AWS_REGION first.
+    region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
     given = {name: value for name, value in zip(names, keys, strict=True) if value}
     return session.create_client("s3", config=config, region_name=region, **given)
 

@@ -1,5 +1,6 @@
 """Settings: each layer overrides the next, and every value has a source."""
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from infra import settings
 from infra.errors import UsageError
 from infra.settings import Settings, is_secret
 from store import packs
+from store.backends import s3
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -87,6 +89,31 @@ def test_a_number_of_tokens_is_not_a_secret():
     assert all(is_secret(name) for name in ("HF_TOKEN", "API_TOKENS", "tokens_key"))
 
 
+def test_dotenv_keeps_single_quoted_text_and_reports_an_unknown_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWN", "seen")
+    lines = ("A='${KNOWN} #1'", 'B="${KNOWN}/x"', "C=${KNOWN}${B}", "D=${OTHER:-usual}", "export E=a${MISSING}b # why")
+    (tmp_path / ".env").write_text("\n".join((*lines, "F='it is $9'")))
+    with pytest.warns(settings.SettingsWarning, match=r"line 5: \$\{MISSING\} is not set, and counts as empty"):
+        read = settings.read_dotenv(tmp_path / ".env")
+    wanted = {"A": "${KNOWN} #1", "B": "seen/x", "C": "seenseen/x", "D": "usual", "E": "ab", "F": "it is $9"}
+    assert read == wanted
+
+
+@pytest.mark.process  # botocore looks up this machine
+def test_addresses_of_stores_work_from_dotenv(tmp_path, monkeypatch):
+    for name in (*settings.ENVIRONMENT, "SLIPWAY_INSTALLER"):
+        monkeypatch.setenv(name, "any")
+        monkeypatch.delenv(name)
+    lines = [f"{name}=http://127.0.0.1:9/{name.lower()}" for name in settings.ENVIRONMENT]
+    (tmp_path / ".env").write_text("\n".join(lines).replace("http://127.0.0.1:9/aws_region", "auto"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://from.the.shell")
+    Settings.load(tmp_path, environ=dict(os.environ)).lend_environment()
+    assert os.environ["HF_ENDPOINT"] == "http://from.the.shell" and os.environ["AWS_REGION"] == "auto"
+    assert os.environ["STORAGE_EMULATOR_HOST"].endswith("/storage_emulator_host")
+    client = s3.Bucket("s3://bucket/x")._client
+    assert (client.meta.endpoint_url, client.meta.region_name) == ("http://127.0.0.1:9/aws_endpoint_url_s3", "auto")
+
+
 def test_an_override_without_value_takes_the_shells_value(tmp_path):
     environ = {"SLIPWAY_PROFILE": "exported"}
     assert Settings.load(tmp_path, overrides=["SLIPWAY_PROFILE"], environ=environ).sources["profile"] == "-e"
@@ -151,7 +178,9 @@ def test_the_example_file_names_every_variable_read_by_our_programs():
     given_to_a_step = {
         f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT", "VOLUME")
     }
-    assert {name for name in read - given_to_a_step if name not in settings.example()} == set()
+    of_a_pod = given_to_a_step | settings.SHELL_ONLY.keys()
+    assert {name for name in read - of_a_pod if name not in settings.example()} == set()
+    assert not [name for name in settings.SHELL_ONLY if name in settings.example()]  # a line there would have no effect
 
 
 def test_an_invalid_line_is_skipped_and_reported_once_with_its_file(tmp_path, recwarn):
