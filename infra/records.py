@@ -325,6 +325,7 @@ class PlannedMount:
     files: int
     bytes: int
     refused: tuple[str, ...] = ()  # files left out, with reasons
+    pointers: tuple[str, ...] = ()  # pointers of Git LFS, which are sent in place of the content of the files
     hidden: str = ""  # hidden folder of the home with the source, such as ~/.aws; "" = none
     is_named: bool = False  # True if the user named the source explicitly
 

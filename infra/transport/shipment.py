@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.transport.scan.inspector import FileInspector, is_checkout, listed_by_git, why_unfit
+from infra.transport.scan.inspector import FileInspector, is_checkout, listed_by_git, listed_with_submodules, why_unfit
 
+POINTER_BYTES = 1024  # a pointer is smaller
 _NOT_WALKED = frozenset({".git", ".hg", ".svn", ".venv", "var", "__pycache__", ".mypy_cache", ".ruff_cache"})
 
 
@@ -42,6 +43,8 @@ class SendSize:
     files: int
     bytes: int
     refused: tuple[FileRefusal, ...]
+    pointers: tuple[str, ...] = ()
+    """Pointers of Git LFS among the files: the content of the files is not here."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     if Path.home().resolve().is_relative_to(root):  # would include all hidden folders of the home
         raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
-    for path in sorted(listed_by_git(root) if is_checkout(root) else _walked(root)):
+    for path in sorted(listed_with_submodules(root) if is_checkout(root) else _walked(root)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, but listed by git
             found[path] = os.lstat(f"{root}/{path}")
     if not found:
@@ -96,7 +99,19 @@ def measure(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
     inspector = FileInspector.for_folder(real, anyway)
     refused = {path: reason for path, seen in found.items() if (reason := inspector.inspect(path, seen)[1])}
     num_bytes = sum(seen.st_size for path, seen in found.items() if path not in refused)
-    return SendSize(len(found) - len(refused), num_bytes, tuple(FileRefusal(*one) for one in sorted(refused.items())))
+    told = tuple(FileRefusal(*one) for one in sorted(refused.items()))
+    return SendSize(len(found) - len(refused), num_bytes, told, _pointers(real, found))
+
+
+def _pointers(root: Path, found: Mapping[str, os.stat_result]) -> tuple[str, ...]:
+    """Return the files with a pointer of Git LFS in place of their content; see the specification of git-lfs."""
+    attributes = [path for path in found if path.rpartition("/")[2] == ".gitattributes"]
+    if not any(b"filter=lfs" in (root / path).read_bytes() for path in attributes):
+        return ()
+    small = [path for path, seen in found.items() if stat.S_ISREG(seen.st_mode) and seen.st_size < POINTER_BYTES]
+    return tuple(
+        path for path in small if (root / path).read_bytes().startswith(b"version https://git-lfs.github.com/")
+    )
 
 
 def mode(seen: os.stat_result) -> int | str:

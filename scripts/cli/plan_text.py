@@ -53,6 +53,10 @@ def mount_lines(plan: Plan) -> list[str]:
         lines += [f"  not sent: {refused}" for refused in one.refused[:MOST_REFUSED]]
         more = len(one.refused) - MOST_REFUSED
         lines += [f"  not sent: {count(more, 'more file')}"] if more > 0 else []
+        if one.pointers:
+            names = ", ".join(one.pointers[:3]) + (", ..." if len(one.pointers) > 3 else "")
+            what = f"{count(len(one.pointers), 'pointer')} of Git LFS instead of content: {names}"
+            lines.append(f"  sends {what}. To fetch the content: git lfs pull")
     return lines
 
 

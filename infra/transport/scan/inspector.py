@@ -71,6 +71,7 @@ WITH = {  # file name: content that makes the file a secret
     "*_env.sh": _ASSIGNED,
     "setenv*": _ASSIGNED,
 }
+EMPTY_SUBMODULE = "a submodule without files here; to send the files, run: git submodule update --init --recursive"
 BY_NAME = "the name says that the file holds secrets"
 
 
@@ -227,7 +228,8 @@ def why_unfit(root: Path, path: str, seen: os.stat_result) -> str:
         is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
         return "" if is_inside else f"a link out of the folder, to {target}"
     if stat.S_ISDIR(seen.st_mode):
-        return "a separate git repository"
+        is_repository = (root / path / ".git").exists()
+        return "a separate git repository" if is_repository else EMPTY_SUBMODULE
     if not stat.S_ISREG(seen.st_mode):
         return "not a regular file"
     return ""
@@ -274,6 +276,22 @@ def listed_by_git(root: Path, *which: str) -> list[str]:
     return sorted({os.fsdecode(path).rstrip("/") for path in done.stdout.split(b"\0") if path})
 
 
+def listed_with_submodules(root: Path) -> list[str]:
+    """Return git's list of files as `listed_by_git`, with the files of submodules in place of their folders.
+
+    A repository inside `root` that git does not track, such as a clone of a library, stays a folder of the list.
+    """
+    found = listed_by_git(root)
+    if not any((root / path / ".git").exists() for path in found):
+        return found
+    tracked, files = set(listed_by_git(root, "--cached")), []
+    for path in found:
+        is_submodule = path in tracked and (root / path / ".git").exists()
+        files += [f"{path}/{one}" for one in listed_with_submodules(root / path)] if is_submodule else [path]
+    return sorted(files)
+
+
 def git_tracks(root: Path, path: str) -> bool:
-    """Return whether git tracks a file of `root`."""
-    return bool(listed_by_git(root, "--cached", "--", f":(literal){path}"))
+    """Return whether git tracks a file of `root`, or of a submodule in `root`."""
+    file = root / path
+    return bool(listed_by_git(file.parent, "--cached", "--", f":(literal){file.name}"))

@@ -97,6 +97,7 @@ def _planned(one: Carried, at: str, weight: shipment.SendSize, anyway: Sequence[
         files=weight.files,
         bytes=weight.bytes,
         refused=tuple(map(str, weight.refused)),
+        pointers=weight.pointers,
         hidden=home_folders.hidden_in(source),
         is_named=home_folders.is_named(source, anyway),
     )

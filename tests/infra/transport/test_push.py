@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import zlib
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.transport import shipment
 from infra.transport.protocol import ConnectionLost, ThisMachine
 from infra.transport.push import PushResult, adopt, differences, push, pushed
-from infra.transport.scan.inspector import FileInspector
+from infra.transport.scan.inspector import BY_NAME, EMPTY_SUBMODULE, FileInspector
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
 
@@ -288,6 +289,44 @@ def test_a_preview_lists_the_effects_of_a_push(machine, root, tmp_path):
     assert [one.path for one in plan.refused] == [".env.local"] and "canary" not in repr(plan)
     assert (plan.ignored_files, plan.ignored_bytes) == (2, 5001)
     assert plan.files == len(contents(dest)) and plan.bytes > 30 << 20
+
+
+def git(folder: Path, *words: str) -> None:
+    known = ("-c", "protocol.file.allow=always", "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *known, "-C", folder, *words], check=True, capture_output=True)
+
+
+def test_files_of_submodules_are_sent_and_other_repositories_inside_are_not(tmp_path):
+    for name, inner in (("deep", ""), ("library", "deep"), ("app", "library")):
+        write(tmp_path / name, {f"{name}.py": b"x = 1\n", ".gitignore": b"*.log\n", "a.log": b"ignored"})
+        git(tmp_path / name, "init", "-q")
+        if inner:
+            git(tmp_path / name, "submodule", "add", "-q", tmp_path / inner, f"vendored/{inner}")
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, "commit", "-q", "-m", "begin")
+    root = tmp_path / "app"
+    git(root, "submodule", "update", "--init", "--recursive")
+    git(root, "clone", "-q", tmp_path / "deep", root / "clone")
+    library = "vendored/library"
+    write(root / library, {"new.py": b"y = 2\n", ".env": b"TOKEN=canary", "b.log": b"ignored"})
+    packed = shipment.pack(root)
+    wanted = {"app.py", f"{library}/library.py", f"{library}/new.py", f"{library}/vendored/deep/deep.py"}
+    assert {path for path in packed.files if path.endswith(".py")} == wanted
+    assert not [path for path in packed.files if path.endswith((".log", "/.git"))]
+    told = dict(map(astuple, packed.refused))
+    assert told == {"clone": "a separate git repository", f"{library}/.env": BY_NAME}
+    sent = shipment.pack(root, [f"{library}/library.py"]).files  # named, and tracked by the submodule
+    assert sent == packed.files
+    git(root, "submodule", "deinit", "-q", "-f", library)
+    assert dict(map(astuple, shipment.measure(root).refused))[library] == EMPTY_SUBMODULE
+
+
+def test_pointers_of_git_lfs_are_counted(root):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n" % 7
+    write(root, {"data/a.bin": pointer, "data/b.bin": b"content"})
+    assert shipment.measure(root).pointers == ()
+    write(root, {"data/.gitattributes": b"*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+    assert shipment.measure(root).pointers == ("data/a.bin",)
 
 
 def test_a_preview_handles_seventy_thousand_files_of_the_last_push(tmp_path):
