@@ -260,7 +260,8 @@ def _any(one: RunEvidence) -> Cause:
             f"the run is at work{f' on step {one.step}' if one.step else ''}",
             f"follow the log: inv logs {one.run} --follow",
         ),
-        "succeeded": ("all steps are done", _after(one)),
+        # The agent's reason names what is incomplete, such as metrics of a tracker that did not answer.
+        "succeeded": (f"all steps are done{f'; {one.reason}' if one.verdict.get('reason') else ''}", _after(one)),
         "planned": ("no machine of the run is at work yet", f"wait, or end the run: inv down {one.run}"),
         "ending": (
             "the vendor was asked to end the pod; the pod is not proven gone yet",

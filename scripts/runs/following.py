@@ -87,7 +87,8 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
         then = f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
         if making:
             then = plan_text.chat_hint(making["name"], op.store)
-        render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
+        missing = f"; {render.clean(verdict['reason'])}" if verdict["reason"] else ""
+        render.say(f"{op.run} succeeded in {render.duration(total)}{missing}. {then}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:

@@ -87,9 +87,9 @@ class Sidecar:
             continue
         self.tracker.close()
 
-    def fail(self, error: BaseException) -> None:
-        """Write the error's class name into the state file; the message may contain addresses or headers."""
-        self._write_state(f"{type(error).__name__}")
+    def report(self, problem: str) -> None:
+        """Write a problem into the state file: no message of an error, which may contain addresses or headers."""
+        self._write_state(problem)
 
     def _read_state(self) -> dict[str, Any]:
         try:
@@ -136,6 +136,7 @@ def main(words: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     try:
+        sidecar.report("no answer yet")
         sidecar.open()
         _say(f"sending {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
         while not told:
@@ -145,7 +146,7 @@ def main(words: list[str]) -> int:
                 time.sleep(POLL_S)
         sidecar.close()
     except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
-        sidecar.fail(error)
+        sidecar.report(type(error).__name__)
         _say(f"{name} failed: {type(error).__name__}: {error}")
         return 1
     _say("all metrics are sent")

@@ -63,7 +63,8 @@ from infra.agent.state import (
 
 REVIVE_EVERY_S = 0.5
 TAKEN_S = 3.0  # maximum delay between the end of a step by an engine's signal and the arrival of the stop request
-TRACKERS_S = 60.0  # time for trackers to send remaining metrics without a stop request
+TRACKERS_S = 60.0  # time for trackers to send remaining metrics on a free machine, where their environment may be new
+TRACKERS_PAID_S = 10.0  # the same on a rented machine, and for a tracker that does not answer
 TRACKERS_ASKED_S = 5.0  # the same after a stop request
 TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a failing tracker
 
@@ -257,7 +258,7 @@ class Agent:
         if ending["state"] == LEFT:
             return self.exit_for_engine(ending)
         with tolerate_shortage(say, "stopping the trackers"):
-            self.stop_trackers()
+            self.stop_trackers(ending)
         if self.uploader:
             self.finish_uploads(self.uploader, ending)
         release_space(self.pod.verdict)  # no other process writes to the disk any more
@@ -312,20 +313,36 @@ class Agent:
         self.uploader = None  # from here on the sidecar may be ended too
         self.end_steps(ending, 0.0)
 
-    def stop_trackers(self) -> None:
-        """Wait briefly for the trackers to send remaining metrics; the verdict does not depend on trackers."""
+    def stop_trackers(self, ending: Dict[str, Any]) -> None:
+        """Wait briefly for the trackers to send remaining metrics, and add the trackers without them to the reason.
+
+        The state of the verdict does not depend on trackers.
+        """
         for one in self.trackers:
             one.terminate()
         began = time.monotonic()
         guard = try_read_json(report(self.pod, "guard"))
-        longest_s = min(TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
-        while any(one.pid() is not None for one in self.trackers):
-            if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
+        is_paid = bool(self.job.limits.micro_usd_per_hour)
+        longest_s = min(TRACKERS_PAID_S if is_paid else TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
+        while running := [one for one in self.trackers if one.pid() is not None]:
+            are_silent = all(self._tracker_problem(one) for one in running)
+            patience_s = min(longest_s, TRACKERS_PAID_S) if are_silent else longest_s
+            if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else patience_s):
                 say("a tracker did not finish in time; the agent ended the tracker")
                 break
             self.refresh()
             time.sleep(steps.POLL_S)
+        for one in self.trackers:
+            problem = self._tracker_problem(one) or ("it is slow" if one in running else "")
+            if problem:
+                name = one.step.config["tracker"]
+                _add(ending, f"not all metrics are in {name} ({problem}); they are in work/runs of the run")
         self.trackers = []
+
+    def _tracker_problem(self, one: Sidecar) -> str:
+        """Return why a tracker does not take metrics, as last reported by its process; "" = no problem is known."""
+        name = one.step.config.get("tracker", "")
+        return str(try_read_json(self.pod.tracking / f"{name}.json").get("problem", ""))
 
     def refresh(self) -> None:
         self.restart_guard()

@@ -79,7 +79,7 @@ def test_failing_tracker_is_reported_beside_its_link_and_gets_the_rest_later(tmp
     tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
     with pytest.raises(ZeroDivisionError) as raised:
         broken.send_new_records()
-    broken.fail(raised.value)
+    broken.report(type(raised.value).__name__)
     said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
     sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()

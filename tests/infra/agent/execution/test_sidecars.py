@@ -232,3 +232,30 @@ def test_the_last_uploads_get_the_time_of_a_save_within_the_limit() -> None:
     clocks = {"boot_id": "another", "boot_s": 0.0, "wall_s": time.time() - 50}
     assert ends.upload_allowance_s(job, {**said, "clocks": clocks}) <= 0.9 * 100 / 2
     assert ends.upload_allowance_s(job, {**said, "token": "of another pod"}) == 0.9 * 900 / 2
+
+
+# A tracker whose server does not answer: its process reports that, and does not end when asked.
+SILENT = """\
+import json, os, signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+state = Path(os.environ["SLIPWAY_WORK"]).parent / "state" / "tracking" / "mlflow.json"
+state.parent.mkdir(parents=True, exist_ok=True)
+state.write_text(json.dumps({"problem": "no answer yet"}))
+time.sleep(600)
+"""
+
+
+def test_a_silent_tracker_is_named_by_the_verdict_and_ended_within_seconds(world: World) -> None:
+    world.program("silent", SILENT)
+    world.program("wait", WAIT)
+    tracker = Step("track-mlflow", ("-m", "silent"), config={"tracker": "mlflow"})
+    world.job(module("wait"), trackers=(tracker,))
+    world.start()
+    until((world.pod.tracking / "mlflow.json").exists, "the tracker")
+    (world.pod.work / "go").touch()
+    verdict = world.verdict()
+    assert verdict["state"] == "succeeded"
+    assert verdict["reason"] == "not all metrics are in mlflow (no answer yet); they are in work/runs of the run"
+    assert "a tracker did not finish in time" in world.pod.log("agent").read_text()
+    until(lambda: not world.members(), "the end of the tracker")
