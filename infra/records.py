@@ -138,13 +138,14 @@ def bracketed(host: str) -> str:
 
 @dataclass(frozen=True)
 class Address:
-    """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path."""
+    """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path&proxy=command."""
 
     user: str
     host: str
     port: int
     key: str  # path of the private key on this machine
     folder: str  # absolute, on the pod
+    proxy: str = ""  # shell command with the connection as stdin and stdout, like ProxyCommand; "" = direct
 
     def __post_init__(self) -> None:
         for name in ("user", "host"):  # both appear on the command line of the system's ssh
@@ -157,8 +158,9 @@ class Address:
             raise ValueError(f"{self.folder!r} is not an absolute path of a folder")
 
     def __str__(self) -> str:
-        key = f"?key={quote(self.key)}" if self.key else ""
-        return f"ssh://{quote(self.user)}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{key}"
+        parts = [f"{name}={quote(value)}" for name, value in (("key", self.key), ("proxy", self.proxy)) if value]
+        query = f"?{'&'.join(parts)}" if parts else ""
+        return f"ssh://{quote(self.user)}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{query}"
 
     @property
     def place(self) -> str:
@@ -171,10 +173,10 @@ class Address:
         parts = urlsplit(text)
         if parts.scheme != "ssh":
             raise ValueError(f"{text!r} is not an address; expected ssh://user@host:port/folder?key=/path")
-        key = parse_qs(parts.query).get("key", [""])[0]
+        key, proxy = (parse_qs(parts.query).get(name, [""])[0] for name in ("key", "proxy"))
         user, host = unquote(parts.username or ""), parts.hostname or ""
         port = 22 if parts.port is None else parts.port
-        return Address(user=user, host=host, port=port, key=key, folder=unquote(parts.path))
+        return Address(user=user, host=host, port=port, key=key, folder=unquote(parts.path), proxy=proxy)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import difflib
 import getpass
 import logging
 import re
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -258,14 +259,16 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
 
     A port in the entry overrides both sources.
     """
-    port = whole_of(said, "port", 1, 65535)
-    if said["ip"] in known:
-        found = ssh_include.resolve(said["ip"], ssh / "config")
-        host, user, port, keys = found.host, found.user, port or found.port, found.keys
+    port, config, proxy = whole_of(said, "port", 1, 65535), ssh / "config", ""
+    user, named = text_of(said, "user"), text_of(said, "identity_file")
+    keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
+    if said["ip"] in known or ssh_include.has_patterns(config) and shutil.which("ssh"):
+        found = ssh_include.resolve(said["ip"], config, port)
+        host, port, proxy = found.host, found.port, found.proxy
+        user = found.user if said["ip"] in known or not user else user
+        keys = (*found.keys, *keys) if said["ip"] in known or not named else keys
     else:
-        host, user, port = said["ip"], text_of(said, "user") or getpass.getuser(), port or 22
-        named = text_of(said, "identity_file")
-        keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
+        host, user, port = said["ip"], user or getpass.getuser(), port or 22
     key = next((one for one in keys if one.is_file()), None)
     if key is None:
         raise UsageError(
@@ -275,7 +278,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     refuse_readable(key)
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
-    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
+    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/", proxy=proxy)
 
 
 def refuse_readable(key: Path) -> None:

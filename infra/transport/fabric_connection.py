@@ -10,6 +10,8 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,11 @@ from paramiko.message import Message
 from infra.errors import AuthError
 from infra.records import Address, bracketed
 from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, check_key, pinned
+from infra.transport.private_keys import held_by_agent
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
 PING_S = 3.0
+PROXY_BYTES = 8 << 10
 TICK_S = 0.5
 
 
@@ -33,6 +37,16 @@ class _CountingSocket(socket.socket):
     """A socket with a counter of received data, by which the watcher detects silence."""
 
     heard = 0
+    proxy: "subprocess.Popen[bytes] | None" = None
+    proxy_errors: Any = None
+
+    def proxy_message(self) -> str:
+        """Return the last line that the proxy printed to stderr; "" without a proxy."""
+        if self.proxy_errors is None:
+            return ""
+        self.proxy_errors.seek(0)
+        lines = self.proxy_errors.read(PROXY_BYTES).decode(errors="replace").split("\n")
+        return next((f"proxy: {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
     def recv(self, *words: Any) -> bytes:
         got = super().recv(*words)
@@ -85,6 +99,8 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if self.is_connected:
             return None
         check_key(self.address)
+        if (held := held_by_agent(Path(self.address.key))) is not None:
+            self.connect_kwargs |= {"pkey": held, "key_filename": None}
         pin = pinned(self.known_hosts)
         if pin is not None:
             name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
@@ -125,7 +141,8 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
             raise AuthError(f"{where}: the key {self.address.key} was refused: {error}") from None
         if isinstance(error, (SSHException, EOFError, OSError)):
-            raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
+            said = self.connect_kwargs["sock"].proxy_message()
+            raise Unreachable(f"{where}: {said or error or 'the connection was closed'}") from None
 
     def _ping_loop(self, connected: _CountingSocket, transport: Any, closed: threading.Event) -> None:
         """Ping the machine every PING_S, independent of other traffic.
@@ -218,10 +235,28 @@ class LocalConnection(fabric.Connection):  # type: ignore[misc]
 
 
 def _dial(address: Address) -> _CountingSocket:
+    if address.proxy:
+        return _dial_proxy(address.proxy)
     try:
         plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
     except OSError as error:
         raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
     counted = _CountingSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
     counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko sends small packets without it
+    return counted
+
+
+def _dial_proxy(command: str) -> _CountingSocket:
+    """Return a socket to the stdin and stdout of a proxy, which ends when the socket is closed."""
+    ours, theirs = socket.socketpair()
+    counted = _CountingSocket(ours.family, ours.type, ours.proto, fileno=ours.detach())
+    counted.proxy_errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the socket)
+    with theirs:
+        counted.proxy = subprocess.Popen(
+            ["sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=counted.proxy_errors,
+            start_new_session=True,  # Ctrl-C ends the command and leaves the machine reachable for its last calls
+        )
     return counted

@@ -25,6 +25,7 @@ from infra.transport import channels
 from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, connection_loss_errors, says, silence
 from infra.transport.framing import Frame, NoFrame, login_line
 from infra.transport.host_keys import ALIAS
+from infra.transport.private_keys import why_agent
 from infra.transport.protocol import (
     LIMIT_BYTES,
     OPEN_S,
@@ -193,9 +194,11 @@ class Ssh:
     def openssh_options(self) -> dict[str, str]:
         """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
+        proxy = {"ProxyCommand": self.address.proxy.replace("%", "%%")} if self.address.proxy else {}
         return {
+            **proxy,
             "IdentitiesOnly": "yes",
-            "IdentityAgent": "none",
+            **({} if why_agent(Path(self.address.key)) else {"IdentityAgent": "none"}),
             "StrictHostKeyChecking": "yes",
             "HostKeyAlias": ALIAS,
             "UserKnownHostsFile": f'"{pins}"',

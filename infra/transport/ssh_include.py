@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import UsageError
@@ -148,12 +148,17 @@ def _quoted(path: Path) -> str:
     return f'"{text}"'
 
 
+# Keys of the ssh configuration that decide how a host is reached.
+DECIDING = {"hostname", "user", "port", "identityfile", "proxyjump", "proxycommand", "canonicalizehostname"}
+
+
 @dataclass(frozen=True)
 class Resolved:
     host: str
     user: str
     port: int
     keys: tuple[Path, ...]  # in order of preference; may not exist
+    proxy: str = ""  # see `Address.proxy`
 
 
 def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[str]:
@@ -170,21 +175,44 @@ def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[s
             yield from (word for word in words if not set(word) & set("*?!"))
         elif key.lower() == "include":
             for word in words:
-                pattern = Path(word).expanduser()
-                place = pattern if pattern.is_absolute() else config.parent / pattern
-                for path in sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))):
+                for path in _included(word, config):
                     yield from aliases(path, depth + 1, but)
 
 
-def resolve(alias: str, config: Path) -> Resolved:
-    """Resolve an alias to host, user, port and keys.
+def _included(word: str, config: Path) -> list[Path]:
+    """Return the files of a word of `Include` in `config`."""
+    pattern = Path(word.strip('"')).expanduser()
+    place = pattern if pattern.is_absolute() else config.parent / pattern
+    return sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor))))
 
-    Raises UsageError if ssh is missing, if ssh rejects the file, or if the alias needs a proxy.
+
+def has_patterns(config: Path, depth: int = 0, applies: bool = True) -> bool:
+    """Return whether lines of `config` and included files decide how a host is reached that no `Host` line names.
+
+    applies: whether the first lines, before any `Host` or `Match`, apply to such a host.
+    """
+    for line in _lines(config) if depth <= MOST_INCLUDES else []:
+        key, *words = line.strip().replace("=", " ", 1).split() or [""]
+        if key.lower() in ("host", "match"):
+            applies = key.lower() == "match" or bool(set("".join(words)) & set("*?!"))
+        elif key.lower() == "include":
+            files = (path for word in words for path in _included(word, config))
+            if any(has_patterns(path, depth + 1, applies) for path in files):
+                return True
+        elif applies and key.lower() in DECIDING:
+            return True
+    return False
+
+
+def resolve(alias: str, config: Path, port: int | None = None) -> Resolved:
+    """Resolve a host to address, user, port, keys and proxy, as `ssh` does. `port`: overrides the configuration.
+
+    Raises UsageError if ssh is missing, if ssh rejects the file, or for a proxy that passes file descriptors.
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, but ssh is not installed; give the address of the machine")
     done = subprocess.run(
-        ["ssh", "-G", "-F", str(config), alias],
+        ["ssh", "-G", "-F", str(config), *(("-p", str(port)) if port else ()), "--", alias],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -194,8 +222,21 @@ def resolve(alias: str, config: Path) -> Resolved:
         raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
     values = dict(reversed(said))
-    for key in ("proxyjump", "proxycommand"):
-        if values.get(key, "none") != "none":
-            raise UsageError(f"{alias} is reached through {key} {values[key]}; only direct connections are supported")
     keys = tuple(Path(value).expanduser() for key, value in said if key == "identityfile")
-    return Resolved(values["hostname"], values["user"], int(values["port"]), keys)
+    found = Resolved(values["hostname"], values["user"], int(values["port"]), keys)
+    if values.get("proxyjump", "none") != "none":
+        return replace(found, proxy=_jump(values["proxyjump"], found, config))
+    if values.get("proxycommand", "none") == "none":
+        return found
+    if values.get("proxyusefdpass") == "yes":
+        raise UsageError(f"{alias}: ProxyUseFdpass is not supported; use a ProxyCommand such as: nc %h %p")
+    tokens = {"%%": "%", "%h": found.host, "%p": str(found.port), "%r": found.user, "%n": alias}
+    return replace(found, proxy=re.sub(r"%.", lambda one: tokens.get(one[0], one[0]), values["proxycommand"]))
+
+
+def _jump(jumps: str, to: Resolved, config: Path) -> str:
+    """Return the `ssh` command that forwards its stdin and stdout through the jump hosts, as ssh does by itself."""
+    *before, last = jumps.split(",")
+    words = ["ssh", "-F", str(config), "-o", "BatchMode=yes", *(("-J", ",".join(before)) if before else ())]
+    last = last if last.startswith("ssh://") else f"ssh://{last}"
+    return shlex.join([*words, "-W", f"[{to.host}]:{to.port}", "--", last])

@@ -8,6 +8,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.machines import inventory, pool_import
+from infra.records import Address
 from infra.settings import Settings
 
 REPOSITORY = Path(__file__).parents[3]
@@ -36,7 +37,7 @@ def home(tmp_path):
     (tmp_path / ".ssh/more").mkdir(parents=True)
     for key in ("pool", "alice", ".ssh/id_rsa", ".ssh/boxkey"):
         (tmp_path / key).touch(mode=0o600)
-    (tmp_path / ".ssh/config").write_text(f"Include {tmp_path}/.ssh/more/*.conf\nHost *\n  User everyone\n  Port 99\n")
+    (tmp_path / ".ssh/config").write_text(f"Include {tmp_path}/.ssh/more/*.conf\nHost *\n  ServerAliveInterval 9\n")
     box = f'Host other "box"\n  HostName 9.9.9.9\n  User boxer\n  Port 77\n  IdentityFile {tmp_path}/.ssh/boxkey\n'
     (tmp_path / ".ssh/more/box.conf").write_text(box + "Host far\n  ProxyJump box\n")
     return tmp_path
@@ -107,6 +108,32 @@ lab:
 
 
 @pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_every_host_is_resolved_as_ssh_resolves_it(home):
+    """Wildcards, Match, tokens and proxies of the configuration hold for a host without a `Host` line of its own."""
+    (home / ".ssh/config").open("a").write(
+        "Host *.lab\n\tUser labber\n\tPort 2222\n  ProxyCommand nc -X 5 %h %p # 100%%\n"
+        "Match host 10.0.*\n  ProxyJump first,box@second:2200\n  IdentityFile ~/%r-key\n"
+        "Host near\n  HostName %h.example\n"
+    )
+    hosts = "[1.1.1.1, a.lab, 10.0.0.9, near, far, {ip: b.lab, port: 9}]"
+    pool = f"p: {{user: me, identity_file: {home}/pool, hosts: {hosts}}}"
+    plain, lab, jumped, near, far, other = load(home, pool)
+    config = home / ".ssh/config"
+    assert (plain.address.proxy, plain.address.user, plain.address.port) == ("", "me", 22)
+    assert (lab.address.host, lab.address.user, lab.address.port) == ("a.lab", "me", 2222)
+    assert lab.address.proxy == "nc -X 5 a.lab 2222 # 100%"
+    assert jumped.address.proxy == (
+        f"ssh -F {config} -o BatchMode=yes -J first -W '[10.0.0.9]:22' -- ssh://box@second:2200"
+    )
+    assert (near.address.host, near.address.proxy) == ("near.example", "")
+    assert far.address.proxy == f"ssh -F {config} -o BatchMode=yes -W '[far]:22' -- ssh://box"
+    assert other.address.proxy == "nc -X 5 b.lab 9 # 100%"
+    for one in (plain, lab, jumped):
+        assert Address.parse(str(one.address)) == one.address
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -122,7 +149,6 @@ lab:
         ("p: {password: hunter2, hosts: [1.1.1.1]}", "passwords are not supported: set identity_file"),
         ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: private key not found: /no/such"),
         ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is not a valid user"),
-        pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
         ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "host 1.1.1.1: this machine is listed twice; the first entry counts"),
         ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; expected a whole number from 1 to 65535"),
         ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),

@@ -1,0 +1,89 @@
+"""Private keys that only an ssh-agent can use: keys with a passphrase, and keys of a security device.
+
+    path of a private key  ->  `held_by_agent`: the agent's key, or None for a key that the file alone gives
+
+The public part of a key decides which key of the agent is used: no other key of the agent is offered to a machine.
+"""
+
+import base64
+import shlex
+import struct
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+
+MAGIC = b"openssh-key-v1\0"
+LOCKED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")  # PKCS 8, and PEM of older releases
+KEY_BYTES = 64 << 10  # a private key is smaller
+
+
+def held_by_agent(path: Path) -> Any:
+    """Return the `paramiko.AgentKey` for a key with a passphrase or of a security device; None for other keys.
+
+    Raises UsageError if such a key is not in the ssh-agent.
+    """
+    reason = why_agent(path)
+    if not reason:
+        return None
+    from paramiko import Agent
+
+    blob = public_blob(path)
+    found = next((one for one in Agent().get_keys() if one.asbytes() == blob), None)
+    if found is None:
+        raise UsageError(
+            f"the private key {path} {reason}, and the ssh-agent of this machine does not hold the key; run: ssh-add "
+            f"{shlex.quote(str(path))}"
+        )
+    return found
+
+
+def why_agent(path: Path) -> str:
+    """Return why only an agent can use a private key, as a phrase for messages; "" if the file is enough."""
+    raw = _content(path)
+    cipher, kind = _openssh(raw)[:2] if b"OPENSSH PRIVATE KEY" in raw else (b"", b"")
+    if kind.startswith(b"sk-"):
+        return "belongs to a security device"
+    is_locked = cipher not in (b"", b"none") or any(one in raw for one in LOCKED)
+    return "has a passphrase" if is_locked else ""
+
+
+def public_blob(path: Path) -> bytes:
+    """Return the public key in the wire format, from the private key itself or from the .pub file beside it."""
+    raw = _content(path)
+    if b"OPENSSH PRIVATE KEY" in raw and (blob := _openssh(raw)[2]):
+        return blob
+    words = _content(path.with_name(f"{path.name}.pub")).split()
+    try:
+        return base64.b64decode(words[1]) if len(words) > 1 else b""
+    except ValueError:
+        return b""
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(KEY_BYTES)
+    except OSError:  # `check_key` reports a missing file
+        return b""
+
+
+def _openssh(raw: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return cipher, type and public key of a file in the format of OpenSSH (PROTOCOL.key); b"" for a damaged file."""
+    lines = [line for line in raw.splitlines() if line and not line.startswith(b"-----")]
+    try:
+        body = base64.b64decode(b"".join(lines))
+        rest = body.removeprefix(MAGIC)
+        cipher, rest = _string(rest)
+        for _ in range(2):  # key derivation and its options
+            _, rest = _string(rest)
+        blob, _ = _string(rest[4:])
+        return cipher, _string(blob)[0], blob
+    except (ValueError, struct.error):
+        return b"", b"", b""
+
+
+def _string(raw: bytes) -> tuple[bytes, bytes]:
+    """Return a string of the wire format, and the rest."""
+    (length,) = struct.unpack(">I", raw[:4])
+    return raw[4 : 4 + length], raw[4 + length :]
