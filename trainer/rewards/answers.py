@@ -13,6 +13,7 @@ ANSWER = re.compile(r"<SOLUTION>(.*?)</SOLUTION>", re.DOTALL | re.IGNORECASE)
 ONLY_NUMBER = re.compile(r"[-+]?[0-9.,]+")
 THINKING = re.compile(r"<start_working_out>\s*(?!</end_working_out>)\S.*?</end_working_out>", re.DOTALL | re.IGNORECASE)
 
+LONGEST = 1000  # characters of an answer: the patterns take time, and Python converts at most 4,300 digits
 MARK = "\x01"  # stands for removed markup, so that digits on both sides never become one number
 SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f~", " ") | {"\u2212": "-", MARK: None})
 CODES = r"(?:USD?|CAD?|AUD?|NZ|HK|EUR|GBP|Rs\.?)"
@@ -60,6 +61,8 @@ def thinks(text: str) -> bool:
 
 def number(text: str) -> Fraction | None:
     """Return the only number in a text, or None for no number, several numbers or a malformed number."""
+    if len(text) > LONGEST:
+        return None
     text = text.translate(SPACES).strip()
     for pattern, replacement in CLEANING:
         text = pattern.sub(replacement, text)
@@ -67,7 +70,7 @@ def number(text: str) -> Fraction | None:
     if found is None:
         return None
     before, after = text[: found.start()], text[found.end() :]
-    if any(one.isdigit() for one in before + after) or PART_OF_A_WORD.search(before) or GOES_ON.match(after):
+    if any(one.isnumeric() for one in before + after) or PART_OF_A_WORD.search(before) or GOES_ON.match(after):
         return None
     sign = found["sign"] or ""
     if len(sign) > 1 and re.search(r"[\w)] *$", before):  # a difference or a sum with a word

@@ -17,7 +17,7 @@ from trainer.rewards.worker import WorkerGone, of_answers
 
 LIMIT_S = 5.0
 SHORT = 50  # maximum characters after the answer
-LONGEST = 400  # longest answer, in characters, for math-verify
+LONGEST = 400  # longest answer, in characters, that is parsed
 VARIABLE = re.compile(r"\\?[A-Za-z]")
 SUSPECT = re.compile(r"\d \d|__|import|\*\*.*\*\*|\^.*\^.*\^")
 
@@ -51,7 +51,10 @@ class Math:
 
     def is_same_answer(self, gold: str, answer: str) -> bool:
         """Return True if an answer equals the gold answer. Raises Refused if math-verify is not installed."""
-        gold, answer = (unwrapped(boxed(one) or one) for one in (gold, answer))
+        gold, answer = (boxed(one) or one for one in (gold, answer))
+        if len(answer) > LONGEST:
+            return gold.strip() == answer.strip()
+        gold, answer = unwrapped(gold), unwrapped(answer)
         if differ_in_scale(gold, answer):
             return False
         gold, answer = plain(split_unit(gold)[0]), plain(split_unit(answer)[0])
@@ -62,7 +65,7 @@ class Math:
             return one == other
         if VARIABLE.fullmatch(gold) or VARIABLE.fullmatch(answer):
             return False  # math-verify treats X and x as equal
-        if len(answer) > LONGEST or SUSPECT.search(answer):
+        if SUSPECT.search(answer):
             return False
         self._start_worker()
         try:
