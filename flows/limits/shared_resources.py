@@ -24,7 +24,6 @@ from infra.ledger.wait_queue import QueueTicket
 from infra.names import run_name
 from infra.providers import Provider, clock_scale
 from infra.records import Offer, Request
-from infra.runs.journal_upkeep import settle_rows
 from infra.runs.timing import Say
 from infra.selection import choose
 from infra.selection.choose import ChosenMachine
@@ -92,6 +91,8 @@ def reserve_budget(
                 wait_queue.note(journal, turn, why)
                 tell(f"{run} waits for {why}; Ctrl-C stops waiting")
             time.sleep(WAIT_ELSEWHERE_S)
+            from infra.runs.journal_upkeep import settle_rows
+
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
             settle_rows(journal, settings, tell, live)  # finished runs release unspent reservations
     finally:
@@ -186,6 +187,8 @@ class MachineQueue:
             else:
                 self._record_reason("")
             self._report_reason(wait_queue.why_waiting(self.journal, self.ticket))
+            from infra.runs.journal_upkeep import settle_rows
+
             ended = [one.token for one in found.values() if isinstance(one, Op)]
             settle_rows(self.journal, self.settings, self.tell, ended)  # the launch of the blocking row may be gone
             time.sleep(WAIT_S.get(self.ticket.vendor, WAIT_ELSEWHERE_S))

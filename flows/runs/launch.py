@@ -19,14 +19,12 @@ from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Job, Limits, Step
-from infra.agent.shell import is_setup
 from infra.errors import UsageError
 from infra.ledger import wait_queue
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.wait_queue import QueueTicket
 from infra.names import check_name
-from infra.notices import hooks
 from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
 from infra.runs.engine import engine_of
@@ -126,7 +124,10 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
-    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
+    if spec.notify or settings.hooks:
+        from infra.notices import hooks
+
+        hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = PlannedWork.from_spec(spec, settings)
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
@@ -266,7 +267,7 @@ def _kept(found: Launch) -> Launch:
     end = resolved.spec.on_failure or "end"
     job = replace(plan.job, on_failure=end, self_end=resolved.spec.self_end)
     if resolved.spec.no_setup:
-        steps = tuple(step for step in job.steps if not is_setup(step))
+        steps = tuple(step for step in job.steps if not step.is_setup)
         job = replace(job, steps=steps, no_setup=True)
     return replace(found, plan=replace(plan, job=job))
 

@@ -34,6 +34,10 @@ class Limits:
     reserve_bytes: int = 0  # free disk space in bytes below which the guard stops the work
 
 
+TEXT_WORDS = ("-m", "infra.agent.shell")  # arguments of a step that runs a user's own text
+SETUP = "setup"  # name of the step with the setup of a user's own text
+
+
 @dataclass(frozen=True)
 class Step:
     """One process of a job, run as `python <words> --config FILE` in the code folder."""
@@ -48,6 +52,16 @@ class Step:
     # arguments before `words` if several processes run the step jointly; () = single process
     together: Tuple[str, ...] = ()
     everywhere: bool = False  # with `together`: done when all nodes are done, not when node 0 is done
+
+    @property
+    def is_own_text(self) -> bool:
+        """Return whether the step runs the user's own text, so that the mark is valid only on the same pod."""
+        return self.words == TEXT_WORDS
+
+    @property
+    def is_setup(self) -> bool:
+        """Return whether the step is the setup of a user's script."""
+        return self.is_own_text and (self.name == SETUP or self.name.endswith(f"-{SETUP}"))
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from infra.agent.execution import own_root
 from infra.agent.execution.steps import RESUME_ME
-from infra.agent.job import Step
 
-SETUP = "setup"
-WORDS = ("-m", "infra.agent.shell")
 POLL_S = 0.05
 BIN = "bin"
 NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # variables of the agent, not of the job
@@ -62,16 +59,6 @@ class Script:
     """Digest of the input files and of the launch; a mark is valid only for equal inputs."""
     withheld: Sequence[str] = ()
     """Variables for other steps, not requested by the script and hidden from the script."""
-
-
-def is_own_text(step: Step) -> bool:
-    """Return whether a step runs the user's own text, so that the mark is valid only on the same pod."""
-    return step.words == WORDS
-
-
-def is_setup(step: Step) -> bool:
-    """Return whether a step is the setup of a user's script."""
-    return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
 def main(words: Sequence[str]) -> int:

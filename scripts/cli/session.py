@@ -7,9 +7,8 @@ has imported the module.
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from flows.supervisor import over_limit
-from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.agent.process import current_identity
 from infra.errors import LimitHit, SlipwayError
@@ -17,12 +16,14 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.runs import run_rows
-from infra.runs.keepers.due_ends import overdue
 from infra.settings import Settings, is_rented
 from scripts.cli import context, render
 
+if TYPE_CHECKING:
+    from flows.supervisor.over_limit import OverLimit
+
 _used: dict[str, None] = {}  # names of pods, the most recently used last
-_over: dict[str, OverLimit] = {}  # last known state of the pods found past their limit, by token
+_over: "dict[str, OverLimit]" = {}  # last known state of the pods found past their limit, by token
 
 
 def open_journal(settings: Settings) -> Journal:
@@ -40,8 +41,12 @@ def open_journal(settings: Settings) -> Journal:
     return journal
 
 
-def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
+def end_over_limit(journal: Journal, settings: Settings) -> "list[OverLimit]":
     """End pods past their limit, report each change once, and return the result of `found_over_limit`."""
+    if not journal.ops(live=True):
+        return found_over_limit(journal)
+    from flows.supervisor import over_limit
+
     for one in over_limit.end_over_limit(journal, settings, render.tell):
         before = _over.get(one.op.token)
         if before is None or before.is_ended is not one.is_ended:
@@ -50,13 +55,13 @@ def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
     return found_over_limit(journal)
 
 
-def found_over_limit(journal: Journal) -> list[OverLimit]:
+def found_over_limit(journal: Journal) -> "list[OverLimit]":
     """Return the over-limit pods of this line that had to be ended, each with the current journal row."""
     found = [replace(one, op=journal.op(token)) for token, one in _over.items()]
     return [one for one in found if one.was_running]
 
 
-def past_limit_words(over: Sequence[OverLimit]) -> str:
+def past_limit_words(over: "Sequence[OverLimit]") -> str:
     """Return a summary of the pods past their limit, with the command for pods that may still bill."""
     ended = [one.op.run for one in over if one.is_ended]
     left = [one.op.run for one in over if not one.is_ended]
@@ -129,7 +134,10 @@ def raise_if_overdue() -> None:
         settings = context.settings()
         if settings.state_file.exists():
             with Journal.open(settings.state_file) as journal:
-                late = overdue(journal, settings)
+                if journal.ops(live=True):
+                    from infra.runs.keepers.due_ends import overdue
+
+                    late = overdue(journal, settings)
     if late:
         asked = [
             f"{op.run} ({op.vendor}, {render.usd(op.rate)} USD/h, since {render.iso(op.del_requested_at)})"

@@ -11,10 +11,9 @@ from infra.errors import UsageError
 from infra.flags import flag, masked_flags
 from infra.ledger.journal import Journal
 from infra.records import Plan
-from infra.runs.journal_upkeep import settle
 from infra.selection import registry
 from infra.selection.preflight import with_most
-from infra.settings import Settings
+from infra.settings import VENDORS, Settings
 from scripts.cli import context, plan_text, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
@@ -66,7 +65,10 @@ def launch(spec: LaunchFlags) -> None:
         return
     with open_journal(settings) as journal:
         with terminal.show_while("comparing the plan with the store, and estimating cost"):
-            settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
+            if _has_accounts(journal, settings):
+                from infra.runs.journal_upkeep import settle
+
+                settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.needs_decision:
             assert isinstance(resolved.work, PlannedWork)
@@ -102,6 +104,12 @@ def launch(spec: LaunchFlags) -> None:
         from scripts.runs import following  # a dry run does not import modules that contact machines
 
         following.begin(found, journal, settings, spec.detach, spec.json)
+
+
+def _has_accounts(journal: Journal, settings: Settings) -> bool:
+    """Return whether a live row, a key of a vendor or an extension may have a machine that the journal must follow."""
+    keys = any(getattr(settings, key) for key in VENDORS.values())
+    return bool(keys or settings.extensions or journal.ops(live=True))
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:

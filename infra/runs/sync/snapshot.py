@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.records import Carried
@@ -142,7 +141,7 @@ def restore(op: Op, transport: Transport, home: RunHome, store: Store) -> None:
     pod, kept = folder_of(op), home.pod.root
     there = _clear(op, transport, kept)
     steps = op.read_job().steps
-    lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
+    lost = [step.name for step in steps if step.is_own_text or not _is_made_here(step.config, store)]
     remade = [f"state/marks/{name}.json" for name in lost]  # The output of these steps was lost with the pod.
     for name in sorted(fetched_files.files_below(kept)):
         if is_of_run(name) and name not in remade and name.rpartition("/")[0] not in there:

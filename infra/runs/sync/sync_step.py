@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from infra.agent.job import Job, Step
-from infra.agent.shell import is_own_text
 
 TRAIN, STORE = "train", "store"
 FETCH, CARRY = "fetch", "carry"
@@ -21,7 +20,7 @@ def with_uploader(job: Job, store: str, run: str) -> Job:
         return job
     if any(step.environment == TRAIN for step in job.steps):
         environment = TRAIN
-    elif any(is_own_text(step) for step in job.steps):
+    elif any(step.is_own_text for step in job.steps):
         environment = STORE
     else:
         return job

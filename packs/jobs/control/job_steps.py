@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.agent.execution import own_root
-from infra.agent.job import Step
-from infra.agent.shell import SETUP, WORDS, Script
+from infra.agent.job import SETUP, TEXT_WORDS, Step
+from infra.agent.shell import Script
 from infra.errors import UsageError
 from infra.records import Carried, PlannedMount
 from infra.transport import shipment
@@ -181,14 +181,14 @@ def steps_of(
 
         prefix = "" if len(file.tasks) == 1 else f"{number + 1}-{task.name or 'task'}-"
         if task.setup.strip():
-            found.append(Step(f"{prefix}{SETUP}", WORDS, task.environment, script(task.setup, inputs)))
+            found.append(Step(f"{prefix}{SETUP}", TEXT_WORDS, task.environment, script(task.setup, inputs)))
         if task.run.strip():
             config = script(task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
             most = ALWAYS if codes else max(3, restarts)
             found.append(
                 Step(
                     f"{prefix}{RUN}",
-                    WORDS,
+                    TEXT_WORDS,
                     task.environment,
                     config,
                     max_restarts=most,
