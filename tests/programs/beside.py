@@ -20,9 +20,13 @@ def leave(*_):
     sys.exit(int((work / "code").read_text()) if (work / "code").exists() else 0)
 
 
+# A request before this line kills the process, which is then started again; later requests wait until the start is
+# recorded: every start with an answer is recorded exactly once.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 signal.signal(signal.SIGTERM, leave)
-with open(work / "besides.txt", "a") as file:  # before the signal handler works: an early end leads to a restart
+with open(work / "besides.txt", "a") as file:
     print(os.getpid(), file=file)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 print("beside with", os.environ.get("HF_TOKEN"), json.loads(pathlib.Path(sys.argv[-1]).read_text()), flush=True)
 (work / "ready").touch()
 while not (work / "die").exists():
