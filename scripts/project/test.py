@@ -54,7 +54,7 @@ def test(spec: TestFlags) -> None:
     words += ["-k", spec.k] if spec.k else []
     words += ["-m", "not gpu and not account"] if spec.nightly else []
     if not spec.k and PARTS.keys() >= set(spec.paths):
-        words += ["-n", str(worker_count(spec.fast)), "--dist", "loadfile", "--no-loadscope-reorder"]
+        words += ["-n", str(worker_count(spec)), "--dist", "loadfile", "--no-loadscope-reorder"]
     code = run_in_dev(words, ROOT if PARTS.keys() >= set(spec.paths) else Path.cwd())
     if code:
         raise Exit(code=code)
@@ -72,6 +72,10 @@ def chosen(paths: Sequence[str]) -> list[str]:
     return words
 
 
-def worker_count(is_fast: bool = False) -> int:
-    """Return the number of parallel workers, at most MOST_TESTS: two per core for tests that wait for processes."""
-    return min(MOST_TESTS, (1 if is_fast else 2) * (os.cpu_count() or 1))
+def worker_count(spec: TestFlags) -> int:
+    """Return the number of parallel workers, at most MOST_TESTS.
+
+    Tests by day mostly wait for processes and share each core by three. A night's tests start engines and clusters.
+    """
+    per_core = 1 if spec.fast else 2 if spec.nightly else 3
+    return min(MOST_TESTS, per_core * (os.cpu_count() or 1))
