@@ -218,9 +218,14 @@ class Settings:
         yield self
         yield from (self.for_pack(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
 
-    def lend_environment(self) -> None:
-        """Set the variables of ENVIRONMENT, by precedence, for the client libraries and children of this process."""
+    def lend_environment(self, secrets: bool = False) -> None:
+        """Set the variables of ENVIRONMENT, by precedence, for the client libraries and children of this process.
+
+        secrets: also set the secret ones; jobs on this machine inherit the environment of the command that starts them.
+        """
         for name in (*ENVIRONMENT, "SLIPWAY_INSTALLER"):
+            if is_secret(name) and not secrets:
+                continue
             if value := next((layer[name] for _, layer in self.layers.by_variable if layer.get(name)), ""):
                 os.environ[name] = value
 

@@ -105,7 +105,10 @@ def pytest_collection_modifyitems(config, items):
     if off:
         config.hook.pytest_deselected(items=off)
         items[:] = [one for one in items if one not in off]
-    long, folders = ("test_host_faults", "test_run_pages", "test_sets", "test_street", "test_vllm"), {"faults", "trainer"}
+    long, folders = (
+        ("test_host_faults", "test_run_pages", "test_sets", "test_street", "test_vllm"),
+        {"faults", "trainer"},
+    )
     items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
 
 

@@ -1,6 +1,6 @@
 """A command reaches no more of the project than before: loaded modules of the process, and all imports of the module.
 
-The numbers are printed, and may only fall: a command that loads less starts faster and is easier to read. Folder and
+The numbers are printed, and should only fall: a command that loads less starts faster and is easier to read. Folder and
 record of each pack, which every command loads, do not count. Of the modules that are named, those with content
 count: an empty package is nothing to read.
 """

@@ -211,13 +211,13 @@ def resolve(alias: str, config: Path, port: int | None = None) -> Resolved:
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, but ssh is not installed; give the address of the machine")
-    done = subprocess.run(
-        ["ssh", "-G", "-F", str(config), *(("-p", str(port)) if port else ()), "--", alias],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_S,
-    )
+    line = ["ssh", "-G", "-F", str(config), *(("-p", str(port)) if port else ()), "--", alias]
+    try:
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:  # a `Match exec` of the configuration
+        raise UsageError(
+            f"ssh -G {alias}: no answer in {ANSWER_S:g} s; check the `Match exec` lines of {config}"
+        ) from None
     if done.returncode != 0:
         raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]

@@ -44,6 +44,7 @@ def bench(spec: BenchFlags) -> None:
     """
     name = spec.name
     settings = context.settings()
+    settings.lend_environment(secrets=True)
     duration_s = context.seconds(spec.duration)
     if not 0 < spec.rate < math.inf or duration_s is None or spec.max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")

@@ -122,6 +122,7 @@ def run_chat(
     place: terminal_chat.ConversationFiles = terminal_chat.NOWHERE,
 ) -> None:
     """Ask a single question, or questions until the input ends. Raises SlipwayError, AuthError."""
+    settings.lend_environment(secrets=True)
     url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""
     if "://" not in endpoint:
         with open_journal(settings) as journal:

@@ -107,7 +107,11 @@ def test_addresses_of_stores_work_from_dotenv(tmp_path, monkeypatch):
     lines = [f"{name}=http://127.0.0.1:9/{name.lower()}" for name in settings.ENVIRONMENT]
     (tmp_path / ".env").write_text("\n".join(lines).replace("http://127.0.0.1:9/aws_region", "auto"))
     monkeypatch.setenv("HF_ENDPOINT", "http://from.the.shell")
-    Settings.load(tmp_path, environ=dict(os.environ)).lend_environment()
+    loaded = Settings.load(tmp_path, environ=dict(os.environ))
+    loaded.lend_environment()
+    assert "SLIPWAY_ENDPOINT_KEY" not in os.environ  # a job on this machine would inherit the key
+    loaded.lend_environment(secrets=True)
+    assert os.environ["SLIPWAY_ENDPOINT_KEY"]
     assert os.environ["HF_ENDPOINT"] == "http://from.the.shell" and os.environ["AWS_REGION"] == "auto"
     assert os.environ["STORAGE_EMULATOR_HOST"].endswith("/storage_emulator_host")
     client = s3.Bucket("s3://bucket/x")._client

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--open", action="store_true")
     flags = parser.parse_args()
     settings = Settings.load(ROOT, {}, ())
-    settings.lend_environment()
+    settings.lend_environment(secrets=True)
     credentials.set_credentials(job_environment.secrets(settings))
     if flags.export:
         try:

@@ -10,6 +10,7 @@ from infra.errors import UsageError
 from infra.machines import inventory, pool_import
 from infra.records import Address
 from infra.settings import Settings
+from infra.transport import ssh_include
 
 REPOSITORY = Path(__file__).parents[3]
 SKY = """
@@ -131,6 +132,19 @@ def test_every_host_is_resolved_as_ssh_resolves_it(home):
     assert other.address.proxy == "nc -X 5 b.lab 9 # 100%"
     for one in (plain, lab, jumped):
         assert Address.parse(str(one.address)) == one.address
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_a_configuration_that_hangs_is_an_error_of_its_hosts_alone(home, monkeypatch):
+    monkeypatch.setattr(ssh_include, "ANSWER_S", 0.5)
+    (home / ".ssh/config").open("a").write('Match host slow.* exec "sleep 30"\n  Port 5\n')
+    path = home / "pools.yaml"
+    path.write_text(f"p: {{identity_file: {home}/pool, hosts: [1.1.1.1, slow.lab]}}")
+    found = inventory.load(path, home)
+    assert [one.name for one in found.hosts] == ["1.1.1.1"]
+    (bad,) = found.unusable
+    assert bad.name == "slow.lab" and "no answer in 0.5 s; check the `Match exec` lines of" in bad.why
 
 
 @pytest.mark.process
