@@ -29,6 +29,10 @@ from trainer.fingerprints import CheckoutCode
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of OpenMP spin while they wait for each other. Workers share the cores, so that the other thread of a waiting
+# worker often has no core: three tests took 240 s beside four busy processes, and 26 s without spinning.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 # A shell without job control ignores Ctrl-C in background processes, and programs inherit this from the tests, which
 # send Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -44,21 +44,20 @@ def texts(source: str) -> Iterator[str]:
 
 def messages(source: str) -> Iterator[str]:
     """Yield every literal shown to users: text of at least `LETTERS` letters, neither docstring nor program."""
-    tree = ast.parse(source)
-    skipped: set[int] = set()
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for one in body if isinstance(body, list) else ():
-            if isinstance(one, ast.Expr):
-                skipped.add(id(one.value))
-        if isinstance(node, ast.JoinedStr):
-            skipped |= {id(one) for one in node.values}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
+    nodes: list[ast.AST] = [ast.parse(source)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Constant):
+            parts: list[ast.expr] = [node]
+        elif isinstance(node, ast.JoinedStr):
+            parts = node.values
+            nodes += (one for one in parts if not isinstance(one, ast.Constant))
+        else:
+            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.JoinedStr)
+            nodes += () if is_docstring else ast.iter_child_nodes(node)
             continue
-        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         text = " ".join(one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str))
-        if len(re.findall("[A-Za-z]", text)) >= LETTERS and not PROGRAM.search(text):
+        if len(text) >= LETTERS and len(re.findall("[A-Za-z]", text)) >= LETTERS and not PROGRAM.search(text):
             yield FACT.sub("", text)
 
 
@@ -72,26 +71,21 @@ def counted(texts: Iterable[str]) -> Counter[str]:
     return found
 
 
-def count(path: Path) -> Counter[str]:
-    """Return the counted words of a file's docstrings and comments."""
-    return counted(texts(path.read_text("utf-8")))
-
-
 def guides() -> list[Path]:
     """Return the pages written by people: README, guides, notes, pages of packs; no generated page."""
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "packs").glob("*/README.md")]
     return [one for one in found if (ROOT / "docs/reference") not in one.parents]
 
 
-def tables() -> dict[str, dict[str, Counter[str]]]:
-    """Return the counted words of messages and of guides, by file."""
-    code = {str(one.relative_to(ROOT)): one.read_text("utf-8") for folder in FOLDERS for one in files(folder)}
-    pages = {str(one.relative_to(ROOT)): one.read_text("utf-8") for one in guides()}
-    prose = {name: [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)] for name, text in pages.items()}
-    return {
-        "messages": {name: counted(messages(text)) for name, text in code.items()},
-        "guides": {name: counted(text) for name, text in prose.items()},
-    }
+def table(name: str) -> dict[str, Counter[str]]:
+    """Return the counted words of `messages`, of `guides` or of a folder's docstrings and comments, by file."""
+    if name == "guides":
+        pages = {str(one.relative_to(ROOT)): one.read_text("utf-8") for one in guides()}
+        code_blocks = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+        return {path: counted([code_blocks.sub("", text)]) for path, text in pages.items()}
+    paths = [path for folder in (FOLDERS if name == "messages" else [name]) for path in files(folder)]
+    read = messages if name == "messages" else texts
+    return {str(path.relative_to(ROOT)): counted(read(path.read_text("utf-8"))) for path in paths}
 
 
 def files(folder: str) -> Iterator[Path]:
@@ -107,13 +101,13 @@ def rates(counts: Iterable[Counter[str]]) -> dict[str, float]:
 
 def main(names: list[str]) -> None:
     for name in names:
-        table = tables()[name] if name in ("messages", "guides") else {str(one): count(one) for one in files(name)}
-        over = {word: rate for word, rate in rates(table.values()).items() if rate > TARGETS[word]}
+        found = table(name)
+        over = {word: rate for word, rate in rates(found.values()).items() if rate > TARGETS[word]}
         said = ", ".join(f"{word} {rate:.1f} ({TARGETS[word]:g})" for word, rate in over.items())
         print(f"{name}: {said or 'every word is at its target'}")
-        worst = [(sum(number for word, number in found.items() if word), path) for path, found in table.items()]
+        worst = [(sum(number for word, number in counts.items() if word), path) for path, counts in found.items()]
         for number, path in sorted(worst, reverse=True)[:SHOWN]:
-            print(f"  {number:4} of {table[path]['']:5}  {path}")
+            print(f"  {number:4} of {found[path]['']:5}  {path}")
 
 
 if __name__ == "__main__":

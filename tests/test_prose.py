@@ -2,25 +2,18 @@
 
 import pytest
 
-from tests.prose import FOLDERS, TARGETS, count, files, messages, rates, tables, texts
+from tests.prose import FOLDERS, TARGETS, messages, rates, table, texts
 
 # A check of the whole tree, not of a change: --fast leaves it out.
 pytestmark = pytest.mark.slow
 MARGIN = 0.3  # Per thousand words: a new file may use a word once more.
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_pointing_words_are_rare(folder):
-    found = rates(count(one) for one in files(folder))
+@pytest.mark.parametrize("name", [*FOLDERS, "messages", "guides"])
+def test_pointing_words_are_rare(name):
+    found = rates(table(name).values())
     over = {word: round(rate, 2) for word, rate in found.items() if rate > TARGETS[word] + MARGIN}
-    assert not over, f"per thousand words of {folder}; python -m tests.prose {folder} names the files"
-
-
-@pytest.mark.parametrize("table", ["messages", "guides"])
-def test_messages_and_guides_are_as_plain_as_code(table):
-    found = rates(tables()[table].values())
-    over = {word: round(rate, 2) for word, rate in found.items() if rate > TARGETS[word] + MARGIN}
-    assert not over, f"per thousand words of {table}; python -m tests.prose {table} names the files"
+    assert not over, f"per thousand words of {name}; python -m tests.prose {name} names the files"
 
 
 def test_docstrings_and_comments_are_measured_without_directives():

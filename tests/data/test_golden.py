@@ -72,9 +72,10 @@ def run(corpus, folder, case, workers):
     shard(made, folder, True, RunOptions(workers=workers))
 
 
+@pytest.mark.day_cases(len(CASES))
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("workers", [2, 1, 3])
 def test_bytes_of_shards_equal_the_recorded_bytes(corpus, tmp_path, case, workers):
     run(corpus, tmp_path, case, workers)
     assert shards_digest(tmp_path) == CASES[case][1]
