@@ -61,45 +61,44 @@ def test_the_core_passes_its_tests_without_any_pack(tmp_path):
 def test_the_rest_works_without_a_pack_and_its_commands_name_the_pack(name, tmp_path):
     checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), Apart(tmp_path)
     listed = world.inv("--list")
-    process = world.begin("doctor")
-    said = "".join(process.communicate(timeout=300))
-    assert "Traceback" not in said
+    process = world.run("doctor")
+    assert "Traceback" not in process.stdout + process.stderr
     for command, about in packs.known()[name]["commands"].items():
         assert f"  {command} " not in listed and about["summary"] not in listed
-        process = world.begin(command)
-        _, err = process.communicate(timeout=60)
+        process = world.run(command)
+        err = process.stderr
         assert process.returncode == 2 and f"{command} belongs to the pack {name}, and packs/{name} is missing" in err
     for flag in packs.known()[name]["line_flags"]:
-        process = world.begin("status", flag, "word")
-        _, err = process.communicate(timeout=60)
+        process = world.run("status", flag, "word")
+        err = process.stderr
         assert process.returncode == 2 and f"{flag} belongs to the pack {name}" in err
     for setting, row in packs.known()[name]["settings"].items():
         (checkout / "slipway.yaml").write_text(f"{setting}: 1\n")
-        process = world.begin("config")
-        _, err = process.communicate(timeout=60)
+        process = world.run("config")
+        err = process.stderr
         assert process.returncode == 2 and f"{setting} belongs to the pack {name}" in err, row
         (checkout / "slipway.yaml").unlink()
     launch = ("launch", "--phase", "base", "--dry-run")
     typed = [(one, ("--provider", "local", "--track", one)) for one in packs.known()[name]["trackers"]]
     typed += [(one, ("--provider", one)) for one in packs.known()[name]["providers"]]
     for word, flags in typed:
-        process = world.begin(*launch, *flags)
-        _, err = process.communicate(timeout=60)
+        process = world.run(*launch, *flags)
+        err = process.stderr
         assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     for flag, kind in (("phase", "phases"), ("profile", "profiles")):
         for word in packs.known()[name][kind]:
-            process = world.begin("launch", f"--{flag}", word, "--provider", "local", "--dry-run")
-            _, err = process.communicate(timeout=60)
+            process = world.run("launch", f"--{flag}", word, "--provider", "local", "--dry-run")
+            err = process.stderr
             assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     for word in packs.known()[name]["command_flags"]:
-        process = world.begin(*word.split(), "word")
-        _, err = process.communicate(timeout=60)
+        process = world.run(*word.split(), "word")
+        err = process.stderr
         assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     # A row with its own words, and no words for this machine, begins with a published model on the hub.
     for file, here in [(file, here) for file, usual, here in packs.load(JOBS) if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")
-        process = world.begin("launch", *words, "--json")
-        out, err = process.communicate(timeout=300)
+        process = world.run("launch", *words, "--json")
+        out, err = process.stdout, process.stderr
         is_of_pack = f"belongs to the pack {name}" in out + err
         assert is_of_pack or json.loads(out)["steps"], file
     assert " passed" in run_tests(checkout, "--fast", "-n", "2")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,18 +53,20 @@ class World:
             stderr=subprocess.PIPE,
         )
 
+    def run(self, *words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Run `inv words` until its end, by the fork server where possible."""
+        if type(self).begin is World.begin and fork_server.is_usable():
+            return fork_server.run(words, self.environ, timeout_s)
+        process = self.begin(*words)
+        out, err = process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
     def inv(self, *words: str, code: int = 0) -> str:
         """Return the stdout of `inv words`, which must exit with `code`."""
-        if type(self).begin is World.begin and fork_server.is_usable():
-            done = fork_server.run(words, self.environ)
-            exit_code, out, err = done.returncode, done.stdout, done.stderr
-        else:
-            process = self.begin(*words)
-            out, err = process.communicate(timeout=300)
-            exit_code = process.returncode
-        assert exit_code == code, f"inv {' '.join(words)}: exit code {exit_code}\n{out}\n{err}"
-        assert "Traceback" not in err
-        return out
+        done = self.run(*words)
+        assert done.returncode == code, f"inv {shlex.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
 
     def json(self, *words: str, code: int = 0) -> dict:
         return json.loads(self.inv(*words, "--json", code=code))

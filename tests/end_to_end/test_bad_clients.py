@@ -127,8 +127,8 @@ def test_three_bad_clients_do_not_disturb_a_good_client_of_a_real_engine(install
     model = real.write_model(tmp_path / "Ahab", made, words)
     config = installation.config(1, initial_delay_seconds=real.START_S, timeout_seconds=60)
     line = ("--model", str(model), "--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
-    up = installation.world.begin("serve.up", "demo", *line)
-    out, err = up.communicate(timeout=2 * real.START_S)
+    up = installation.world.run("serve.up", "demo", *line, timeout_s=2 * real.START_S)
+    out, err = up.stdout, up.stderr
     assert up.returncode == 0, err
     url = json.loads(out)["endpoint"]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -43,8 +43,8 @@ def world(tmp_path_factory):
 
 def result_of(world, *words):
     """Return the exit code of `inv words`, the sorted lines of stdout, and stderr."""
-    process = world.begin(*words)
-    out, err = process.communicate(timeout=120)
+    process = world.run(*words)
+    out, err = process.stdout, process.stderr
     assert "Traceback" not in err
     return process.returncode, sorted(out.splitlines()), err
 

@@ -118,7 +118,7 @@ def test_tensorboard_shows_the_metrics_of_a_run_through_a_forwarded_port(done):
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=20)
     until(lambda: set(glob.glob(boards)) <= before, "no page without a reader, and no folder of one")
-    assert "expected a run and ports" in world.begin("forward", "6006:board").communicate(timeout=60)[1]
+    assert "expected a run and ports" in world.run("forward", "6006:board").stderr
 
 
 def fetched(port: int, path: str) -> dict:
@@ -152,7 +152,7 @@ def test_report_is_equal_for_a_run_its_artifact_and_a_folder(done, tmp_path):
         found = kept(tmp_path / "one" / "report.html")[f"curves {word} sft step"]
         assert found[f"run {word}"]["figures"] == curves[f"run {result['run']}"]["figures"]
         assert found["samples"] == curves["samples"]
-    assert "base_checkpoints/tiny" in world.begin("report", "no/such").communicate(timeout=60)[1]
+    assert "base_checkpoints/tiny" in world.run("report", "no/such").stderr
 
 
 def test_run_is_found_after_many_newer_runs(world):
@@ -172,7 +172,7 @@ def test_model_can_chat_be_measured_and_be_exported(done, tmp_path):
     assert scores["models"] == ["base_checkpoints/tiny", "chatsft_checkpoints/tiny"]
     text = scores["measures"]["text"]
     assert text["low"] < scores["bits_per_byte"] == text["value"] < text["high"] and "rows" not in text
-    unknown = world.begin("eval", "--compare", "mid", "base").communicate(timeout=60)[1]
+    unknown = world.run("eval", "--compare", "mid", "base").stderr
     assert "mid has no measurements of the present version. Measure the model: inv eval mid" in unknown
     (tmp_path / "where.jsonl").write_text('{"question": "Where?", "choices": ["here", "there"], "answer": 0}\n' * 3)
     found = world.json("eval", "mid", "--task", str(tmp_path / "where.jsonl"))["measures"]["task where"]
@@ -186,8 +186,8 @@ def test_model_can_chat_be_measured_and_be_exported(done, tmp_path):
         assert re.fullmatch(r"(0|100)\.0 % \[.+ %, .+ %\]", facts["task where"])
     assert world.inv("export", "sft", "--out", str(tmp_path / "hf")) == f"{tmp_path / 'hf'}\n"
     assert (tmp_path / "hf" / "config.json").is_file()
-    again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
-    assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
+    again = world.run("export", "sft", "--out", str(tmp_path / "hf"))
+    assert again.stderr == f"inv export: {tmp_path / 'hf'} exists already\n"
 
 
 def test_launch_accepts_a_foreign_model_and_foreign_conversations(done, tmp_path):
@@ -230,7 +230,7 @@ def test_closed_output_ends_a_plan_without_a_traceback(done):
 def test_lost_journal_is_reported_and_not_replaced(world):
     world.inv("status")
     (world.folder / "state" / "journal.db").unlink()
-    _, err = world.begin("status").communicate(timeout=60)
+    err = world.run("status").stderr
     assert "is missing, so a new journal was created" in err
 
 
@@ -377,8 +377,8 @@ def test_followed_log_of_a_killed_run_ends_with_the_next_command(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
     world.kill()
-    process = world.begin("logs", "--follow")
-    _, err = process.communicate(timeout=60)
+    process = world.run("logs", "--follow")
+    err = process.stderr
     assert process.returncode == 1 and f"inv resume {run}" in err
 
 
@@ -498,8 +498,8 @@ def test_fifty_random_kills_lose_no_work(world, done):
     ],
 )
 def test_unknown_word_exits_with_code_2_and_a_short_message(tmp_path, words, told):
-    process = World(tmp_path).begin(*words)
-    out, err = process.communicate(timeout=60)
+    process = World(tmp_path).run(*words)
+    out, err = process.stdout, process.stderr
     assert process.returncode == 2, err
     assert told in err and "Traceback" not in err
     assert len(err.strip().splitlines()) <= 3 and out == ""

@@ -50,8 +50,8 @@ def write_inventory(tmp_path, sshd):
 
 
 def output(world, *words, code=0):
-    process = world.begin(*words)
-    out, err = process.communicate(timeout=120)
+    process = world.run(*words)
+    out, err = process.stdout, process.stderr
     assert process.returncode == code and "Traceback" not in err, (words, process.returncode, out, err)
     return out, err
 

@@ -56,8 +56,8 @@ def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
     }
     (own / "smooth.py").unlink()
     (own / "sentences.py").write_text((own / "sentences.py").read_text() + "# edited\n")
-    process = world.begin("resume", "mine")
-    out, err = process.communicate(timeout=300)
+    process = world.run("resume", "mine")
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, f"{out}\n{err}"
     assert "smooth.py: no such file or directory; mine continues with the code of the launch" in " ".join(err.split())
     assert "sentences.py has changed: sha256" in " ".join(err.split())
@@ -68,8 +68,8 @@ def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
     assert ("smooth", 100) in told and ("base", 20) in told
 
     (own / "smooth.py").write_text((ROOT / "examples/own/smooth.py").read_text() + "# edited\n")
-    process = world.begin(*launch, "--dry-run")
-    out, err = process.communicate(timeout=120)
+    process = world.run(*launch, "--dry-run")
+    out, err = process.stdout, process.stderr
     shown = " ".join((out + err).split())
     assert "stale" in shown and "extension smooth.py" in shown and "source_fingerprint" in shown
 
@@ -84,7 +84,7 @@ def test_custom_source_is_sharded_and_a_broken_source_is_refused(tmp_path):
     assert made["documents"] == 1000
     manifest = json.loads((tmp_path / "shards" / "manifest.json").read_text())
     assert "sentences.py " in json.dumps(manifest)
-    process = world.begin("shard", "--source", "bad", "--out", str(tmp_path / "other"))
-    _, err = process.communicate(timeout=120)
+    process = world.run("shard", "--source", "bad", "--out", str(tmp_path / "other"))
+    err = process.stderr
     assert process.returncode == 2 and "bad.py: document 2 of source() is a mapping without a text" in err
     assert not (tmp_path / "other" / "manifest.json").exists()

@@ -48,8 +48,8 @@ def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(use
     assert [one.returncode for one in done.values()] == [0, 0], done
     rows = user.status()
     assert {rows[name]["state"] for name in ("a", "b")} == {"succeeded"} and rows["box"]["state"] == "idle"
-    again = user.begin(*run_of(folder, "c", "--no-sync", "--no-setup"), "--rehearse")
-    _, err = again.communicate(timeout=300)
+    again = user.run(*run_of(folder, "c", "--no-sync", "--no-setup"), "--rehearse")
+    err = again.stderr
     assert again.returncode == 0 and "sync: skipped; code is that of" in err and "setup: skipped" in err, err
     user.inv("down", "box", "--rehearse")
     truth = user.truth()
@@ -57,8 +57,8 @@ def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(use
 
 
 def failure_of(user: Rehearsed, *words: str) -> tuple[int, str, str]:
-    process = user.begin(*words, "--rehearse")
-    out, err = process.communicate(timeout=120)
+    process = user.run(*words, "--rehearse")
+    out, err = process.stdout, process.stderr
     return process.returncode, out, err
 
 
@@ -74,8 +74,8 @@ def test_sweep_packs_its_runs_on_one_pod_and_returns_the_pod_after_the_last(user
     planned = user.json(*sweep, "--dry-run")
     assert [lane["devices"] for lane in planned["lanes"]] == ["0", "1"]
     assert {lane["host"] for lane in planned["lanes"]} == {"packed.pod-1"} and user.truth()["pods"] == []
-    begun = user.begin(*sweep, "--json")
-    out, err = begun.communicate(timeout=580)
+    begun = user.run(*sweep, "--json", timeout_s=580)
+    out, err = begun.stdout, begun.stderr
     assert begun.returncode == 0, err
     done = json.loads(out)
     assert [one["state"] for one in done["runs"]] == ["succeeded"] * 3

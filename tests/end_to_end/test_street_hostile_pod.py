@@ -96,8 +96,7 @@ def test_log_named_like_the_receipt_runs_no_code_in_again(world, tmp_path):
     run_to_its_end(world, job_of(tmp_path, run=receipt))
     (ours,) = world.folder.glob(f"*/{RUN}/run.json")
     assert str(stolen) not in ours.read_text()
-    process = world.begin("again", RUN)
-    process.communicate(timeout=200)
+    world.run("again", RUN)
     assert not stolen.exists()
 
 

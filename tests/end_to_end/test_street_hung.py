@@ -200,7 +200,7 @@ def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what)
     old = supervisor_of(user)
     if what == "ends":
         user.world.send_command("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
-        user.begin("down", "otter", "--rehearse").communicate(timeout=300)
+        user.run("down", "otter", "--rehearse")
         until(lambda: user.calls("delete") > 2, "more tries")
     else:
         user.world.send_command("/sold-out", {"is": True})
@@ -209,7 +209,7 @@ def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what)
             until(lambda: not journal.op(op.token).is_live, "its end in the journal")
     os.kill(old.pid, signal.SIGSTOP)
     time.sleep(SILENT_S)
-    user.begin("status", "--rehearse").communicate(timeout=300)
+    user.run("status", "--rehearse")
     new = until(lambda: supervisor_of(user), "another supervisor")
     assert new != old
     user.world.send_command("/faults", {})

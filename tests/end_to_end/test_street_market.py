@@ -232,7 +232,7 @@ def test_failed_offers_and_slow_boots_are_skipped_and_success_ends_the_run(user)
     assert all(notices[f"whole-{name}"] == "succeeded" for name in VENDORS)
     assert not list((user.world.folder / "journal-keys").iterdir())  # The pods' keys were removed with the pods.
     words = line("runpod", "--run-name", "again", "--seed", "2", "--dry-run")  # The remaining names.
-    _, err = user.begin(*words, "--rehearse").communicate(timeout=60)
+    err = user.run(*words, "--rehearse").stderr
     assert err.count("tried last: runpod") >= 2, err
 
 
@@ -390,8 +390,8 @@ def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continue
     folder = user.store / "runs" / run["run"]
     assert (folder / "logs").is_dir()
     assert user.json("audit", "--rehearse")["machines"] == []
-    refused = user.begin("resume", run["run"], "--rehearse")
-    _, said = refused.communicate(timeout=120)
+    refused = user.run("resume", run["run"], "--rehearse")
+    said = refused.stderr
     assert refused.returncode == 5 and "--spend-limit" in said
     user.inv("resume", run["run"], "--rehearse", "--spend-limit", "20", "--yes")
     (row,) = user.json("status", "--rehearse")
@@ -414,23 +414,23 @@ def test_dry_run_creates_no_pod_and_no_question_is_asked_without_a_terminal(user
         )
         said = rf"machine: 1 x ({kinds}) at 0\.\d+ USD/h; the price decides: the plan needs 1\.2 GB of memory on each"
         assert re.match(said, note), (said, note)
-    short = user.begin("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
-    _, said = short.communicate(timeout=60)
+    short = user.run("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
+    said = short.stderr
     assert short.returncode == 2 and "before the work begins" in said and "0.17 USD" in said, said
     guide = ("launch", "--rehearse", "--provider", "shadeform", "--profile", "d20", "--phase", "base")
-    refused = user.begin(*guide)
-    _, said = refused.communicate(timeout=60)
+    refused = user.run(*guide)
+    said = refused.stderr
     assert "recipe d20 names 8 x B200" in said and "Available B200 Instances" in said
     assert refused.returncode == 2 and "Pass --yes, or --cloud, --region and --instance-type" in said
     assert "hyperstack" in said and said.index("33.60") < said.index("35.84") < said.index("38.40")
-    alone = user.begin(*guide, "--gpu", "H100", "--dry-run")
-    _, said = alone.communicate(timeout=60)
+    alone = user.run(*guide, "--gpu", "H100", "--dry-run")
+    said = alone.stderr
     assert alone.returncode == 0 and "machine: 8 x H100-SXM at 31.92 USD/h; recipe d20 names 8 GPUs" in said, said
-    open_pod = user.begin("pod.create", "--rehearse", "--dry-run")
-    _, said = open_pod.communicate(timeout=60)
+    open_pod = user.run("pod.create", "--rehearse", "--dry-run")
+    said = open_pod.stderr
     assert open_pod.returncode == 2 and "no machine is specified, and no work implies a machine" in said, said
-    held = user.begin("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
-    _, said = held.communicate(timeout=60)
+    held = user.run("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
+    said = held.stderr
     assert held.returncode == 0 and re.search(r"machine: 1 x \S+ at 0\.\d+ USD/h", said), said
     large = user.begin(
         "launch",
@@ -465,8 +465,8 @@ def test_question_lists_the_ends_of_a_finished_pod_and_dry_runs_change_no_state(
     said = typed(user, ["q\n"], "--provider", "runpod", *words)
     assert "'s': " not in said, "its pods delete themselves"
     for line_of in (("launch", "--provider", "lium", "--yes", *words), ("down", "--all"), ("status",)):
-        process = user.begin("--dry", *line_of, "--rehearse")
-        _, said = process.communicate(timeout=120)
+        process = user.run("--dry", *line_of, "--rehearse")
+        said = process.stderr
         assert process.returncode == 0
         assert ("dry run: nothing was started" if line_of[0] == "launch" else f"{line_of[0]} has no --dry-run") in said
     assert user.calls("create") == before
@@ -546,7 +546,7 @@ def test_preempted_pod_of_a_set_returns_until_it_is_ended(user, tmp_path):
     desk = "{name: desk, provider: lium, gpu_type: RTX4090, gpu_count: 1, ttl_hours: 8, recover: %s}"
     for recovers in ("false", "true"):
         file.write_text(f"set: desks\npods: [{desk % recovers}]\n")
-        _, said = user.begin("apply", str(file), "--rehearse", "--yes").communicate(timeout=120)
+        said = user.run("apply", str(file), "--rehearse", "--yes").stderr
         assert ("a new pod takes the place of a pod that the vendor takes away" in said) == (recovers == "true"), said
     (first,) = user.machines("desk")
     until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["desk"], "that it is kept")

@@ -34,8 +34,8 @@ def user(tmp_path_factory):
 
 def stderr_of(user, *words: str, code: int = 0) -> str:
     """Return the stderr of a command as one line."""
-    process = user.begin(*words, "--rehearse")
-    _, err = process.communicate(timeout=300)
+    process = user.run(*words, "--rehearse")
+    err = process.stderr
     assert process.returncode == code and "Traceback" not in err, err
     return " ".join(err.split())
 
@@ -127,7 +127,7 @@ def test_closed_terminal_during_a_launch_is_recorded_and_no_machine_is_blamed(us
     os.close(controller)  # Further output fails.
     assert launch.wait(120) == 128 + signal.SIGHUP
     until(lambda: user.status()["closed"]["state"] == "stopped", "its end")
-    why = stderr_of(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
+    why = stderr_of(user, "why", "closed") + user.run("why", "closed", "--rehearse").stdout
     assert "its launch was cut off: the terminal was closed before the work began" in why and "given back" not in why
     assert not user.truth()["billing"]
 

@@ -222,8 +222,8 @@ def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(mach
     assert sorted(row["state"] for row in rows) == ["lost", "succeeded"]
     assert [f"was on {place}, which stays reserved" in (row["note"] or "") for row in rows].count(True) == 1
     for word in (result["run"], name):
-        down = world.begin("down", word)
-        assert f"{lost.address.host} port" in down.communicate(timeout=60)[1] and down.returncode == 1
+        down = world.run("down", word)
+        assert f"{lost.address.host} port" in down.stderr and down.returncode == 1
     assert {row["host"]: row["leased_by"] for row in world.json("pool.list")}[lost.address.host] == name
     lost.restore()
     until(lambda: len(world.json("status", name)) == 1, "its row is ended")

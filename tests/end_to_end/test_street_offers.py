@@ -33,8 +33,8 @@ def line(name: str, folder, *more: str) -> list[str]:
 
 
 def refused(user, *words: str, code: int) -> str:
-    process = user.begin(*words, "--rehearse")
-    _, err = process.communicate(timeout=100)
+    process = user.run(*words, "--rehearse")
+    err = process.stderr
     assert process.returncode == code and "Traceback" not in err, err
     return err
 

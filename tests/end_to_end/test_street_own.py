@@ -184,8 +184,8 @@ def test_machines_of_a_custom_provider_are_rented_watched_audited_reaped_and_end
     assert any(
         "name the provider's file in SLIPWAY_EXTENSIONS" in one for one in lost.json("audit", code=5)["problems"]
     )
-    process = lost.begin("down", "racked")
-    _, err = process.communicate(timeout=120)
+    process = lost.run("down", "racked")
+    err = process.stderr
     assert process.returncode == 2 and "provider 'lab' is not known" in err and "Traceback" not in err
     assert list(rack.machines) == ["m1"]
 
@@ -198,8 +198,8 @@ def test_machines_of_a_custom_provider_are_rented_watched_audited_reaped_and_end
 def test_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkeypatch):
     world = world_of(rack, tmp_path / "w")
     monkeypatch.setitem(KIND, "usd_per_hour", "0")
-    process = world.begin("launch", "--provider", "lab", "--gpu", "L40S", "--cmd", "true", "--yes", "--no-accept")
-    _, err = process.communicate(timeout=120)
+    process = world.run("launch", "--provider", "lab", "--gpu", "L40S", "--cmd", "true", "--yes", "--no-accept")
+    err = process.stderr
     assert process.returncode in (2, 3) and "Traceback" not in err, err
     assert "POST /machines" not in rack.asked
 
@@ -208,8 +208,8 @@ def test_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkey
 @pytest.mark.timeout(1200)
 def test_custom_provider_is_drilled_like_a_vendor_and_plans_cite_the_result(rack, tmp_path):
     world = world_of(rack, tmp_path / "w")
-    process = world.begin("drill", "--provider", "lab", "--spend-limit", "3", "--yes", "--json")
-    out, err = process.communicate(timeout=900)
+    process = world.run("drill", "--provider", "lab", "--spend-limit", "3", "--yes", "--json", timeout_s=900)
+    out, err = process.stdout, process.stderr
     said = json.loads(out)
     assert {one["clause"]: one["state"] for one in said["findings"]} == {
         **dict.fromkeys(

@@ -54,8 +54,8 @@ def write(world, *entries, **more):
 
 
 def failure_of(world, *words):
-    process = world.begin(*words)
-    _, err = process.communicate(timeout=120)
+    process = world.run(*words)
+    err = process.stderr
     return process.returncode, err
 
 
@@ -63,8 +63,8 @@ def failure_of(world, *words):
 def test_chained_commands_create_a_pod_run_work_twice_and_end_it(world):
     train = ("pod.run", "--phase", "base", "--steps", "2")
     line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, "pod.down")
-    process = world.begin(*line)
-    _, err = process.communicate(timeout=300)
+    process = world.run(*line)
+    err = process.stderr
     assert process.returncode == 0, err
     assert err.count("box succeeded") == 2 and "box: ended, nothing of it runs" in err
     assert world.model("base_checkpoints")
@@ -141,8 +141,8 @@ def test_pods_of_a_file_are_created_kept_replaced_and_ended(world):
     again = world.json("apply", path)  # Asks no question: no change is due.
     assert [one["action"] for one in again["steps"]] == ["keep", "keep"] and pods(world) == first
     write(world, {"name": "a", "ttl_hours": 2})
-    process = world.begin("apply", path, "--yes")
-    out, err = process.communicate(timeout=120)
+    process = world.run("apply", path, "--yes")
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
     code, err = failure_of(world, "pod.down")
@@ -170,8 +170,8 @@ def test_killed_apply_is_finished_by_the_next_apply(world, writes):
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [op.state for op in rows(world)] == AFTER[writes]
-    process = world.begin("apply", path, "--yes")
-    _, err = process.communicate(timeout=120)
+    process = world.run("apply", path, "--yes")
+    err = process.stderr
     assert process.returncode == 0, err
     assert sorted((op.run, op.state) for op in rows(world, live=True)) == [("a", "READY"), ("b", "READY")]
     assert {one["action"] for one in world.json("apply", path)["steps"]} == {"keep"}

@@ -51,8 +51,8 @@ def launch(world: World, tmp_path: Path, *words: str) -> list[str]:
 
 
 def test_dry_run_lists_every_mount_with_files_and_bytes(world, tmp_path):
-    process = world.begin(*launch(world, tmp_path, "--dry-run"))
-    _, told = process.communicate(timeout=200)
+    process = world.run(*launch(world, tmp_path, "--dry-run"))
+    told = process.stderr
     assert process.returncode == 0, told
     told = " ".join(told.split())
     assert f"sends {tmp_path}/work as the working folder of the job: 1 file, 7 B" in told

@@ -100,8 +100,8 @@ def test_service_answers_from_its_first_request_to_its_end(installation):
 
 
 def refusal(installation: Installation, *words: str) -> str:
-    process = installation.world.begin(*words)
-    _, said = process.communicate(timeout=GUARD_S)
+    process = installation.world.run(*words)
+    said = process.stderr
     assert process.returncode == 2, said
     return said
 

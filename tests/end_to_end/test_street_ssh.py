@@ -97,8 +97,8 @@ def test_local_artifacts_are_sent_and_not_created_again(world, sshd, stock):
     subprocess.run(["rm", "-r", sshd.folder / ".slipway" / "artifacts"], check=True)
     second = world.json("launch", "--provider", "ssh", "--phase", "mid", "--yes")
     assert (second["state"], second["ran"]) == ("succeeded", ["environment", "identity", "questions", "mid"])
-    done = world.begin("ssh", second["run"], "--", "sh", "-c", "pwd; exit 7")
-    out, _ = done.communicate(timeout=60)
+    done = world.run("ssh", second["run"], "--", "sh", "-c", "pwd; exit 7")
+    out = done.stdout
     assert (done.returncode, Path(out.strip()).name) == (7, second["run"])
 
 

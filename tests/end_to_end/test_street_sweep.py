@@ -159,8 +159,8 @@ def test_two_machines_run_two_trainings_each(world, tmp_path):
 )
 def test_invalid_file_is_refused_with_the_place(tmp_path, text, told):
     (tmp_path / "runs.yaml").write_text(text)
-    sweep = World(tmp_path).begin("sweep", str(tmp_path / "runs.yaml"))
-    out, err = sweep.communicate(timeout=60)
+    sweep = World(tmp_path).run("sweep", str(tmp_path / "runs.yaml"))
+    out, err = sweep.stdout, sweep.stderr
     assert (sweep.returncode, out) == (2, "") and told in err, err
 
 
@@ -183,13 +183,13 @@ def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
     assert "trial runs.a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
     here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
-    _, said = user.begin("sweep", "ablation_haar", "--provider", "local", "--dry-run").communicate(timeout=60)
+    said = user.run("sweep", "ablation_haar", "--provider", "local", "--dry-run").stderr
     assert (
         "this machine runs the toy version, ablation_haar_toy" in said and "toy of ablation_haar, 4M parameters" in said
     ), said
     assert "4,462,848 parameters; steps of the first run: base 144, bits1 0, bits1.9 48, bits2 96" in said, said
-    refused = user.begin("sweep", path, "--rehearse")
-    _, err = refused.communicate(timeout=60)
+    refused = user.run("sweep", path, "--rehearse")
+    err = refused.stderr
     assert refused.returncode == 2 and "15.00 USD in all at most" in err and "Pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
@@ -201,8 +201,8 @@ def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
         ((), "open.a and 1 other run: machine: 1 x RTX4090 at 0.28 USD/h"),
         (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.34137 USD/h"),
     ):
-        planning = user.begin("sweep", str(user.folder / "open.yaml"), "--rehearse", "--dry-run", *more)
-        _, err = planning.communicate(timeout=60)
+        planning = user.run("sweep", str(user.folder / "open.yaml"), "--rehearse", "--dry-run", *more)
+        err = planning.stderr
         assert planning.returncode == 0 and machine in err, err
         assert "all runs together: neither --ttl nor --spend-limit is given: the limit is " in err, err
         assert 5 <= float(err.partition("the limit is ")[2].partition(" USD")[0]) < 50 and "based on a table" in err
@@ -220,8 +220,8 @@ def keyless_user(tmp_path):
 
 @pytest.mark.nightly  # In daily runs tests/packs/sweeps/test_sweep_specs.py covers the toy recipes and their machines.
 def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_machines(keyless_user):
-    planning = keyless_user.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
-    out, err = planning.communicate(timeout=120)
+    planning = keyless_user.run("sweep", "lr_sweep", "--rehearse", "--dry-run")
+    out, err = planning.stdout, planning.stderr
     said = out + err
     assert planning.returncode == 0 and "rl 100 steps of Qwen/Qwen2.5-1.5B-Instruct on gsm8k, 512 answers" in said, said
     assert (
@@ -242,8 +242,8 @@ def test_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_requested_mac
 @pytest.mark.pack("bits")
 @pytest.mark.pack("trackers")
 def test_plan_of_an_ablation_names_model_cost_and_tracking_project(keyless_user):
-    planning = keyless_user.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
-    out, err = planning.communicate(timeout=120)
+    planning = keyless_user.run("sweep", "ablation_haar", "--rehearse", "--dry-run")
+    out, err = planning.stdout, planning.stderr
     said = " ".join((out + err).split())
     assert planning.returncode == 0 and "bits1.9 2,000, bits2 1,000 steps of HuggingFaceTB/SmolLM2-135M" in said, said
     assert "2 runs, a machine each, 8 GPU-hours (4 to 6 h each): " in said and " a run" in said, said
@@ -261,8 +261,8 @@ def test_plan_of_an_ablation_names_model_cost_and_tracking_project(keyless_user)
     "name", ["lr_sweep", "multi_dataset", "model_size", "batch_grid", "ablation_haar", "ablation_saliency"]
 )
 def test_every_named_sweep_finishes_in_a_rehearsal(keyless_user, name):
-    sweep = keyless_user.begin("sweep", name, "--rehearse", "--yes", "--json")
-    out, err = sweep.communicate(timeout=800)
+    sweep = keyless_user.run("sweep", name, "--rehearse", "--yes", "--json", timeout_s=800)
+    out, err = sweep.stdout, sweep.stderr
     assert sweep.returncode == 0, err
     done = json.loads(out)["runs"]
     assert {one["state"] for one in done} == {"succeeded"} and keyless_user.truth()["billing"] == 0
@@ -310,8 +310,8 @@ def test_preempted_trial_continues_and_the_sweep_reports_it(renter, tmp_path):
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
     (tmp_path / "taken.yaml").write_text(json.dumps({"each": each, "runs": [{"name": "a"}]}))
     words = ["sweep", str(tmp_path / "taken.yaml"), "--provider", "lium", "--spend-limit", "30"]
-    sweep = user.begin(*words, "--rehearse", "--yes", "--json")
-    out, err = sweep.communicate(timeout=240)
+    sweep = user.run(*words, "--rehearse", "--yes", "--json")
+    out, err = sweep.stdout, sweep.stderr
     assert sweep.returncode == 0 and json.loads(out)["runs"][0]["state"] == "succeeded", err
     assert "taken/a was resumed after the loss of the pod (1 time so far)" in err, err
 

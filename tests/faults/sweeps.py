@@ -130,7 +130,7 @@ class Rig:
                     os.kill(pid, signal.SIGKILL)
         if self.sweep is not None:
             self.sweep.wait()
-        self.user.begin("down", "--all", "--rehearse").communicate(timeout=END_S)
+        self.user.run("down", "--all", "--rehearse")
         attach.stop(self.user.base)
 
     def processes(self, kind: str) -> list[int]:

@@ -105,8 +105,8 @@ def test_the_plan_reports_an_unwritable_store(world, tmp_path):
     places = {"/proc/nothing/here": "No such file", str(tmp_path / "file" / "store"): "Not a directory"}
     for place, why in places.items():
         for flags in (["--dry-run"], ["--yes"]):
-            process = world.begin("launch", "--phase", "base", "--store", place, *flags)
-            out, err = process.communicate(timeout=60)
+            process = world.run("launch", "--phase", "base", "--store", place, *flags)
+            out, err = process.stdout, process.stderr
             assert process.returncode == 2 and out == "", (out, err)
             assert f"the store {place} is not writable" in err and why in err and "--store" in err
     assert not (tmp_path / "pods").exists() and world.json("status") == []
@@ -114,8 +114,8 @@ def test_the_plan_reports_an_unwritable_store(world, tmp_path):
 
 def test_the_plan_reports_a_store_on_a_read_only_disk(world, disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    process = world.begin("launch", "--phase", "base", "--yes", "--store", str(disk / "artifacts"))
-    _, err = process.communicate(timeout=60)
+    process = world.run("launch", "--phase", "base", "--yes", "--store", str(disk / "artifacts"))
+    err = process.stderr
     assert process.returncode == 2 and "Read-only file system" in err
 
 

@@ -73,7 +73,7 @@ def test_commands_send_nothing_to_a_machine_with_a_changed_key(hosts, tmp_path, 
 
 def result_of(world: World, words: str) -> tuple[int, str]:
     """Return the exit code and all output on one line."""
-    process = world.begin(*words.split())
-    out, err = process.communicate(timeout=100)
+    process = world.run(*words.split())
+    out, err = process.stdout, process.stderr
     assert "Traceback" not in err
     return process.returncode, " ".join((out + err).split())

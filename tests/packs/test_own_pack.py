@@ -12,8 +12,8 @@ pytestmark = pytest.mark.process
 
 
 def stderr_of(world: Apart, *words: str) -> str:
-    process = world.begin(*words)
-    _, err = process.communicate(timeout=60)
+    process = world.run(*words)
+    err = process.stderr
     assert process.returncode == 2 and "Traceback" not in err
     return err
 
@@ -25,7 +25,7 @@ def test_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(t
     (checkout / "slipway.yaml").write_text("desk_contact: Ada\npolish_steps: 7\n")
     assert "  desk " in world.inv("--list") and world.inv("desk") == "Ada\n"
     assert world.json("config")["desk_contact"]["value"] == "Ada"
-    doctor, _ = world.begin("doctor").communicate(timeout=300)
+    doctor = world.run("doctor").stdout
     assert re.search("desk +ok +Ada", doctor)
 
     launch = ("launch", "--provider", "local", "--dry-run")

@@ -1,8 +1,6 @@
 """`inv tokenizer` and `inv tokenizer.eval` as typed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +11,7 @@ from infra.errors import UsageError
 from scripts.data import tokenizer_train
 from scripts.data.tokenizer_train import TokenizerFlags
 from store.artifacts.artifacts import Store
-from tests.world import ROOT, World
-
-
-def inv(world, *words):
-    program = [sys.executable, "-m", "invoke", *words]
-    return subprocess.run(program, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=110)
+from tests.world import World
 
 
 @pytest.mark.process
@@ -26,10 +19,10 @@ def test_tokenizer_is_made_from_a_source_then_reused_then_measured(tmp_path):
     world, corpus, out = World(tmp_path), tmp_path / "corpus.txt", str(tmp_path / "out")
     corpus.write_text("".join(f"line {n} says the same as the line before it, almost\n" for n in range(400)))
     words = ("tokenizer", "--source", str(corpus), "--vocab-size", "300", "--out", out)
-    done = inv(world, *words)
+    done = world.run(*words)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     assert "tokenizer: made, 300 ids" in done.stderr and "400 documents" in done.stderr
-    done = inv(world, *words, "--json")
+    done = world.run(*words, "--json")
     again = json.loads(done.stdout)
     assert (again["reused"], again["vocab_size"], again["tokenizer_sha256"]) == (
         True,
@@ -37,7 +30,7 @@ def test_tokenizer_is_made_from_a_source_then_reused_then_measured(tmp_path):
         load(tmp_path / "out").sha256,
     )
     words = ("tokenizer.eval", "--tokenizer", out, "--source", str(corpus), "--peers", str(tmp_path))
-    done = inv(world, *words)
+    done = world.run(*words)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [
         "text",

@@ -1,9 +1,6 @@
 """The memory of machines, and the commands about machines, typed into real `inv` processes."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,8 +10,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.machines.host_memory import HostFacts, HostMemory, map_parallel
 from tests.hosts import hosts  # noqa: F401 (a fixture)
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.world import World
 
 
 @pytest.fixture
@@ -88,29 +84,15 @@ def test_parallel_work_keeps_its_order_and_does_not_wait_for_late_tasks():
 @pytest.fixture
 def inv(tmp_path):
     """`inv("pool.list")`: exit code, stdout and stderr of a real process, in a separate world."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
-        "SLIPWAY_STATE_FILE": str(tmp_path / "state/journal.db"),
-        "XDG_CONFIG_HOME": str(tmp_path),
-    }
+    world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     (tmp_path / "state").mkdir()
 
     def run(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "invoke", *words],
-            cwd=REPOSITORY,
-            env=environ,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-        )
+        done = world.run(*words)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout, done.stderr
 
-    run.environ = environ
+    run.environ = world.environ
     return run
 
 

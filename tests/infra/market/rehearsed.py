@@ -45,8 +45,8 @@ class Rehearsal:
 
     def fails(self, *words):
         """Return the exit code and the stderr of a failing command."""
-        process = self.user.begin(*words, "--rehearse")
-        _, err = process.communicate(timeout=60)
+        process = self.user.run(*words, "--rehearse")
+        err = process.stderr
         return process.returncode, err
 
     def journal(self):

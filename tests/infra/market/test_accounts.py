@@ -376,8 +376,8 @@ def test_a_rehearsal_in_a_running_world_starts_no_second_world(rehearsal, tmp_pa
         (["--faults", str(tmp_path / "none.yaml")], "--faults"),
         (["--preempt", "-1"], "--preempt is -1"),
     ):
-        process = rehearsal.user.begin("rehearse", "--dry-run", *words)
-        _, err = process.communicate(timeout=60)
+        process = rehearsal.user.run("rehearse", "--dry-run", *words)
+        err = process.stderr
         assert process.returncode == 2 and said in err, err
     out = rehearsal.user.inv("rehearse", "--provider", "local", "--dry-run", "--bad-host", "1")
     assert "no machine was requested" in out

@@ -129,8 +129,8 @@ def test_no_match_gives_exit_code_3_with_the_reasons(world):
 @pytest.mark.process
 def test_an_unavailable_vendor_is_a_line_below_the_table(world, vendors):
     vendors["LIUM"].on("GET /executors", Answer(403, {"error": {"code": "forbidden", "message": "no scope 'read'"}}))
-    process = world.begin("offers", "--gpu", "H100")
-    out, err = process.communicate(timeout=60)
+    process = world.run("offers", "--gpu", "H100")
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0 and len(lines(out)) > 3
     silent, *drills = (line for line in err.splitlines() if "unlikely to be a key" not in line)
     assert silent.startswith("lium: ") and "no scope 'read'" in silent
@@ -166,8 +166,8 @@ def test_todays_prices_are_saved_and_shown_with_their_date_without_a_key(world, 
     assert [one["usd_per_hour"] for one in saved] == ["33.60", "35.84", "38.40"]
     assert not any(one["illustrative"] for one in saved)
     assert all(one["illustrative"] and one["as_of"] for one in found["offers"] if one not in saved)
-    process = world.begin("offers", "--gpu", "H100")
-    out, err = process.communicate(timeout=60)
+    process = world.run("offers", "--gpu", "H100")
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0 and "RUNPOD_API_KEY" in err and "inv init" in err
     assert all(" illustrative " in line for line in out.splitlines()[2:])
     assert "--max-price" in world.json("offers", "--gpu", "H100", "--max-price", "0.10", code=3)["error"]

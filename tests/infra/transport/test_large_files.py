@@ -251,7 +251,7 @@ def test_a_one_percent_change_of_two_gigabytes_survives_full_disk_cuts_and_growt
     assert meter.left == 0
     assert source.stat().st_size == size + 10 * len(b"more")
     assert subprocess.run(["cmp", "-n", str(size), source, draft]).returncode == 0
-    # `fetch` limits rsync to the announced size. The source exceeds this size after the first cut, and `fetch` then moves
-    # whole pieces: at most eight changed pieces, and one lost piece per attempt.
+    # `fetch` limits rsync to the announced size. The source exceeds this size after the first cut, and `fetch` then
+    # moves whole pieces: at most eight changed pieces, and one lost piece per attempt.
     is_by_blocks = is_rsync and direction == "put"
     assert meter.num_bytes < (size / 25 if is_by_blocks else 8 * 32 * MB + 11 * 32 * MB)

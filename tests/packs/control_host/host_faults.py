@@ -163,7 +163,7 @@ class Rig:
             here.host.start()
             here.laptop.json("control.down", "--lost", "--yes")
             rows = {row["run"]: row["state"] for row in here.laptop.json("status")}
-            out, _ = here.laptop.begin("audit", "--json").communicate(timeout=END_S)
+            out = here.laptop.run("audit", "--json", timeout_s=END_S).stdout
             listed = {one["id"] for one in json.loads(out)["machines"]}
             now = here.billing()
             if now.keys() != before.keys():

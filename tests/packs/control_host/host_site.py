@@ -185,8 +185,7 @@ class ControlBed:
 
     def settle(self) -> None:
         """Run `inv status` from a laptop, like a user."""
-        process = self.laptop.begin("status", "--json")
-        process.communicate(timeout=300)
+        self.laptop.run("status", "--json")
 
     def check_nothing_left(self) -> None:
         """Raise Wrong for a billing machine or a live row."""

@@ -145,8 +145,8 @@ def test_unreachable_control_host_changes_no_state_and_a_missing_file_is_named(l
     assert not list(places_of(sshd).var.glob(".*.tgz"))
     sshd.stop()
     assert "the host is lost for good: inv control.down --lost" in laptop.json("control.down", code=1)["error"]
-    process = laptop.begin("status")
-    _, said = process.communicate(timeout=60)
+    process = laptop.run("status")
+    said = process.stderr
     assert process.returncode == 1 and f"inv status: the control host {laptop.host} cannot be reached" in said, said
     sshd.start()
 
@@ -211,8 +211,8 @@ def test_links_are_pulled_as_links_and_local_files_stay_unchanged(laptop, sshd, 
         (otter / name).symlink_to(target)
     here = tmp_path / "here"
     for _ in range(2):  # The second time every file is here already.
-        process = laptop.begin("control.pull", "var/reports/otter", "--to", str(here), "--json")
-        out, err = process.communicate(timeout=120)
+        process = laptop.run("control.pull", "var/reports/otter", "--to", str(here), "--json")
+        out, err = process.stdout, process.stderr
         assert process.returncode == 0 and json.loads(out) == {"path": str(here)}, err
         assert sorted(one.name for one in here.iterdir()) == ["3", "latest"]
         assert os.readlink(here / "latest") == "3" and (here / "latest" / "page.html").read_text() == "page"
@@ -227,8 +227,8 @@ def test_links_are_pulled_as_links_and_local_files_stay_unchanged(laptop, sshd, 
 
 def stderr_of(world, *words, code=2):
     """Return the stderr of a command that must exit with `code`."""
-    process = world.begin(*words)
-    _, err = process.communicate(timeout=120)
+    process = world.run(*words)
+    err = process.stderr
     assert process.returncode == code and "Traceback" not in err, (process.returncode, err)
     return err
 
@@ -384,8 +384,8 @@ def test_logs_of_ended_runs_move_to_the_control_host_and_back(laptop, sshd):
     (laptop.folder / "pods").rename(laptop.folder / "away")  # The path is absent on the host.
     for kind, run in before.items():
         assert f"on-{kind}-before" in laptop.inv("logs", run)
-        process = laptop.begin("logs", run, "--follow")
-        out, err = process.communicate(timeout=60)
+        process = laptop.run("logs", run, "--follow")
+        out, err = process.stdout, process.stderr
         assert process.returncode == 0 and f"on-{kind}-before" in out and f"{run} succeeded" in err, err
     there = ran("--provider", "local", "--cmd", "echo on-the-host")
     about = places_of(sshd).about.read_bytes()

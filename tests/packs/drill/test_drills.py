@@ -23,8 +23,8 @@ def user(tmp_path_factory):
 
 @pytest.mark.parametrize("vendor", list(VENDORS))
 def test_drill_of_an_honest_vendor_breaks_no_clause_leaves_no_machine_and_is_cited(user, vendor):
-    process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json")
-    out, err = process.communicate(timeout=600)
+    process = user.run("drill", "--provider", vendor, "--rehearse", "--yes", "--json", timeout_s=600)
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, err
     said = json.loads(out)
     states = {one["clause"]: one["state"] for one in said["findings"]}
@@ -35,15 +35,15 @@ def test_drill_of_an_honest_vendor_breaks_no_clause_leaves_no_machine_and_is_cit
     assert user.truth()["billing"] == user.truth()["running"] == 0
     assert not user.json("audit", "--rehearse")["machines"]
     cited = user.json("offers", "--rehearse", "--provider", vendor)["drills"][vendor]
-    out, err = user.begin("status", "--rehearse").communicate(timeout=120)
-    assert re.search(rf"{vendor}: drilled \S+ .*ago \(.*\) in a rehearsal", out + err), err
+    shown = user.run("status", "--rehearse")
+    assert re.search(rf"{vendor}: drilled \S+ .*ago \(.*\) in a rehearsal", shown.stdout + shown.stderr), shown.stderr
     assert cited["broken"] == [] and set(cited["kept"]) == states.keys() - refused.keys()
 
 
 def test_single_rate_limit_makes_no_difference(user):
     user.world.send_command("/faults", {"requests": [{"call": "create", "kind": "throttle", "skip": 1}]})
-    process = user.begin("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json")
-    out, err = process.communicate(timeout=600)
+    process = user.run("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json", timeout_s=600)
+    out, err = process.stdout, process.stderr
     user.world.send_command("/faults", {})
     states = {one["clause"]: one["state"] for one in json.loads(out)["findings"]}
     assert process.returncode == 0 and set(states.values()) == {"kept"} and "throttle" in states, err
@@ -51,8 +51,8 @@ def test_single_rate_limit_makes_no_difference(user):
 
 @pytest.mark.parametrize("vendor", list(VENDORS))
 def test_planted_faults_are_found(user, vendor):
-    process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json", "--plant", "all")
-    out, err = process.communicate(timeout=3500)
+    process = user.run("drill", "--provider", vendor, "--rehearse", "--yes", "--json", "--plant", "all", timeout_s=3500)
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, err
     found = json.loads(out)
     assert len(found) == len(differences.chosen("all", vendor)) and all(

@@ -97,12 +97,12 @@ def test_insufficient_budget_is_refused_with_the_plan(said, why, settings, journ
 def test_invalid_file_is_refused_with_the_place(tmp_path, text, said):
     world, path = World(tmp_path), tmp_path / "run.yaml"
     path.write_text(text + "\n")
-    _, err = (process := world.begin("launch", str(path), "--dry-run")).communicate(timeout=60)
+    err = (process := world.run("launch", str(path), "--dry-run")).stderr
     assert process.returncode == 2 and said in " ".join(err.split()) and "Traceback" not in err, err
 
 
 @pytest.mark.process
 def test_training_flag_for_a_job_is_refused_even_with_the_default_value(tmp_path):
-    process = World(tmp_path).begin("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
-    _, err = process.communicate(timeout=60)
+    process = World(tmp_path).run("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
+    err = process.stderr
     assert process.returncode == 2 and "--phase is for Slipway's own" in err, err

@@ -120,8 +120,8 @@ def test_invalid_job_is_refused_before_any_process_starts(world, tmp_path):
         (["--workdir", str(tmp_path)], "--workdir needs a job of your own"),
         ([str(tmp_path / "words.txt")], "expected"),
     ):
-        process = world.begin("launch", *words)
-        out, err = process.communicate(timeout=120)
+        process = world.run("launch", *words)
+        err = process.stderr
         assert (process.returncode, "Traceback" in err) == (2, False), err
         assert why in " ".join(err.split()), err
     assert not (world.folder / "pods").exists()
@@ -198,8 +198,8 @@ def test_file_of_the_guide_with_an_absolute_mount_runs_only_in_a_rehearsed_pod(w
     (folder / "README").write_text("the code of somebody\n")
     file = folder / "bert_qa.yaml"
     file.write_text(BERT)
-    refused = world.begin("launch", str(file), "--provider", "local", "-e", "WANDB_API_KEY=key-of-test")
-    said = refused.communicate(timeout=120)[1]
+    refused = world.run("launch", str(file), "--provider", "local", "-e", "WANDB_API_KEY=key-of-test")
+    said = refused.stderr
     assert (
         refused.returncode == 2 and "file_mounts: /checkpoint: on a machine of your own Slipway writes only" in said
     ), said
@@ -317,8 +317,8 @@ def test_secret_equal_to_a_field_name_is_masked_and_changes_no_state(tmp_path):
             "--provider",
             "local",
         )
-        process = world.begin(*words, "--env", f"A_TOKEN={value}", "--yes")
-        _, said = process.communicate(timeout=120)
+        process = world.run(*words, "--env", f"A_TOKEN={value}", "--yes")
+        said = process.stderr
         assert process.returncode == 1 and f"one-{value} failed" in said, said
         (row,) = (one for one in world.json("status") if one["run"] == f"one-{value}")
         assert row["state"] == "failed"

@@ -67,8 +67,8 @@ def world(tmp_path):
     try:
         yield made
     finally:
-        made.begin("serve.down", "--all").communicate(timeout=300)
-        made.begin("down", "--all").communicate(timeout=300)
+        made.run("serve.down", "--all")
+        made.run("down", "--all")
 
 
 def seen_in_browser(world, pictures: Path, visits: list[dict], *flags: str) -> dict:

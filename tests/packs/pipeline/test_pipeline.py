@@ -30,8 +30,8 @@ SMALL = ("--config", "configs/tiny.yaml", "--vocab-size", "300", "--train-shard-
 
 def typed(world, *words, code=0):
     """Return stdout and stderr."""
-    process = world.begin(*words)
-    out, err = process.communicate(timeout=110)
+    process = world.run(*words)
+    out, err = process.stdout, process.stderr
     assert process.returncode == code and "Traceback" not in err, f"{words}: {process.returncode}\n{out}\n{err}"
     return out, err
 

@@ -62,15 +62,15 @@ def test_flags_of_a_file_apply_unless_typed(world):
 def test_invalid_file_is_refused_with_the_place(world, text, said):
     path = world.folder / "run.yaml"
     path.write_text(text + "\n")
-    process = world.begin("launch", str(path), "--dry-run")
-    _, err = process.communicate(timeout=60)
+    process = world.run("launch", str(path), "--dry-run")
+    err = process.stderr
     assert process.returncode == 2 and said in err and "Traceback" not in err, err
 
 
 def test_missing_file_is_refused(world):
     for words in (["nowhere.yaml"], [str(world.folder)]):
-        process = world.begin("launch", *words)
-        _, err = process.communicate(timeout=60)
+        process = world.run("launch", *words)
+        err = process.stderr
         assert process.returncode == 2 and words[0] in err and "such as `gpu: H100`" in err
 
 
@@ -83,8 +83,8 @@ def test_missing_file_is_refused(world):
     ],
 )
 def test_typed_default_value_counts(world, words, said):
-    process = world.begin(*words)
-    _, err = process.communicate(timeout=60)
+    process = world.run(*words)
+    err = process.stderr
     assert process.returncode == 2 and said in err, err
 
 
@@ -96,18 +96,18 @@ def test_plan_names_its_default_text(world):
 
 def test_two_state_files_never_share_pods(world):
     one, other = (str(world.folder / name / "journal.sqlite") for name in ("one", "other"))
-    process = world.begin("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")
-    _, err = process.communicate(timeout=120)
+    process = world.run("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")
+    err = process.stderr
     assert (
         process.returncode == 2
         and f"box still exists: the pod costs nothing; end the pod: inv pod.down --state-file {one} box" in err
     )
     assert [row["run"] for row in world.json("pod.list", "--state-file", one)] == ["box"]
     assert world.json("pod.list", "--state-file", other) == world.json("pod.list") == []
-    process = world.begin("down", "box", "--state-file", other)
-    _, err = process.communicate(timeout=60)
+    process = world.run("down", "box", "--state-file", other)
+    err = process.stderr
     assert process.returncode == 2 and "no runs exist yet" in err
-    assert "is a folder. Name a file" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
+    assert "is a folder. Name a file" in world.run("status", "--state-file", str(world.folder)).stderr
     world.inv("down", "--all", "--state-file", one)
     assert world.json("pod.list", "--state-file", one) == []
     world.check_ended()

@@ -161,5 +161,5 @@ def test_hub_flag_for_a_different_source_is_refused(typed):
     ],
 )
 def test_impossible_push_is_refused_before_any_work(tmp_path, words, seen):
-    said = World(tmp_path, {"HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": ""}).begin("shard", *words).communicate()[1]
+    said = World(tmp_path, {"HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": ""}).run("shard", *words).stderr
     assert seen in said and not (tmp_path / "var").exists()

@@ -133,8 +133,8 @@ def installation(tmp_path):
 
 def patient(world: World, *words: str) -> str:
     """Run `inv words`, with timeouts for real engines."""
-    process = world.begin(*words)
-    out, err = process.communicate(timeout=2 * START_S)
+    process = world.run(*words, timeout_s=2 * START_S)
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, f"inv {' '.join(words)}: {process.returncode}\n{out}\n{err}"
     return out
 

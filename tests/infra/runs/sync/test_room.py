@@ -41,8 +41,8 @@ def test_the_disk_of_the_nearest_existing_folder_counts(tmp_path):
 
 @pytest.mark.process
 def test_status_reports_that_fetching_has_stopped(tmp_path):
-    process = World(tmp_path, {"SLIPWAY_RESERVE_BYTES": str(1 << 60)}).begin("status", "--json")
-    out, err = process.communicate(timeout=60)
+    process = World(tmp_path, {"SLIPWAY_RESERVE_BYTES": str(1 << 60)}).run("status", "--json")
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0 and out == "[]\n", (out, err)
     assert (
         "must stay free (SLIPWAY_RESERVE_BYTES): logs and results of runs stay on the pods until the pods end"
