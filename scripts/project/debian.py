@@ -27,6 +27,13 @@ PACKAGES = {  # required programs of each package, or a glob of required files
     "tcsh": ("tcsh",),
     "libfaketime": ("/usr/lib/*/faketime/libfaketime.so.1",),
 }
+NIGHTLY = {  # further packages of `inv test --nightly`
+    "slurmctld": ("slurmctld",),
+    "slurmd": ("slurmd",),
+    "slurm-client": ("sbatch",),
+    "munge": ("munged",),
+    "chromium": ("chromium",),
+}
 
 
 def find(wanted: str) -> str:
@@ -36,9 +43,10 @@ def find(wanted: str) -> str:
     return shutil.which(wanted, path=f"{os.environ.get('PATH', os.defpath)}:{SBIN}") or ""
 
 
-def missing() -> list[str]:
+def missing(is_nightly: bool = False) -> list[str]:
     """Return the packages with at least one missing program or file."""
-    return [name for name, gives in PACKAGES.items() if not all(map(find, gives))]
+    packages = {**PACKAGES, **NIGHTLY} if is_nightly else PACKAGES
+    return [name for name, gives in packages.items() if not all(map(find, gives))]
 
 
 def is_ci() -> bool:

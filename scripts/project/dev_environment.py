@@ -13,9 +13,9 @@ from scripts.project import debian
 from store import terminal
 
 
-def bring_programs(yes: bool) -> None:
+def bring_programs(yes: bool, is_nightly: bool = False) -> None:
     """Install the missing programs if allowed, else print them. Raises Exit when the installation fails."""
-    packages = debian.missing()
+    packages = debian.missing(is_nightly)
     if not packages:
         return
     if (yes or debian.is_ci()) and debian.is_allowed():

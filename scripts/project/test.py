@@ -48,7 +48,7 @@ def test(spec: TestFlags) -> None:
     Arguments after -- are passed to pytest.
     """
     if not spec.fast:
-        bring_programs(spec.yes)
+        bring_programs(spec.yes, spec.nightly)
     words = ["-m", "pytest", *chosen(spec.paths), *words_after_dashes()]
     words += ["--fast"] if spec.fast else []
     words += ["-k", spec.k] if spec.k else []

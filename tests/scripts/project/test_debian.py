@@ -50,6 +50,12 @@ def test_packages_are_installed_on_request(installed, monkeypatch, yes, ci):
     assert install.removesuffix(" -qq") == "apt-get install -y --no-install-recommends some-server some-library"
 
 
+def test_nightly_tests_need_further_packages(installed, monkeypatch, capsys):
+    monkeypatch.setattr(debian, "NIGHTLY", {"some-cluster": ("some-clusterd",)})
+    bring_programs(yes=False, is_nightly=True)
+    assert "tests that need some-server, some-library, some-cluster are skipped" in capsys.readouterr().err
+
+
 @pytest.mark.process
 def test_failed_installation_is_reported_and_no_test_starts(installed, monkeypatch, capsys):
     monkeypatch.setenv("APT_CODE", "100")
