@@ -127,7 +127,7 @@ class FakeEngine:
         self.last_headers, self.last_body = {name.lower(): value for name, value in request.headers.items()}, ask
         if model != script.model:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
-        tokens = 16 if tokens is None else tokens
+        tokens = 16 if tokens is None else int(tokens)  # 16.0 is 16, as in vLLM
         if tokens > script.max_model_len:
             what = f"max_tokens={tokens} cannot be greater than max_model_len={script.max_model_len}."
             return _error(400, "BadRequestError", what, "max_tokens")

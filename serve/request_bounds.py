@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from serve import cors
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -29,7 +31,7 @@ class Bounds:
 
     max_tools: int = 128
     """Tools in a request."""
-    max_tools_bytes: int = 128 << 10
+    max_tools_bytes: int = 512 << 10
     """Bytes of all tools."""
     max_grammar_bytes: int = 16 << 10
     """Bytes of a regex, grammar or JSON schema for the answer."""
@@ -44,6 +46,9 @@ class Bounds:
 
     media_domains: tuple[str, ...] = ()
     """Hosts from which an engine may download images, audio and video; data inside a request is always accepted."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins of web pages that may send requests, such as https://chat.example.org (CORS); `*` = all pages, with an
+    API key."""
     allow_chat_template: bool = False
     """Accept a chat template, which is a program, in a request."""
 
@@ -60,6 +65,10 @@ class Bounds:
         if any(not host or "/" in host or ":" in host for host in self.media_domains):
             raise ValueError(
                 f"media_domains must be names of hosts, such as example.org; not {list(self.media_domains)}"
+            )
+        if not all(cors.is_origin(one) for one in self.allow_origins):
+            raise ValueError(
+                f"allow_origins must be origins, such as https://chat.example.org; not {list(self.allow_origins)}"
             )
 
 

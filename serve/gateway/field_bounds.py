@@ -57,7 +57,8 @@ def _check_flag(name: str, value: Any, _: Bounds) -> None:
 
 
 def _whole(name: str, value: Any, least: int, most: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    # Clients in JavaScript, R and Lua send 16.0 for 16, which engines accept.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
         raise OutOfBounds(f"`{name}` must be a whole number")
     if value < least or (most is not None and value > most):
         raise OutOfBounds(f"`{name}` is {str(value)[:24]}; allowed is {least} to {most if most is not None else 'any'}")
@@ -142,7 +143,8 @@ def _check_kept(name: str, value: Any, _: Bounds) -> None:
 
 
 def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
-    _whole(name, value, 1, bounds.max_tokens)
+    """Check a number of tokens; 0 asks for the log-probabilities of an echoed prompt alone. Raises OutOfBounds."""
+    _whole(name, value, 0, bounds.max_tokens)
 
 
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:

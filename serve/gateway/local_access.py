@@ -6,6 +6,7 @@ requires a preflight. Pure. Raises RequestRefused.
 """
 
 import re
+from collections.abc import Collection
 
 from serve.gateway.http.listener import ClientRequest
 from serve.gateway.request_body import RequestRefused
@@ -14,10 +15,11 @@ NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last fo
 _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
-def require_local(request: ClientRequest, own: bytes) -> None:
+def require_local(request: ClientRequest, own: bytes, origins: Collection[str]) -> None:
     """Raise RequestRefused unless the request comes from this machine.
 
-    `own`: listen address of the gateway, which may be a different loopback address.
+    `own`: listen address of the gateway, which may be a different loopback address. `origins`: pages of other sites
+    that may send requests; here `*` allows none, because no key protects the gateway.
     """
     if request.host not in NAMES and request.host != own:
         raise RequestRefused(
@@ -25,8 +27,11 @@ def require_local(request: ClientRequest, own: bytes) -> None:
         )
     headers = request.headers
     if b"origin" in headers:
-        found = _ORIGIN.fullmatch(headers[b"origin"].lower())
-        if found is None or found[1] not in NAMES and found[1] != own:
+        origin = headers[b"origin"].lower()
+        found = _ORIGIN.fullmatch(origin)
+        if origin.decode("latin-1") in origins:
+            pass
+        elif found is None or found[1] not in NAMES and found[1] != own:
             raise RequestRefused(403, "Forbidden", "without an API key the gateway answers no page of a different site")
     if request.method == b"POST":
         kind = headers.get(b"content-type", b"")

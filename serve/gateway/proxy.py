@@ -88,7 +88,7 @@ class Proxy:
                 raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
-            local_access.require_local(request, self.own)
+            local_access.require_local(request, self.own, self.limits.allow_origins)
         request.admit(name)
         return name
 
@@ -208,6 +208,8 @@ class Proxy:
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = _outcome(answer.status)
+                    if refused := request_body.refusal_of(request.path, answer.status, answer.body):
+                        raise refused
                     return self._without_paths(answer, visit)
                 outcome = await self._forward(request, answer, assignment, visit, deadline)
                 return None

@@ -27,6 +27,12 @@ ROUTES: Mapping[tuple[bytes, bytes], str] = {
 }
 PROMPTS = {CHAT: ("messages",), COMPLETIONS: ("prompt",), EMBEDDINGS: ("input",), RESPONSES: ("instructions", "input")}
 
+NOT_SERVED = {
+    EMBEDDINGS: "the model of this service generates text and makes no embeddings; serve an embedding model in a "
+    "service of its own",
+    RESPONSES: "the engine of this service has no /v1/responses; send the conversation to /v1/chat/completions",
+}
+
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.encode
 
@@ -83,6 +89,13 @@ def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     if chars:
         affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))
     return EngineRequest(path, body, bool(said.get("stream")), affinity)
+
+
+def refusal_of(path: bytes, status: int, body: bytes) -> RequestRefused | None:
+    """Return the refusal in words for an engine's answer that the route does not exist, or None for other answers."""
+    if status != 404 or path not in NOT_SERVED or b'"error"' in body:
+        return None
+    return RequestRefused(404, "NotFoundError", NOT_SERVED[path])
 
 
 def without_paths(body: bytes) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from infra.errors import UsageError
+from serve import cors
 from serve.gateway.access import AccessLog
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import ClientRequest, Listener
@@ -115,7 +116,10 @@ class Gateway:
 
     def _handle(self, request: ClientRequest) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
-        if request.fault is not None or request.path in (b"/health", b"/metrics"):
+        if self.limits.allow_origins:
+            request.cors_lines = cors.answer_lines(request.headers, self.limits.allow_origins)
+        is_preflight = request.method == b"OPTIONS" and request.cors_lines
+        if request.fault is not None or request.path in (b"/health", b"/metrics") or is_preflight:
             return self._answer_own(request, self._proxy)
         return self._proxy.answer(request)
 
@@ -126,7 +130,9 @@ class Gateway:
                 self.metrics.count_malformed()
                 status, why = request.fault
                 raise RequestRefused(status, "BadRequestError", why)
-            if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
+            if request.method == b"OPTIONS" and request.cors_lines:
+                request.answer(204, cors.preflight_lines(request.headers), b"")
+            elif request.path == b"/health" and request.method in (b"GET", b"HEAD"):
                 if not self.keys:
                     proxy.key_of(request)
                 status, body = self._health()

@@ -158,6 +158,35 @@ def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
     )
 
 
+def test_echo_and_whole_numbers_with_a_point_are_accepted(model):
+    """The log-probabilities of a prompt alone, as lm-evaluation-harness asks for, are refused in words."""
+    head, path = {"Authorization": "Bearer secret"}, "/v1/completions"
+    body = {"model": "demo", "prompt": "a b", "max_tokens": 4.0, "temperature": 0, "seed": 7.0}
+    plain, echoed, alone, ids, streamed, *wrong = ask(
+        model,
+        {"model": "demo"},
+        EngineLimits(),
+        (path, body, head),
+        (path, {**body, "echo": True}, head),
+        (path, {**body, "echo": True, "max_tokens": 0}, head),
+        (path, {**body, "echo": True, "max_tokens": 0, "prompt": model.tokenizer.encode("a b")}, head),
+        (path, {**body, "echo": True, "max_tokens": 0, "stream": True}, head),
+        (path, {**body, "max_tokens": 0}, head),
+        (path, {**body, "max_tokens": 1.5}, head),
+        (path, {**body, "seed": 0.5}, head),
+        (path, {**body, "seed": 1 << 70}, head),
+        (path, {**body, "echo": True, "max_tokens": 0, "logprobs": 1}, head),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "echo": True}, head),
+    )[1:]
+    text = plain.json()["choices"][0]["text"]
+    assert echoed.json()["choices"][0]["text"] == f"a b{text}"
+    assert echoed.json()["usage"] == plain.json()["usage"]
+    assert [one.json()["choices"][0]["text"] for one in (alone, ids)] == ["a b", "a b"]
+    assert alone.json()["choices"][0]["finish_reason"] == "length" and alone.json()["usage"]["completion_tokens"] == 0
+    assert '"text": "a b"' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+    assert [one.status_code for one in wrong] == [400] * 6
+
+
 class CountingEngine(TextEngine):
     """An engine that answers one word, and counts passes."""
 

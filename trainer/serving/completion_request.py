@@ -49,6 +49,8 @@ class CompletionRequest:
     stop: tuple[str, ...]
     streams: bool
     tells_usage: bool
+    echo: str = ""
+    """Text of the prompt, sent at the start of the answer."""
     head: dict[str, Any] = field(default_factory=dict)
     """Fields at the start of every part of the reply."""
 
@@ -80,20 +82,21 @@ def parse(
         raise BadRequest("the body is not a JSON object")
     if said.get("model", name) != name:
         raise BadRequest(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
-    none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", "echo")
+    none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", *(("echo",) if is_chat else ()))
     unknown = [one for one in none if said.get(one)]
     unknown += [one for one, nothing in NOTHING.items() if said.get(one) not in (None, nothing)]
     if unknown:
         raise BadRequest(f"{', '.join(unknown)}: this engine does not support these options")
-    if _number(said, "n", 1, 1) != 1 or _number(said, "best_of", 1, 1) != 1:
+    if _whole(said, "n", 1, 1) != 1 or _whole(said, "best_of", 1, 1) != 1:
         raise BadRequest("n: this engine supports only one answer per request")
     ids = _chat(said, tokenizer, align) if is_chat else _prompt(said, tokenizer)
     if len(ids) >= room:
         raise BadRequest(
             f"the prompt has {len(ids)} tokens; the context of this model has {room}, including the answer"
         )
-    asked = said.get("max_completion_tokens") or said.get("max_tokens")
-    tokens = int(_number({"max_tokens": asked}, "max_tokens", room if is_chat else USUAL_TOKENS, 1))
+    has_echo = bool(said.get("echo"))
+    limit = "max_tokens" if said.get("max_completion_tokens") is None else "max_completion_tokens"
+    tokens = _whole(said, limit, room if is_chat else USUAL_TOKENS, 0 if has_echo else 1)
     options = said.get("stream_options") or {}
     if not isinstance(options, Mapping) or options and not said.get("stream"):
         raise BadRequest("Stream options can only be defined when `stream=True`.")
@@ -103,7 +106,6 @@ def parse(
         raise BadRequest("stop: expected a text or a list of texts")
     streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"
     kind += ".chunk" if streams and is_chat else ""
-    seed = said.get("seed")
     head = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(8).hex()}",
         "object": kind,
@@ -115,12 +117,13 @@ def parse(
         is_chat=is_chat,
         max_tokens=min(tokens, most or tokens, room - len(ids)),
         temperature=_number(said, "temperature", 1.0, 0),
-        top_k=int(_number(said, "top_k", 0, -1)),
+        top_k=_whole(said, "top_k", 0, -1),
         top_p=_share(said, "top_p"),
-        seed=seed if type(seed) is int else None,
+        seed=None if said.get("seed") is None else _whole(said, "seed", 0, -(1 << 63), 1 << 64),
         stop=stop,
         streams=streams,
         tells_usage=bool(options.get("include_usage")),
+        echo=_echo(said["prompt"], tokenizer) if has_echo else "",
         head=head,
     )
 
@@ -157,6 +160,10 @@ def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
     raise BadRequest("prompt: expected a text or a list of token ids")
 
 
+def _echo(prompt: str | list[int], tokenizer: Tokenizer) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+
+
 def _text(content: Any) -> str | None:
     """Return the content of a message, joined if given as a list of text parts, or None for other content."""
     if not isinstance(content, list):
@@ -178,3 +185,12 @@ def _number(said: Mapping[str, Any], name: str, usual: float, least: float) -> f
     if type(value) not in (int, float) or not least <= value < 1 << 31:
         raise BadRequest(f"{name} is {value!r}; it must be a number of at least {least}")
     return float(value)
+
+
+def _whole(said: Mapping[str, Any], name: str, usual: int, least: int, end: int = 1 << 31) -> int:
+    """Return a whole number in [least, end); some clients send 16.0 for 16. Raises BadRequest."""
+    value = said.get(name)
+    value = usual if value is None else value
+    if type(value) not in (int, float) or value % 1 or not least <= value < end:
+        raise BadRequest(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return int(value)

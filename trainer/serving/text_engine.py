@@ -42,6 +42,10 @@ class TextEngine(ABC):
 
     def answer(self, ask: CompletionRequest) -> Generator[TextPiece, None, None]:
         """Yield the answer in pieces; the last piece holds the reason for the end."""
+        if ask.echo:
+            yield TextPiece(ask.echo, 0, None if ask.max_tokens else "length")
+        if not ask.max_tokens:
+            return
         stop = set(self.tokenizer.stops)
         waiting, said, given, count = list[int](), "", 0, 0  # given: number of characters yielded so far
         goes_on = not ask.is_chat  # a completion continues the text of the prompt

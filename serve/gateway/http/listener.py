@@ -37,6 +37,7 @@ class ClientRequest(Message):
     """One request and the channel for the answer. Header names are lower case."""
 
     lines = b""  # header lines to forward to the engine
+    cors_lines = b""  # header lines of each answer to a web page of an allowed origin
     fault: tuple[int, str] | None = None  # status and text of the answer to an invalid request
     is_begun = False
     _is_open = False  # an answer in parts has begun and not ended
@@ -132,7 +133,7 @@ class ClientRequest(Message):
         self.keeps = self.keeps and not self._line.is_leaving
         first = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
-        return b"%b%b%bServer: %b\r\n%b%b" % (first, lines, framing, SERVER, date(), last)
+        return b"%b%b%b%bServer: %b\r\n%b%b" % (first, lines, self.cors_lines, framing, SERVER, date(), last)
 
 
 class Connection(Wire):

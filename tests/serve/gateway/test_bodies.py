@@ -145,6 +145,52 @@ def test_request_within_bounds_reaches_the_engine_unchanged(pair):
 
 
 @pytest.mark.process
+def test_whole_numbers_may_have_a_point_and_many_tools_are_accepted(pair):
+    """Clients in JavaScript and R send 16.0; agents with several tool servers send 120 tools of 2 KB."""
+    tool = {"name": "get", "description": "x" * 1900, "parameters": {"type": "object", "properties": {}}}
+    said = (
+        {"max_tokens": 16.0, "n": 1.0, "top_logprobs": 5.0, "logprobs": True, "min_tokens": 0.0},
+        {"tools": [{"type": "function", "function": tool}] * 120},
+    )
+
+    async def main():
+        async with gateway(pair[0]) as front:
+            for one in said:
+                async with front.ask(**one) as reply:
+                    assert reply.status == 200, await reply.text()
+            for wrong in ({"max_tokens": 16.5}, {"n": 1.5}, {"max_tokens": -1.0}, {"n": 1e300}, {"max_tokens": True}):
+                async with front.ask(**wrong) as reply:
+                    assert reply.status == 400, wrong
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_echoed_prompt_needs_no_tokens(pair):
+    said = {"prompt": "To be", "max_tokens": 0, "echo": True, "logprobs": 1}
+
+    async def main():
+        url = COMPLETIONS.decode()
+        async with gateway(pair[0]) as front, front.session.post(front.url + url, json=said) as reply:
+            assert reply.status == 200, await reply.text()
+        assert pair[0].seen()["body"] == said
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_embeddings_of_a_model_that_generates_text_are_refused_in_words(pair):
+    async def main():
+        said = {"input": "x", "model": "demo"}
+        async with gateway(pair[0]) as front, front.session.post(f"{front.url}/v1/embeddings", json=said) as reply:
+            error = (await reply.json())["error"]
+            assert (reply.status, error["type"]) == (404, "NotFoundError")
+            assert "makes no embeddings" in error["message"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
 def test_omitted_fields_stay_omitted(pair):
     async def main():
         for limits in ({}, {"max_tokens": 7}):
@@ -189,7 +235,7 @@ def test_feature_bound_to_one_replica_is_refused(pair, said):
             async with front.session.get(f"{front.url}/v1/responses/resp_1") as reply:
                 assert reply.status == 404
             async with front.session.post(f"{front.url}/v1/responses", json={"input": "x"}) as reply:
-                assert await reply.json() == {"detail": "Not Found"}  # The engine's own error.
+                assert "send the conversation to /v1/chat/completions" in (await reply.json())["error"]["message"]
 
     asyncio.run(main())
 
