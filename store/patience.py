@@ -5,6 +5,7 @@ timeouts of a client are not enough, since a slowly dripping response never trig
 thread, which is abandoned after the timeout and ends by the client's own timeouts.
 """
 
+import logging
 import re
 import threading
 import time
@@ -17,11 +18,13 @@ from store.backoff import Backoff
 from store.manifest import StoreError
 
 LONGEST_WAIT_S = 60.0  # upper bound for Retry-After
+SHOWN_WAIT_S = 5.0  # a longer wait is reported
 SLOWEST_BYTES_PER_S = 100_000  # slower transfers count as stuck
 _SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
 _BEARER = re.compile(r"(?i)(bearer )\S+")
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class StoreAway(StoreError):
@@ -66,6 +69,8 @@ class Patience:
                 seen = str(error)
             if tries == self.tries or time.monotonic() + pause_s >= ends_at:
                 break
+            if pause_s > SHOWN_WAIT_S:
+                log.warning("%s: %s; trying again in %.0f s", what, clean(seen), pause_s)
             time.sleep(pause_s)
         raise StoreAway(f"{what}: {clean(seen)}; given up after {tries} tries")
 

@@ -207,7 +207,7 @@ class GoogleBucket(BucketBackend):
         except (ValueError, KeyError, TypeError, IndexError):
             pass  # not a Google error document; use the body as the message
         words = f"{self.uri}: {what}: {clean(said)[:300]} ({status})"
-        if status in (408, 429) or status >= 500 or reason in SLOW_DOWN:
+        if status in (408, 429) or (status >= 500 and status != 501) or reason in SLOW_DOWN:
             wait = answer.headers.get("retry-after", "")
             return Retryable(f"it answers {status} {reason}".strip(), float(wait) if wait.isdigit() else None)
         if status in (409, 412):

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ MISSING = {"NoSuchKey", "404", "NotFound"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
 # Calls with an ETag in the response.
 WRITES = {"put_object", "upload_part", "complete_multipart_upload", "copy_object", "upload_part_copy"}
+# Abilities that some services lack, by the call or the header that needs the ability.
+ABILITIES = {
+    "conditions": "conditional writes (If-None-Match, If-Match), so that two runs could overwrite each other's files",
+    "list_multipart_uploads": "the listing of multipart uploads, which continues a broken upload",
+    "list_parts": "the listing of the parts of an upload, which continues a broken upload",
+    "copy_object": "copies within a bucket",
+    "upload_part_copy": "copies of parts within a bucket",
+}
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
 
@@ -78,7 +87,7 @@ class Bucket(BucketBackend):
         if stop <= start:
             return b""
         try:
-            return self._retry(f"reading {name}", read, stop - start)
+            return self._retry(f"reading {name}", read, stop - start, "get_object")
         except _Beyond:
             return b""
 
@@ -163,6 +172,40 @@ class Bucket(BucketBackend):
                 return found
             more = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
+    def check_writable(self) -> None:
+        """Raise StoreError unless a probe can be written, conditionally, by parts, and removed.
+
+        Some services ignore a condition, and a second writer overwrites the file of the first.
+        """
+        name = f".probe-{uuid.uuid4().hex}"
+        self.put({name: b"first"}, guard=(name, ""))
+        try:
+            try:
+                self.put({name: b"second"}, guard=(name, ""))
+            except Conflict:
+                pass
+            else:
+                raise self._lacks("conditions", "it has overwritten a file despite If-None-Match")
+            upload: dict[str, Any] = {
+                "Key": self.prefix + name,
+                "UploadId": self._ask("probing", "create_multipart_upload", Key=self.prefix + name)["UploadId"],
+            }
+            try:
+                if upload["UploadId"] not in self._unfinished_uploads(upload["Key"]):
+                    raise self._lacks("list_multipart_uploads", "it does not list an upload that has begun")
+                self._uploaded_parts(upload["Key"], upload["UploadId"])
+            finally:
+                self._ask("probing", "abort_multipart_upload", **upload)
+        finally:
+            self.put({}, [name])
+
+    def _lacks(self, ability: str, said: str) -> NoStore:
+        where = self._client.meta.endpoint_url
+        return NoStore(
+            f"{self.uri}: the service at {where} lacks {ABILITIES.get(ability, ability)}: {said}. Use a different "
+            "store, such as a bucket of AWS, Cloudflare R2 or MinIO, gs:// or hf://"
+        )
+
     def create(self) -> bool:
         region = self._client.meta.region_name
         where: dict[str, Any] = (
@@ -186,13 +229,15 @@ class Bucket(BucketBackend):
                 raise Retryable("the answer was cut short")
             return answer
 
-        return self._retry(what, ask, num_bytes)
+        return self._retry(what, ask, num_bytes, "conditions" if words.keys() & {"IfMatch", "IfNoneMatch"} else verb)
 
-    def _retry(self, what: str, action: Callable[[], Any], num_bytes: int) -> Any:
+    def _retry(self, what: str, action: Callable[[], Any], num_bytes: int, ability: str) -> Any:
         self._client  # noqa: B018 not within the time of an attempt: to make one takes a while
-        return self.patience.retry(f"{self.uri}: {what}", lambda: self._with_store_errors(what, action), num_bytes)
+        return self.patience.retry(
+            f"{self.uri}: {what}", lambda: self._with_store_errors(what, action, ability), num_bytes
+        )
 
-    def _with_store_errors(self, what: str, action: Callable[[], Any]) -> Any:
+    def _with_store_errors(self, what: str, action: Callable[[], Any], ability: str) -> Any:
         """Return the result of `action`; translate errors of botocore into errors of the store."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
         from urllib3.exceptions import HTTPError
@@ -200,7 +245,7 @@ class Bucket(BucketBackend):
         try:
             return action()
         except ClientError as error:
-            raise self._translate_error(what, error) from None
+            raise self._translate_error(what, error, ability) from None
         except NoCredentialsError:
             raise AccessDenied(f"{self.uri}: no credentials for the store; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
@@ -210,12 +255,14 @@ class Bucket(BucketBackend):
                 raise Retryable(str(error)) from None
             raise StoreError(f"{self.uri}: {what}: {clean(error)}") from None
 
-    def _translate_error(self, what: str, error: Any) -> Exception:
+    def _translate_error(self, what: str, error: Any, ability: str) -> Exception:
         code, answer = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
         status, said = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {}).get("retry-after", "")
         words = f"{self.uri}: {what}: {clean(error)}"
         if code in CHANGED or status in (409, 412):
             return self._conflict(words)
+        if status in (405, 501) or code in ("MethodNotAllowed", "NotImplemented"):
+            return self._lacks(ability, f"it answers {status} ({code})")
         if status in (408, 429) or status >= 500 or code in AGAIN:
             return Retryable(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
         if code == "NoSuchBucket" or (status == 404 and "bucket" in what):

@@ -1,9 +1,11 @@
 """The common promises of a folder, a bucket and a repository, with requests over a bad network."""
 
+import contextlib
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from store.backends.backend import BACKENDS, PART_BYTES, Backend, open_place
 from store.backends.hub import Repository
 from store.backends.s3 import Bucket
 from store.manifest import Artifact, NoStore, StoreError
-from store.patience import Conflict, Patience, StoreAway
+from store.patience import Conflict, Patience, Retryable, StoreAway
 from store.run_sync.run_folder import MANIFEST, RunFolder
 from tests import seeds
 from tests.faults.trial import rounds
@@ -87,6 +89,79 @@ def test_a_read_only_bucket_is_detected_before_any_work(s3, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", cut.url)
         with pytest.raises(NoStore, match="AccessDenied.*AWS_ACCESS_KEY_ID"):
             Store(uri).check_writable()
+
+
+LACKS = b"<Error><Code>NotImplemented</Code><Message>A header implies functionality that is not here</Message></Error>"
+
+
+@contextlib.contextmanager
+def service_without(ability):
+    """Yield the address of an S3 service that lacks an ability (moto's behind a filter), and the refused paths."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    refused: list[str] = []
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def service(environ, start):
+        is_lacking = {
+            "conditions": "HTTP_IF_NONE_MATCH" in environ,
+            "conditions, silently": False,
+            "listing": environ["REQUEST_METHOD"] == "GET" and "uploads" in environ["QUERY_STRING"],
+            "parts": environ["REQUEST_METHOD"] == "GET" and "uploadId" in environ["QUERY_STRING"],
+        }
+        if is_lacking[ability]:
+            refused.append(environ["PATH_INFO"])
+            start("501 Not Implemented", [("Content-Type", "application/xml"), ("Content-Length", str(len(LACKS)))])
+            return [LACKS]
+        if ability == "conditions, silently":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        return moto(environ, start)
+
+    server = make_server("127.0.0.1", 0, service, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", refused
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("ability", "said"),
+    [
+        ("conditions", "lacks conditional writes .*: it answers 501 .NotImplemented."),
+        ("conditions, silently", "lacks conditional writes .*: it has overwritten a file despite If-None-Match"),
+        ("listing", "lacks the listing of multipart uploads"),
+        ("parts", "lacks the listing of the parts of an upload"),
+    ],
+)
+def test_a_service_that_lacks_an_ability_is_refused_before_any_work(s3, monkeypatch, ability, said):
+    uri = s3.bucket()
+    with service_without(ability) as (url, refused):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        place = open_place(uri)
+        place.create()
+        with pytest.raises(NoStore, match=f"the service at {url} {said}.*Use a different store"):
+            Store(uri).check_writable()
+        assert len(refused) == (0 if ability == "conditions, silently" else 1)  # The answer is final.
+        assert place.listing() == {}
+
+
+def test_a_long_wait_that_a_store_asks_for_is_shown(monkeypatch, caplog):
+    waits, asked = [], iter([0.5, 7.0, 300.0])
+    monkeypatch.setattr("store.patience.time.sleep", waits.append)
+
+    def action():
+        if (wait_s := next(asked, None)) is not None:
+            raise Retryable("it answers 503 (SlowDown)", wait_s)
+        return "done"
+
+    assert Patience().retry("s3://b: writing a", action) == "done" and waits == [0.5, 7.0, 60.0]
+    assert [one.getMessage() for one in caplog.records] == [
+        f"s3://b: writing a: it answers 503 (SlowDown); trying again in {wait_s} s" for wait_s in (7, 60)
+    ]
 
 
 def test_a_foreign_change_is_not_overwritten_silently(away_uri):
