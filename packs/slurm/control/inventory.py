@@ -8,7 +8,7 @@
       partitions:                       # without `partitions`: all partitions of the cluster
         gpu:
           qos: normal
-          time: 24h                     # of a job without a limit of its own
+          time: 24h                     # of a job without a limit of its own; also as for sbatch: 1-00:00:00
           sbatch: [--constraint=a100]
 
 `load` parses the file into one cluster per login node. An unknown or unclear entry makes only this entry unusable; the
@@ -45,6 +45,14 @@ OURS = (
     "signal",
     "parsable",
 )
+WORDS = ("account", "qos", "time")  # text, even if YAML reads 1:30:00 or 0042 as a number
+# The formats of sbatch's --time; without a unit a number means minutes.
+_TIME = re.compile(
+    r"((?P<days>[0-9]{1,4})-(?P<hours>[0-9]{1,5})(:(?P<minutes>[0-9]{1,5})(:(?P<seconds>[0-9]{1,5}))?)?)"
+    r"|((?P<h>[0-9]{1,5}):)?(?P<m>[0-9]{1,7})(:(?P<s>[0-9]{1,5}))?"
+)
+# Sites name accounts after projects and hardware, such as `abc@v100`.
+_ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:/-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OPTION = re.compile(r"--([a-z][a-z-]*)(=[\x20-\x7e]*)?")
 
@@ -122,7 +130,7 @@ def load(path: Path, home: Path | None = None) -> Clusters:
     inventory.
     """
     try:
-        document = strict_yaml.read(path)
+        document = _read(path)
     except FileNotFoundError:
         raise UsageError(
             f"the inventory {path} does not exist; copy slurm_clusters.yaml.example to this path, and edit the copy"
@@ -137,6 +145,20 @@ def load(path: Path, home: Path | None = None) -> Clusters:
         except UsageError as error:
             unusable.append(InvalidEntry(str(name), "", str(error)))
     return Clusters(tuple(usable), tuple(unusable))
+
+
+def _read(path: Path) -> Any:
+    """Return the document of a file, with the values of WORDS as written."""
+    found = strict_yaml.documents(path)
+    if len(found) != 1:
+        return None
+    for place, text in found[0].texts.items():
+        inner = found[0].value
+        for key in place[:-1]:
+            inner = inner[key]
+        if place and place[-1] in WORDS and inner[place[-1]] is not None:
+            inner[place[-1]] = text
+    return found[0].value
 
 
 def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
@@ -179,15 +201,34 @@ def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:
 
 def _queue(said: Mapping[str, Any]) -> Queue:
     for key in ("account", "qos"):
-        if said.get(key) is not None and not _WORD.fullmatch(text_of(said, key)):
+        if said.get(key) is not None and not _ACCOUNT.fullmatch(text_of(said, key)):
             raise UsageError(f"{key} is {said[key]!r}; expected a name")
     return Queue(
         account=text_of(said, "account"),
         qos=text_of(said, "qos"),
-        time_s=seconds(text_of(said, "time")),
+        time_s=_time_s(text_of(said, "time")),
         micro_usd_per_hour=price_of(said.get("usd_per_hour")),
         options=_options(said.get("sbatch")),
     )
+
+
+def _time_s(text: str) -> float | None:
+    """Return the seconds of a duration, ours (24h) or Slurm's; None for an empty text. Raises UsageError."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        try:
+            return seconds(text)
+        except UsageError as error:
+            raise UsageError(f"time: {error}, or as for sbatch --time: 1-12:00:00 or 12:00:00") from None
+    parts = {name: int(part) for name, part in found.groupdict().items() if part is not None}
+    if "h" in parts and "s" not in parts:  # minutes:seconds
+        parts = {"m": parts["h"], "s": parts["m"]}
+    hours = parts.get("days", 0) * 24 + parts.get("hours", parts.get("h", 0))
+    minutes = hours * 60 + parts.get("minutes", parts.get("m", 0))
+    time_s = minutes * 60 + parts.get("seconds", parts.get("s", 0))
+    if not time_s:
+        raise UsageError(f"time: {text!r} is no time")
+    return float(time_s)
 
 
 def _options(said: Any) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import pytest
 
 from infra.errors import UsageError
 from packs.slurm.control.inventory import Clusters, load
+from tests.slurm import cluster as cluster
 
 
 @pytest.fixture
@@ -45,9 +46,53 @@ def test_partition_inherits_from_its_cluster_unless_set(written, tmp_path):
     assert bare.queue("anything") is bare.common
 
 
+SBATCH_TIMES = {
+    "90": 5400, "90:30": 5430, "12:30:15": 45_015, "2-12": 216_000, "1-12:30": 131_400, "1-12:00:00": 129_600,
+    "0-00:10": 600, "36:00:00": 129_600,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "seconds"), {**SBATCH_TIMES, "24h": 86_400, "1.5d": 129_600, "90s": 90}.items())
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_times_are_those_of_sbatch_or_have_a_unit(tmp_path, text, seconds, quote):
+    """YAML reads 12:30:15 and 90:30 as numbers, and 0042 as 34."""
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    path.write_text(
+        f"fx:\n  host: login\n  identity_file: {key}\n  time: {quote}{text}{quote}\n  account: 0042\n  qos:\n"
+    )
+    (one,) = load(path, tmp_path).usable
+    assert (one.common.time_s, one.common.account, one.common.qos) == (seconds, "0042", "")
+
+
+@pytest.mark.pack("jobs")
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_sbatch_reads_the_same_times(cluster):
+    for text, seconds in SBATCH_TIMES.items():
+        job = cluster.call("sbatch", "--hold", "--parsable", f"--time={text}", "--wrap", "true").strip()
+        limit = cluster.call("scontrol", "show", "job", "-o", job).partition("TimeLimit=")[2].split()[0]
+        days, _, clock = limit.rpartition("-")
+        hours, minutes, rest = map(int, clock.split(":"))
+        # Slurm rounds up to whole minutes.
+        assert ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest == -(-seconds // 60) * 60, (text, limit)
+        cluster.call("scancel", job)
+
+
+@pytest.mark.parametrize("account", ["abc@v100", "physics+gpu", "0042"])
+def test_accounts_have_the_names_that_sites_give(written, tmp_path, account):
+    (one,) = written_all(written, {"fx": body(tmp_path, account=account)})
+    assert one.common.account == account
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        ({"time": "0:00"}, "time: '0:00' is no time"),
+        ({"time": "1-"}, "time: '1-' is not a duration; write 90s, 30m, 2h or 1d, or as for sbatch --time"),
+        ({"time": "infinite"}, "'infinite' is not a duration"),
+        ({"account": "--uid=0"}, "account is '--uid=0'; expected a name"),
         ({"acount": "x"}, "unknown key 'acount'; did you mean account?"),
         ({"host": None}, "`host` must be the address of the login node"),
         ({"account": "a b"}, "account is 'a b'; expected a name"),
