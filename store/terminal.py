@@ -3,9 +3,12 @@
 `show_while` shows a description with the elapsed time on stderr after one second, and clears the line after the wait.
 `wrap_text` breaks lines between words, never inside a command; a command longer than a line is left to the terminal,
 whose soft wrapping does not affect copied text. A stream that is no terminal gets no progress line, and text unchanged.
+`replace_unencodable` is for terminals in ASCII or Latin-1.
 """
 
+import codecs
 import contextlib
+import io
 import os
 import re
 import sys
@@ -19,6 +22,9 @@ AFTER_S = 1.0
 EVERY_S = 0.25
 MARKS = "|/-\\"  # supported by every terminal and encoding
 
+# Signs of our tables and their ASCII form; any other character that an encoding lacks becomes `?`.
+ASCII = dict(zip("·▸✓✗▁▂▃▄▅▆▇█±…–—≥≤×", ".>+x_.-:=+*#~.--><x", strict=True))
+
 _turn = threading.RLock()
 _shown = 0  # characters of the line on screen
 _COMMAND = re.compile(
@@ -26,6 +32,20 @@ _COMMAND = re.compile(
 )
 _FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
 _HELD = "\x00"  # placeholder for a non-breaking space
+
+
+def replace_unencodable() -> None:
+    """Let stdout and stderr replace the characters that their encoding lacks; by default these end the command."""
+
+    def ascii_form(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("slipway-ascii", ascii_form)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="slipway-ascii")
 
 
 @contextlib.contextmanager

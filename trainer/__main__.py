@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from data.config import ConfigError, StepContext, load
 from data.errors import DataError
 from data.single_writer import PARENT, exit_with_parent
-from store import extensions, packs, untrusted_input
+from store import extensions, packs, terminal, untrusted_input
 from store.manifest import StoreError
 from trainer.config import CheckpointOptions, EvalSpec, ImportSpec, load_phase
 from trainer.engines.chat_flags import add_chat_flags, place_of
@@ -46,6 +46,7 @@ def main(words: list[str] | None = None) -> int:
     # Number of spins of a waiting OpenMP thread before sleeping. At the default, two programs sharing the cores each
     # run at a sixth of their speed; without spinning, a single program loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    terminal.replace_unencodable()
     enable_expandable_segments()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # lets a watcher dump the stacks of a silent trainer

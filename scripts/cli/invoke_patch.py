@@ -51,6 +51,7 @@ def patch_invoke() -> None:
         disable_core_dumps()
         os.umask(os.umask(0o022) | 0o022)  # prevent writes by other users to code and files that we run and read
         open_streams()
+        terminal.replace_unencodable()
         warnings.showwarning = tell_warning
         running.program.__class__ = SlipwayProgram
 

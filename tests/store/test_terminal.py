@@ -60,3 +60,16 @@ def test_the_line_moves_during_the_wait_and_makes_room_for_messages():
 def test_no_line_is_written_to_other_outputs():
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, input="\n\n", capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("over\n", "demo-1 SHUTTING_DOWN\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [("ascii", "> + x h?? ?? ~1"), ("latin-1", "> + x hä? ?? ±1"), ("utf-8", "▸ ✓ ✗ häẞ 日本 ±1")],
+)
+def test_characters_that_a_terminal_lacks_end_no_command(encoding, printed):
+    program = "import sys; from store import terminal; terminal.replace_unencodable()\n"
+    program += "for one in (sys.stdout, sys.stderr): print('▸ ✓ ✗ häẞ 日本 ±1', file=one)"
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True)
+    assert done.stdout.decode(encoding) == done.stderr.decode(encoding) == f"{printed}\n"
