@@ -156,6 +156,8 @@ class NamedTracker:
     """Python environment of the sidecar and of the page."""
     opened_by = ""
     """Class on the pod as "module:attribute", called with a `TrackedRun`: see `trainer.tracking.tracker.Tracker`."""
+    sent_later_by = ""
+    """Command that sends the metrics which the tracker missed; the name of a run follows. "" = none."""
     page = ""
     """Module on the pod that serves the metrics of a run: `python -m MODULE --host HOST --port PORT`; "" = none."""
     port = 0

@@ -97,7 +97,7 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     """Deselect tests of missing packs, and mark cases of `day_cases` for the night.
 
-    Run tests of several minutes first, so that no slow test is last.
+    Files run in the order of the longest time limit of their tests, so that no slow test is last.
     """
     cases = Counter()
     for one in items:
@@ -113,7 +113,17 @@ def pytest_collection_modifyitems(config, items):
         ("test_host_faults", "test_run_pages", "test_sets", "test_street", "test_vllm"),
         {"faults", "trainer"},
     )
-    items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
+    is_day, limit_s = "not nightly" in config.option.markexpr, Counter()
+    for one in items:
+        mark = one.get_closest_marker("timeout")
+        if mark and not (is_day and one.get_closest_marker("nightly")):
+            limit_s[one.path] = max(limit_s[one.path], mark.args[0])
+    items.sort(
+        key=lambda one: (
+            -limit_s[one.path],
+            not (one.path.name.startswith(long) or folders & set(one.path.parts)),
+        )
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture

@@ -170,9 +170,8 @@ def tracker_steps(names: Sequence[str], work: Sequence[Step]) -> tuple[Step, ...
 def _tracker_step(name: str, configs: dict[str, Any]) -> Step:
     if one := packs.named_trackers().get(name):
         words = ("-m", "infra.agent.own_environment", one.environment, TRACKER_MODULE)
-        return Step(
-            tracker_step_name(name), words, config={"tracker": name, "opened_by": one.opened_by, "configs": configs}
-        )
+        config = {"tracker": name, "opened_by": one.opened_by, "sent_later_by": one.sent_later_by, "configs": configs}
+        return Step(tracker_step_name(name), words, config=config)
     own = by_name.extension_of_file("--track", name, "tracker") if is_file(name) else used(name)
     assert own is not None, "asked() has found it"
     called = tracker_step_name(name)

@@ -2,6 +2,7 @@
 
     RUN/run.json, run.diff       the receipt                                    written by the local machine
     RUN/keep.log, launch.*       messages of the supervisor and of a sweep      written by the local machine
+    RUN/tracking/                metrics sent later to trackers of the run      written by the local machine
     RUN/kept/                    files for the next pod: code/, the carried folders, carried.json and
                                  the marker POD.json                            written by the local machine
     RUN/pod/                     a copy of the pod's folder: logs/, state/, work/, and drafts in incoming/: untrusted
@@ -54,6 +55,10 @@ class RunHome:
     @property
     def launch_answer(self) -> Path:
         return self.folder / "launch.json"
+
+    @property
+    def tracking(self) -> Path:
+        return self.folder / "tracking"
 
     @property
     def snapshot(self) -> PodFolder:

@@ -1,13 +1,13 @@
 """Tracking sidecar: reads the files written by a training and sends the records to a tracker, until SIGTERM.
 
-    python -m trainer.tracking --config FILE
+    python -m trainer.tracking --config FILE [--once]
 
 FILE holds {"tracker": NAME, "configs": {PHASE: {...}}} and either "opened_by", the tracker class as "module:attribute",
 or "code", the text of the user's tracker file. The sidecar reads `<work>/runs/<phase>/metrics.jsonl` and
 `samples.jsonl`, with <work> from SLIPWAY_WORK, and writes the tracker's run and `state/tracking/<tracker>.json` next to
 <work>: {"link", "figures": {PHASE: step}, "samples": {PHASE: step}, "problem"}, shown in the pod's progress. The
 sidecar sends each step once: lines of steps repeated after a kill are skipped. Exit code: 0 after sending everything, 1
-after a failure of the tracker.
+after a failure of the tracker. With --once the sidecar sends the present records and exits.
 """
 
 import json
@@ -121,9 +121,10 @@ def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
 
 def main(words: list[str]) -> int:
     """Run the command line; return 0 after sending everything, 1 if the tracker failed, 2 for invalid arguments."""
-    if len(words) != 2 or words[0] != "--config":
-        print("usage: python -m trainer.tracking --config FILE", file=sys.stderr)
+    if words[:1] != ["--config"] or words[2:] not in ([], ["--once"]):
+        print("usage: python -m trainer.tracking --config FILE [--once]", file=sys.stderr)
         return 2
+    is_once = bool(words[2:])
     said = json.loads(Path(words[1]).read_text(encoding="utf-8"))
     work, name = Path(os.environ["SLIPWAY_WORK"]), said["tracker"]
     run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID") or "foreground", work / "tracking" / name, said["configs"])
@@ -139,7 +140,7 @@ def main(words: list[str]) -> int:
         sidecar.report("no answer yet")
         sidecar.open()
         _say(f"sending {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
-        while not told:
+        while not told and not is_once:
             sidecar.send_new_records()
             until = time.monotonic() + LOOK_S
             while not told and time.monotonic() < until:

@@ -335,8 +335,9 @@ class Agent:
         for one in self.trackers:
             problem = self._tracker_problem(one) or ("it is slow" if one in running else "")
             if problem:
-                name = one.step.config["tracker"]
-                _add(ending, f"not all metrics are in {name} ({problem}); they are in work/runs of the run")
+                name, command = one.step.config["tracker"], one.step.config.get("sent_later_by")
+                hint = f"; to send them: {command} {self.job.run}" if command else ""
+                _add(ending, f"not all metrics are in {name} ({problem}); they are in work/runs of the run{hint}")
         self.trackers = []
 
     def _tracker_problem(self, one: Sidecar) -> str:

@@ -19,6 +19,7 @@ class Wandb(NamedTracker):
     title = "W&B"
     environment = "track-wandb"
     opened_by = "packs.trackers.trainer.wandb_run:WandbRun"
+    sent_later_by = "inv track.send"
 
     def is_enabled(self, settings: Settings) -> bool:
         ours = settings.for_pack(TrackerSettings)
@@ -55,6 +56,7 @@ class Mlflow(NamedTracker):
     title = "MLflow"
     environment = "track-mlflow"
     opened_by = "packs.trackers.trainer.mlflow_run:MlflowRun"
+    sent_later_by = "inv track.send"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
         """Return address, experiment and user name. Raises UsageError when the address contains a password.

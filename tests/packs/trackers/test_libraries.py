@@ -1,5 +1,6 @@
 """The real tracking libraries in separate environments: a killed run is one tracked run, with each step once."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,14 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.agent.environments import cache_folder, environment
 from store import packs
 from tests.trainer.tracking.test_sidecar import tell
-from tests.world import ROOT, until
+from tests.world import ONE_THREAD, ROOT, World, until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -98,7 +101,9 @@ def test_wandb_offline_is_one_run_with_each_step_once(tmp_path):
     assert float(rows[-1].split()[1]) == pytest.approx(1 / STEPS)
 
 
-def test_mlflow_keeps_one_run_on_its_server(tmp_path):
+@contextlib.contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Yield the address of MLflow's own server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -113,9 +118,9 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
             "--workers",
             "1",
             "--backend-store-uri",
-            f"sqlite:///{tmp_path}/mlflow.db",
+            f"sqlite:///{folder}/mlflow.db",
             "--artifacts-destination",
-            str(tmp_path / "kept"),
+            str(folder / "kept"),
         ],
         env={**os.environ, "PATH": f"{python('mlflow').parent}{os.pathsep}{os.environ['PATH']}"},
         stdout=sys.stderr,
@@ -128,26 +133,59 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
         except OSError:
             return False
 
-    def ask(path: str, said: dict) -> dict:
-        request = urllib.request.Request(
-            f"{url}/api/2.0/mlflow/{path}", json.dumps(said).encode(), {"Content-Type": "application/json"}
-        )
-        return json.load(urllib.request.urlopen(request, timeout=30))
-
     try:
         until(answers, "MLflow's server answers", 280)
-        said = track(tmp_path, "mlflow", MLFLOW_TRACKING_URI=url)
-        assert said["link"].startswith(f"{url}/#/experiments/")
-        with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=slipway") as reply:
-            experiment = json.load(reply)["experiment"]["experiment_id"]
-        (run,) = ask("runs/search", {"experiment_ids": [experiment]})["runs"]
-        assert (run["info"]["run_name"], run["info"]["status"]) == ("brave-otter-3", "FINISHED")
-        assert {"key": "sft.optimizer.lr", "value": "0.1"} in run["data"]["params"]
-        found = f"{url}/api/2.0/mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key=sft/loss"
-        with urllib.request.urlopen(found) as reply:
-            history = json.load(reply)["metrics"]
-        assert sorted(one["step"] for one in history) == list(range(1, STEPS + 1))
-        assert list((tmp_path / "kept").rglob(f"sft-{STEPS:09}.txt"))
+        yield url
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(60)
+
+
+def mlflow_run(url: str) -> dict[str, Any]:
+    """Return the only run on a server."""
+    with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=slipway") as reply:
+        said = {"experiment_ids": [json.load(reply)["experiment"]["experiment_id"]]}
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/api/2.0/mlflow/runs/search", json.dumps(said).encode(), head)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        (run,) = json.load(reply)["runs"]
+    return run
+
+
+def steps_of(url: str, run: dict[str, Any], metric: str) -> list[int]:
+    """Return the steps of a metric, sorted."""
+    found = f"{url}/api/2.0/mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
+    with urllib.request.urlopen(found) as reply:
+        return sorted(one["step"] for one in json.load(reply)["metrics"])
+
+
+def test_mlflow_keeps_one_run_on_its_server(tmp_path):
+    with mlflow_server(tmp_path) as url:
+        said = track(tmp_path, "mlflow", MLFLOW_TRACKING_URI=url)
+        assert said["link"].startswith(f"{url}/#/experiments/")
+        run = mlflow_run(url)
+        assert (run["info"]["run_name"], run["info"]["status"]) == ("brave-otter-3", "FINISHED")
+        assert {"key": "sft.optimizer.lr", "value": "0.1"} in run["data"]["params"]
+        assert steps_of(url, run, "sft/loss") == list(range(1, STEPS + 1))
+        assert list((tmp_path / "kept").rglob(f"sft-{STEPS:09}.txt"))
+
+
+def test_metrics_that_a_server_missed_are_sent_later(tmp_path):
+    """The server is away during the run; the last line names the command, which sends each step once."""
+    away = World(tmp_path, {**ONE_THREAD, "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"})
+    words = ("--phase", "base", "--steps", "14", "--track", "mlflow", "--provider", "local", "--yes")
+    done = away.run("launch", *words)
+    run = away.json("status")[0]["run"]
+    assert done.returncode == 0 and "not all metrics are in mlflow (no answer yet)" in done.stderr
+    assert f"to send them: inv track.send {run}" in done.stderr
+    with mlflow_server(tmp_path / "server") as url:
+        back = World(tmp_path, {"MLFLOW_TRACKING_URI": url})
+        for _ in range(2):
+            (sent,) = back.json("track.send", run)["trackers"]
+            assert (sent["figures"], sent["problem"]) == ({"base": 14}, "") and sent["link"].startswith(url)
+        there = mlflow_run(url)
+        assert there["info"]["run_name"] == run and steps_of(url, there, "base/loss") == list(range(1, 15))
+    (sent,) = away.json("track.send", run, "--track", "tensorboard")["trackers"]
+    assert sent["figures"] == {"base": 14}
+    assert list((tmp_path / "runs" / run / "tracking").rglob("events.out.tfevents.*"))
+    assert "known: wandb, mlflow, tensorboard" in away.run("track.send", run, "--track", "wnb").stderr
