@@ -125,10 +125,13 @@ def test_two_hundred_kills_change_no_bit(world, run_phase):
     kills, trials = 0, 0
     while kills < 200:
         trials += 1
-        name = f"parted-{trials}"
+        name, before, began = f"parted-{trials}", kills, time.monotonic()
         while code := run_phase(config, name, kill_after_s=chance.uniform(0.05, 1.2) * whole_s):
             assert code == -signal.SIGKILL
             kills += 1
+        # The first run is slow on a busy machine; later runs would then end before most kills.
+        if kills == before:
+            whole_s = min(whole_s, time.monotonic() - began)
         assert hashes(published_model(world, name)) == hashes(published_model(world, "whole"))
     assert trials > 10
 
