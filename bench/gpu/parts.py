@@ -121,7 +121,7 @@ def saving(bench: Bench) -> Seen:
         if bench.ranks.is_first:
             shutil.rmtree(folder)
         squares = bench.ranks.sum_values(
-            sum(float(part.part(one).double().square().sum()) for one in model.parameters())
+            sum(float(part.local_rows(one).double().square().sum()) for one in model.parameters())
         )
         ends.append(squares[0])
     apart = abs(ends[0] - ends[1]) / ends[0]

@@ -48,7 +48,7 @@ class NearTeacher:
     def __init__(self, teacher: Decoder) -> None:
         self.teacher, self.strength = teacher, torch.zeros(())
 
-    def count(self, batch: Batch) -> float:
+    def loss_divisor(self, batch: Batch) -> float:
         return float((batch["weights"] * (batch["targets"] != IGNORED)).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

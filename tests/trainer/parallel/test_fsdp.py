@@ -128,7 +128,8 @@ def test_processes_with_a_shared_optimizer_resume_as_one_and_back(tmp_path, sing
     def work(ranks: Ranks, tell: Tell) -> None:
         one, behind = training(tmp_path, config(), ranks, "ddp"), []
         reduced = one.sharding.wait_reduced
-        object.__setattr__(one.sharding, "reduced", lambda: behind.append(len(one.sharding.waiting)) or reduced())
+        waiting = one.sharding.waiting
+        object.__setattr__(one.sharding, "wait_reduced", lambda: behind.append(len(waiting)) or reduced())
         one.run()
         tell("behind", str(sum(behind)))
         tell("state", str(sum(one.nbytes for one in one.optimizer.tensors().values())))
