@@ -87,6 +87,7 @@ def serve(arm: str, size: str, dtype: str) -> None:
     apart = [
         float((ours.grad.double() - true.grad).norm() / true.grad.norm())
         for ours, true in zip((hidden, head), exact, strict=True)
+        if ours.grad is not None and true.grad is not None
     ]
     print(json.dumps({"first_s": first_s, "peak": peak, "loss": abs(float(found) / float(truth) - 1), "grads": apart}))
 

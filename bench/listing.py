@@ -25,8 +25,9 @@ COMMANDS = {
 
 def cpu_s(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> float:
     """Run Python in `folder` and return the CPU seconds of the process. Raises CalledProcessError."""
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, *words], cwd=folder, env=environ, **quiet)
+    null = subprocess.DEVNULL
+    line = [sys.executable, *words]
+    process = subprocess.Popen(line, cwd=folder, env=environ, stdin=null, stdout=null, stderr=null)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -41,7 +42,7 @@ def main() -> None:
     flags = known.parse_args()
     trees = [ROOT, *(tree.resolve() for tree in flags.trees)]
     with tempfile.TemporaryDirectory() as world:
-        programs = {("import invoke", ROOT): ("-c", "import invoke")}
+        programs: dict[tuple[str, Path], tuple[str, ...]] = {("import invoke", ROOT): ("-c", "import invoke")}
         programs |= {(name, tree): ("-m", "invoke", *words) for name, words in COMMANDS.items() for tree in trees}
         taken: dict[tuple[str, Path], list[float]] = {program: [] for program in programs}
         for number in range(-1, flags.rounds):  # Round -1 warms up: the programs write bytecode and the journal.

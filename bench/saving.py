@@ -100,12 +100,23 @@ def measure(one: Training, batches: PrefetchIterator[Any], folder: Path) -> Roun
         steps += 1
     beside = (time.perf_counter() - began) / steps
     after = statistics.mean(step_s(one, batches) for _ in range(STEPS))
-    saved = took_s(lambda: (one._save(), one._collect(wait=True)))
+
+    def save() -> None:
+        one._save()
+        one._collect(wait=True)
+
+    saved = took_s(save)
     copies = list(one.saver._copies.values())
     twins = [torch.empty_like(tensor).zero_() for tensor in copies]
     copy = took_s(lambda: [twin.copy_(tensor) for twin, tensor in zip(twins, copies, strict=True)])
     with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
-        written = took_s(lambda: ([file.write(_bytes_of(tensor)) for tensor in twins], os.fsync(file.fileno())))
+
+        def write() -> None:
+            for tensor in twins:
+                file.write(_bytes_of(tensor))
+            os.fsync(file.fileno())
+
+        written = took_s(write)
     return Round((before + after) / 2, beside, steps, stall, copy, saved, written)
 
 
@@ -131,7 +142,7 @@ def main() -> None:
             for _ in range(given.rounds):
                 step_s(one, batches)
                 found.append(measure(one, batches, Path(folder)))
-            resumed = [took_s(one._resume) for _ in range(given.rounds)]
+            resumed = [took_s(lambda: one._resume(one.checkpoints.find_newest())) for _ in range(given.rounds)]
         size = sum(path.stat().st_size for path in one.checkpoints.steps()[-1].glob("*.safetensors"))
     print(f"{torch.get_num_threads()} threads, {MODEL.num_params / 1e6:.1f}M parameters, {size / 1e6:.0f} MB")
     for name, values in (

@@ -111,7 +111,8 @@ def of_transformers(mode: str, compiled: bool) -> Iterator[Step]:
             tie_word_embeddings=True,
             use_cache=False,
         )
-    ).to(torch.bfloat16 if mode == "pure" else torch.float32)
+    )
+    model.to(torch.bfloat16 if mode == "pure" else torch.float32)
     model.train()
     called = torch.compile(model) if compiled else model
 
