@@ -235,7 +235,8 @@ def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: S
     `more`: variables of the sessions, as NAME=value. `listen`: a second address of this thread's network. `options`:
     further options of sshd.
     """
-    with socket.create_server((listen, 0)) as free:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with socket.create_server((listen, 0), family=family) as free:
         port = free.getsockname()[1]
     home = folder / "sshd"
     home.mkdir()

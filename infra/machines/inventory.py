@@ -52,7 +52,7 @@ class Host:
     """A machine of the inventory. None: not in the file; observed facts apply instead."""
 
     pool: str
-    name: str  # name in the file, with the port unless 22
+    name: str  # name in the file, with the port of the file unless 22
     address: Address
     gpu: str = ""
     num_gpus: int | None = None
@@ -67,6 +67,10 @@ class Host:
     def place(self) -> str:
         """Return `pool/host`, the machine's name in leases, offers and the memory of hosts."""
         return f"{self.pool}/{self.name}"
+
+    @property
+    def without_port(self) -> str:
+        return self.name.removesuffix(f":{self.address.port}")
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,10 @@ class OwnMachines:
     unusable: tuple[InvalidEntry, ...] = ()
 
     def find(self, word: str) -> Host:
-        """Return the machine called `pool/host`, or `host` if unambiguous. Raises UsageError."""
+        """Return the machine called `pool/host` or `host`, without the port if unambiguous. Raises UsageError."""
         found = [host for host in self.hosts if word in (host.place, host.name)]
+        if not found:
+            found = [host for host in self.hosts if word in (host.without_port, f"{host.pool}/{host.without_port}")]
         if len(found) == 1:
             return found[0]
         if found:
@@ -237,7 +243,7 @@ def _host(
         gpu = text_of(said, "gpu")
         host = Host(
             pool=pool,
-            name=said["ip"] if address.port == 22 or said["ip"] in known else f"{said['ip']}:{address.port}",
+            name=said["ip"] if said.get("port") in (None, 22) else f"{said['ip']}:{address.port}",
             address=address,
             gpu=gpu,
             num_gpus=1 if gpu and num_gpus is None else num_gpus,

@@ -271,16 +271,17 @@ def timer_files(running: Running, pod_id: str) -> str:
 
 
 def end_timer(home: Path) -> int:
-    """Kill the timer of a container and remove the files; count the kills: the start command restarts the timer."""
-    kills, quiet_since = 0, time.monotonic()
+    """Kill the timer of a container and remove the files; count the timers: the start command restarts a timer."""
+    killed, quiet_since = set[int](), time.monotonic()
     while time.monotonic() - quiet_since < QUIET_S:
         if timer := timer_of(home):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(timer, signal.SIGKILL)
-            kills, quiet_since = kills + 1, time.monotonic()
+            killed.add(timer)  # a killed process may live on for a moment
+            quiet_since = time.monotonic()
         time.sleep(0.01)
     shutil.rmtree(home / FOLDER, ignore_errors=True)
-    return kills
+    return len(killed)
 
 
 def main(words: list[str]) -> int:
