@@ -57,7 +57,7 @@ def provider(settings):
 class Lab:
     can = Abilities(time_limit=True, tells_limits=True, self_terminate="native", settle_s=60.0)
 
-    def __init__(self, api, keys):
+    def __init__(self, api: JsonApi, keys: PodKeys) -> None:
         self.api, self.keys = api, keys
 
     def account(self):
@@ -82,8 +82,9 @@ class Lab:
         ]
 
     def create(self, request, offer, token, limits):
-        """Rent a machine, without a retry. Raise NoOffer for status 404; `act` raises Ambiguous for a lost response."""
+        """Rent a machine, without a retry. Raise NoOffer for status 404; `send_change` raises Ambiguous for a lost response."""
         limit_s = hard_limit_s(limits)
+        assert limit_s is not None  # because of `time_limit`
         body = {
             "kind": offer.offer_id,
             "token": token,
@@ -92,7 +93,7 @@ class Lab:
             "seconds": math.ceil(limit_s),
         }
         try:
-            reply = self.api.act("POST", "/machines", body)
+            reply = self.api.send_change("POST", "/machines", body)
         except VendorRefused as refused:
             if refused.reply.status == 404:  # Another user rented the last machine of this kind.
                 raise NoOffer(str(refused)) from None
@@ -115,7 +116,7 @@ class Lab:
 
     def delete(self, pod_id):
         try:
-            self.api.act("DELETE", f"/machines/{pod_id}")
+            self.api.send_change("DELETE", f"/machines/{pod_id}")
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise

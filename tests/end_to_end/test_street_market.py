@@ -347,7 +347,7 @@ def test_offer_is_chosen_by_number_and_down_returns_after_the_vendor_ended_the_p
     for name in VENDORS:
         user.inv("logs", f"menu-{name}", "--rehearse")
         assert rows[f"menu-{name}"]["state"] == "running", rows[f"menu-{name}"]
-        log = user.store / "runs" / f"menu-{name}" / "logs" / "environment.log"
+        log = user.store / "logs" / f"menu-{name}" / "environment.log"
         until(log.exists, "an uploader at work")
     user.inv("down", "--all", "--rehearse")
     assert user.truth()["billing"] == user.truth()["running"] == 0
@@ -387,8 +387,8 @@ def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continue
     assert pod["billed_micro_usd"] <= (1 + 2 * poll_usd) * 1e6  # Observed, and billed, by the minute.
     assert user.json("status", "--rehearse")[0]["state"] in ("lost", "waiting", *ENDED)  # Never at work.
     run = until(lambda: [row for row in user.json("status", "--rehearse") if row["state"] in ENDED], "an end")[0]
-    folder = user.store / "runs" / run["run"]
-    assert (folder / "logs").is_dir()
+    folder = user.store / "logs" / run["run"]
+    assert folder.is_dir()
     assert user.json("audit", "--rehearse")["machines"] == []
     refused = user.run("resume", run["run"], "--rehearse")
     said = refused.stderr
@@ -396,7 +396,7 @@ def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continue
     user.inv("resume", run["run"], "--rehearse", "--spend-limit", "20", "--yes")
     (row,) = user.json("status", "--rehearse")
     assert (row["run"], row["state"]) == (run["run"], "succeeded")
-    log = (folder / "logs" / "text.log").read_text()
+    log = (folder / "text.log").read_text()
     assert user.truth()["billing"] == 0 and log.count("documents") <= 1  # Finished steps are not repeated.
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_closed_terminal_during_a_launch_is_recorded_and_no_machine_is_blamed(us
     )
     os.close(terminal)
     said = ""
-    while "rent " not in said:
+    while not re.search(r"\brent\b", said):
         said += os.read(controller, 65536).decode(errors="replace")
     os.close(controller)  # Further output fails.
     assert launch.wait(120) == 128 + signal.SIGHUP

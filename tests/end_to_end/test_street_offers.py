@@ -59,7 +59,7 @@ def test_waiting_launch_is_listed_can_be_ended_and_blocks_no_other(user, tmp_pat
     for name, process in (("two", two), ("held", held)):
         assert user.json("down", name, "--rehearse")["ended"] == [name]
         _, err = process.communicate(timeout=100)
-        assert process.returncode == 1 and f"{name}: inv down ended the run during the wait" in err, err
+        assert process.returncode == 1 and f"{name}: inv down --rehearse ended the run during the wait" in err, err
     assert {name: row["state"] for name, row in user.status().items()} == {"has": "running", "three": "waiting"}
     for name, process in (("has", has), ("three", three)):  # The machine is free after the first run.
         (tmp_path / f"{name}.go").touch()
@@ -72,4 +72,4 @@ def test_waiting_launch_is_listed_can_be_ended_and_blocks_no_other(user, tmp_pat
     until(lambda: user.status().get("four", {}).get("state") == "waiting", "the fourth waits")
     assert user.json("down", "--all", "--rehearse")["ended"] == ["four"]
     _, err = four.communicate(timeout=100)
-    assert four.returncode == 1 and "inv down ended the run during the wait" in err, err
+    assert four.returncode == 1 and "inv down --rehearse ended the run during the wait" in err, err

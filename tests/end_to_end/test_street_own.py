@@ -186,7 +186,8 @@ def test_machines_of_a_custom_provider_are_rented_watched_audited_reaped_and_end
     )
     process = lost.run("down", "racked")
     err = process.stderr
-    assert process.returncode == 2 and "provider 'lab' is not known" in err and "Traceback" not in err
+    assert process.returncode == 2 and "unknown provider 'lab'" in err and "Traceback" not in err
+    assert "SLIPWAY_EXTENSIONS has gone" in err
     assert list(rack.machines) == ["m1"]
 
     world.inv("down", "racked")
