@@ -320,7 +320,7 @@ def test_training_processes_see_only_their_gpus_and_each_engine_its_share_of_the
 
 def engine_on(folder, device, **rl) -> Vllm:
     phase: Any = SimpleNamespace(
-        tokenizer=SimpleNamespace(stops=[1]),
+        tokenizer=SimpleNamespace(stops=[1], vocab_size=0),
         tokenizer_folder=folder,
         ranks=Ranks(),
         machine=SimpleNamespace(device=torch.device(device)),

@@ -112,7 +112,8 @@ def answers(
     said = [""] * len(prompts)
     for start in range(0, len(order), ROWS):
         rows = order[start : start + ROWS]
-        for row, ids in zip(rows, generate(model, [prompts[row] for row in rows], stop, max_new), strict=True):
+        found = generate(model, [prompts[row] for row in rows], stop, max_new, num_ids=tokenizer.vocab_size)
+        for row, ids in zip(rows, found, strict=True):
             said[row] = tokenizer.decode(ids)
         emit("progress", done=start + len(rows), total=len(order), unit="answers")
     return said

@@ -206,11 +206,11 @@ class Asking:
             self._prompt(one.text, self._example_turns(self.few_shot_examples(task, number))) for number, one in asked
         ]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # minimize padding
-        stop = set(self.tokenizer.stops)
+        stop, num_ids = set(self.tokenizer.stops), self.tokenizer.vocab_size
         found = [""] * len(prompts)
         for start in range(0, len(order), ROWS):
             rows = order[start : start + ROWS]
-            said = generate(self.model, [prompts[row] for row in rows], stop, MAX_NEW)
+            said = generate(self.model, [prompts[row] for row in rows], stop, MAX_NEW, num_ids=num_ids)
             for row, ids in zip(rows, said, strict=True):
                 text = self.tokenizer.decode(ids, goes_on=self.as_text)
                 found[row] = text.strip().split("\n")[0] if self.as_text else text

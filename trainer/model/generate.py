@@ -1,6 +1,7 @@
 """Batched token generation with a KV cache, greedy or sampled.
 
 Prompts are padded on the left and attention masks the padding, so a row of a batch generates the same tokens as alone.
+A model may have more rows than its tokenizer has ids: `num_ids` leaves the further rows out, 0 = no such rows.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,6 +22,7 @@ def steps(
     temperature: float = 0.0,
     top_k: int = 0,
     generator: torch.Generator | None = None,
+    num_ids: int = 0,
 ) -> Iterator[Tensor]:
     """Yield the next token id of every row (B,), at most `max_new` times or up to `max_position_embeddings`."""
     longest, device = max(map(len, prompts)), model.head.device
@@ -29,7 +31,10 @@ def steps(
     capacity = min(longest + max_new, model.config.max_position_embeddings)
     cache = Cache.empty(model.config, starts, capacity, model.compute_dtype)
     for _ in range(capacity - longest):
-        chosen = sample_token(model(ids, cache, last_only=True)[:, 0], temperature, top_k, generator)
+        logits = model(ids, cache, last_only=True)[:, 0]
+        if num_ids:
+            logits[:, num_ids:] = float("-inf")
+        chosen = sample_token(logits, temperature, top_k, generator)
         yield chosen
         ids = chosen[:, None]
 
@@ -42,6 +47,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int = 0,
     seed: int = 0,
+    num_ids: int = 0,
 ) -> list[list[int]]:
     """Return the continuation of each prompt, up to and excluding the first id in `stop`."""
     generator = torch.Generator(model.head.device).manual_seed(seed)
@@ -53,7 +59,7 @@ def generate(
                 answer.extend(token for token in new if token not in stop)
         return answers
     going = set(range(len(prompts)))
-    for chosen in steps(model, prompts, max_new, temperature, top_k, generator):
+    for chosen in steps(model, prompts, max_new, temperature, top_k, generator, num_ids):
         for row, token in enumerate(chosen.tolist()):
             if row in going and token in stop:
                 going.remove(row)
@@ -87,13 +93,14 @@ def stream(
     temperature: float = 0.0,
     top_k: int = 0,
     generator: torch.Generator | None = None,
+    num_ids: int = 0,
 ) -> Iterator[int]:
     """Yield the continuation of a prompt id by id, up to and excluding the first id in `stop`."""
     own = decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
     if own is not None:
         found = (token for new in own for token in new[0])
     else:
-        found = (int(one) for one in steps(model, [prompt], max_new, temperature, top_k, generator))
+        found = (int(one) for one in steps(model, [prompt], max_new, temperature, top_k, generator, num_ids))
     for token in found:
         if token in stop:
             return

@@ -30,7 +30,7 @@ class Sampler:
     def __call__(self) -> list[dict[str, str]]:
         stop = set(self.tokenizer.stops)
         with uncompiled(self.model):  # training is compiled for different shapes
-            said = generate(self.model, self.ids, stop, MAX_NEW)
+            said = generate(self.model, self.ids, stop, MAX_NEW, num_ids=self.tokenizer.vocab_size)
         texts = [self.tokenizer.decode(ids, goes_on=not self.is_talk) for ids in said]
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]
 

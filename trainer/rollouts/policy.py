@@ -7,7 +7,7 @@ The policy takes problems and a model and returns a `Round`: prompts, answers as
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,7 +135,11 @@ class Policy:
         self.engine, self.tokenizer, self.judges, self.config = engine, tokenizer, judges, config
         self.room = room - config.max_new
         self.sampling = Sampling(
-            max_new=config.max_new, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+            max_new=config.max_new,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            num_ids=tokenizer.vocab_size,
         )
 
     def round(self, problems: Sequence[Drawn], each: int, how: Sampling, *seeds: int) -> Round:
@@ -185,7 +189,7 @@ class Policy:
 
     def greedy(self, problems: Sequence[Drawn]) -> Round:
         """Return the greedy answer to every problem."""
-        return self.round(problems, 1, Sampling(max_new=self.config.max_new, temperature=0), MEASURED)
+        return self.round(problems, 1, replace(self.sampling, temperature=0, top_k=0, top_p=1.0), MEASURED)
 
     def _prompt(self, task: str, messages: Sequence[conversations.Message]) -> list[int]:
         ids = conversations.prompt(messages, self.tokenizer)

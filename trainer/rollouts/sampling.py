@@ -28,6 +28,8 @@ class Sampling:
     """Sample only from this many of the likeliest ids; 0 = all."""
     top_p: float = 1.0
     """Sample only from the likeliest ids with this total probability."""
+    num_ids: int = 0
+    """Sample only from the ids below this number, those of the tokenizer; 0 = all ids of the model."""
 
     def __post_init__(self) -> None:
         if self.max_new < 1 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
@@ -38,19 +40,20 @@ class Sampling:
 
 
 def draw(logits: Tensor, uniform: Tensor, how: Sampling, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return ids (N,) and their ln p (N,) at the temperature, before top_k and top_p.
+    """Return ids (N,) and their ln p (N,) at the temperature, before top_k, top_p and num_ids.
 
     logits: fp32 (B, V), overwritten; uniform: (N,) in [0, 1); rows: int64 (N,), row of logits for each draw, None = the
     draw's own row. Temperature 0 selects the likeliest id, with ln p at temperature 1.
     """
     rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     if how.temperature == 0:
-        best = logits.max(dim=1)
+        best = logits[:, : how.num_ids or None].max(dim=1)
         return best.indices[rows], (best.values - logits.logsumexp(dim=1))[rows]
     if how.temperature != 1:
         logits.div_(how.temperature)
     chances = logits.softmax(dim=1)
-    ids = _inverse(_likeliest(chances, how) if how.top_k or how.top_p < 1 else chances, uniform, rows)
+    known = chances[:, : how.num_ids or None]
+    ids = _inverse(_likeliest(known, how) if how.top_k or how.top_p < 1 else known, uniform, rows)
     return ids, chances[rows, ids].log()
 
 

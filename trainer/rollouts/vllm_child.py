@@ -71,6 +71,7 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
             top_p=asked["top_p"],
             max_tokens=asked["max_new"],
             stop_token_ids=asked["stop"],
+            logit_bias=dict.fromkeys(asked["unused_ids"], -100.0) or None,
             ignore_eos=True,
             detokenize=False,
             logprobs=0,

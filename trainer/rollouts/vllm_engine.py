@@ -68,6 +68,7 @@ class Vllm:
         self.turn = RLock()  # a thread may generate answers while a second thread brings weights
         self.number = 0
         self.weights: Path | None = None
+        self.num_rows = 0  # of the model's head
 
     def load_weights(self, model: Decoder) -> None:
         """Load the weights of this model.
@@ -76,6 +77,7 @@ class Vllm:
         """
         with self.turn:
             self.number += 1
+            self.num_rows = model.config.vocab_size
             before, self.weights = self.weights, self.opening.folder / f"weights-{self.number}"
             shutil.rmtree(self.weights, ignore_errors=True)
             if before is None:
@@ -100,6 +102,7 @@ class Vllm:
                 "prompts": [list(one) for one in prompts[first : first + share]],
                 "each": each,
                 **asdict(how),
+                "unused_ids": list(range(how.num_ids or self.num_rows, self.num_rows)),
                 "stop": self.stop,
                 "seeds": seeds[first : first + share],
             }
@@ -220,7 +223,7 @@ class EngineProcess:
         """Return True if the log-probabilities of a greedy probe agree with the model, or with the previous process."""
         prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
-        asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}
+        asked = {"prompts": [prompt], "each": 1, **asdict(how), "unused_ids": [], "stop": [], "seeds": [0]}
         try:
             ((ids, said, _),) = self.worker.ask(asked)
         except WorkerGone:

@@ -44,6 +44,6 @@ class TorchEngine(TextEngine):
         how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
         own = decoding(self.decoder, [ask.ids], stop, *how)
         if own is None:
-            yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how))
+            yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how, self.tokenizer.vocab_size))
         else:
             yield from (found[0] for found in own)

@@ -249,6 +249,10 @@ def test_batched_decoding_equals_single_prompts_and_decoding_without_a_cache():
     assert sampled[0] == sampled[1] != sampled[2]
     assert generate(model, prompts, stop=(), max_new=8, temperature=1.0, top_k=1) == [one[:8] for one in together]
     assert len(generate(model, [IDS[0].tolist()], stop=(), max_new=1000)[0]) == 64 - 40  # The positions end there.
+    few = max(min(one) for one in together) + 1  # Some rows' likeliest ids are beyond the tokenizer.
+    assert max(max(one) for one in together) >= few
+    for how in ({}, {"temperature": 2.0}, {"temperature": 2.0, "top_k": 5}):
+        assert all(max(one) < few for one in generate(model, prompts, stop=(), max_new=12, num_ids=few, **how))
 
 
 def test_streamed_text_never_contains_half_a_character(inputs):

@@ -102,6 +102,12 @@ def test_sampling_frequency_equals_the_probability():
     torch.testing.assert_close(found, chances.log()[ids], atol=1e-4, rtol=0)
     ids, _ = draw(logits.expand(1000, -1).clone(), numbers[::200], Sampling(max_new=1, top_k=3))
     assert set(ids.tolist()) == set(logits[0].topk(3).indices.tolist())
+    for how in ({}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}):  # Rows beyond the tokenizer are never drawn.
+        some = logits.expand(1000, -1).clone()
+        least = int(logits.argmax())  # The likeliest id is beyond the tokenizer.
+        ids, logprobs = draw(some, numbers[::200], Sampling(max_new=1, num_ids=least, **how))
+        want = logits.log_softmax(-1).expand(1000, -1).gather(1, ids[:, None]).squeeze(1)
+        assert int(ids.max()) < least and torch.allclose(logprobs, want, atol=1e-5)
     ids, _ = draw(logits.expand(1000, -1).clone(), numbers[::200], Sampling(max_new=1, top_p=0.5))
     ordered = logits[0].softmax(0).sort(descending=True)
     assert set(ids.tolist()) == set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())

@@ -37,6 +37,8 @@ class ParallelEngine(Embedded):
 class Words:
     """The part of a tokenizer that a policy needs: each letter is an id."""
 
+    vocab_size = 0  # all ids of the model
+
     def decode(self, ids):
         return "".join(chr(97 + one % 26) for one in ids)
 
