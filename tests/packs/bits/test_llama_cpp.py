@@ -78,6 +78,23 @@ def test_llama_cpp_gives_the_next_token_probabilities_of_our_decoder(config, pyt
     assert min(json.loads(rates.splitlines()[-1])) > 0
 
 
+def test_the_template_of_a_file_gives_our_ids_in_llama_cpp(python, inputs, tmp_path):
+    """A file without a template is asked in ChatML, whose marks the model has never seen."""
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    config = replace(BITNET, vocab_size=words.vocab_size)
+    export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
+    file = tmp_path / "model.gguf"
+    say(python, "-m", "trainer.engines", "export", "--model", tmp_path / "hf", "--out", file, "--type", "f32")
+    ask = {"role": "user", "content": "What does join do?"}
+    talks = [
+        [ask],
+        [ask, {"role": "assistant", "content": "It joins."}, {"role": "user", "content": "  And  split?\n"}],
+        [{"role": "system", "content": "Be brief."}, ask],
+    ]
+    theirs = json.loads(say(python, "tests/programs/llama_prompt.py", file, json.dumps(talks)).splitlines()[-1])
+    assert theirs == [prompt(one, words) for one in talks]
+
+
 def test_two_replicas_create_the_file_once_and_answer_like_our_decoder(python, inputs, tmp_path):
     words = tokenizers.load(inputs[0] / "tokenizer")
     config = replace(BITNET, vocab_size=words.vocab_size)
