@@ -201,7 +201,7 @@ def processes_on(host: Host) -> list[bytes]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, single_node_losses, rank):
     world, found = machines
-    lost, copies = found[rank], world.folder / "logs"
+    lost, copies = found[rank], world.folder / "runs"
     found[1].slow_down(4)  # A step takes a second or more, so the next checks are in time.
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     place, saved = (pods_on(found[0]), "*/work") if rank else (copies, "*/pod/work")

@@ -57,7 +57,12 @@ def trackers_of(op: Op, names: Collection[str], settings: Settings) -> list[Step
 
 
 def send(op: Op, steps: Collection[Step], settings: Settings, say: Say) -> Iterator[SentMetrics]:
-    """Send the metrics to one tracker after the other. Raises SlipwayError if the run has no metrics."""
+    """Send the metrics to one tracker after the other.
+
+    Raises UsageError for a running run, whose own trackers send; SlipwayError if the run has no metrics.
+    """
+    if op.is_live:
+        raise UsageError(f"{op.run} is running, and its trackers send the metrics; send the rest after its end")
     folder = RunHome.for_run(op.run, settings.homes).tracking  # also holds what a tracker without a server writes
     if not _collect(op, settings, folder / "work", say):
         raise SlipwayError(f"{op.run}: no metrics were found on its pod, in the store or on this machine")
@@ -77,7 +82,7 @@ def send(op: Op, steps: Collection[Step], settings: Settings, say: Say) -> Itera
         config.write_text(json.dumps(step.config), encoding="utf-8")
         words = [str(python), "-m", TRACKER_MODULE, "--config", str(config), "--once"]
         code = subprocess.run(words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=2).returncode
-        said = untrusted_input.load(state)
+        said = untrusted_input.load(state) if state.exists() else {}
         yield SentMetrics(
             tracker=name,
             link=untrusted_input.typed(said, "link", str, ""),
