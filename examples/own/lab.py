@@ -82,7 +82,10 @@ class Lab:
         ]
 
     def create(self, request, offer, token, limits):
-        """Rent a machine, without a retry. Raise NoOffer for status 404; `send_change` raises Ambiguous for a lost response."""
+        """Rent a machine, without a retry. Raise NoOffer for status 404.
+
+        `send_change` raises Ambiguous for a lost response.
+        """
         limit_s = hard_limit_s(limits)
         assert limit_s is not None  # because of `time_limit`
         body = {

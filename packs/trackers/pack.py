@@ -7,7 +7,7 @@ PACK = Pack(
     about="Send the metrics of a training to W&B, MLflow or TensorBoard",
     commands={
         "track.send": CommandEntry(
-            where="packs.trackers.commands.track_send:track_send",
+            where="packs.trackers.commands.send:send",
             summary="Send the metrics that a tracker missed, from this machine.",
         ),
     },

@@ -5,7 +5,19 @@ from invoke import Exit
 from scripts.cli.command import command
 from scripts.project.dev_environment import ROOT, bring_programs, run_in_dev, say
 
-TYPED = ("infra", "data", "store", "serve", "flows", "trainer", "scripts", "packs", "bench", "examples/own", "tests/programs")
+TYPED = (
+    "infra",
+    "data",
+    "store",
+    "serve",
+    "flows",
+    "trainer",
+    "scripts",
+    "packs",
+    "bench",
+    "examples/own",
+    "tests/programs",
+)
 
 
 @command(world="", is_here=True, example="inv check")

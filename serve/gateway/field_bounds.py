@@ -17,6 +17,8 @@ ELSEWHERE = (
     "answers are not stored, and the next request may go to a different replica; send the whole conversation as `input`"
 )
 
+TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
 _encode = msgspec.json.encode
 
 
@@ -41,6 +43,8 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
         raise OutOfBounds(f"fields besides the prompt hold {others} bytes; {bounds.max_other_bytes} are allowed", 413)
     if "prompt" in said:
         _check_sequences(said, bounds.max_sequences)
+    if not said.get("echo") and any(said.get(name) == 0 for name in TOKENS):
+        raise OutOfBounds("0 tokens are allowed only with `echo`, for the log-probabilities of the prompt")
 
 
 def _check_sequences(said: Mapping[str, Any], most: int) -> None:
@@ -143,7 +147,6 @@ def _check_kept(name: str, value: Any, _: Bounds) -> None:
 
 
 def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
-    """Check a number of tokens; 0 asks for the log-probabilities of an echoed prompt alone. Raises OutOfBounds."""
     _whole(name, value, 0, bounds.max_tokens)
 
 
@@ -163,7 +166,7 @@ _CHECKS: Mapping[str, Callable[[str, Any, Bounds], None]] = {
     **dict.fromkeys(("messages", "previous_input_messages"), _check_links),
     "input": _check_input,
     "stream": _check_flag,
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _check_tokens),
+    **dict.fromkeys(TOKENS, _check_tokens),
     "min_tokens": lambda name, value, bounds: _whole(name, value, 0, bounds.max_tokens),
     **dict.fromkeys(("n", "best_of"), lambda name, value, bounds: _whole(name, value, 1, bounds.max_sequences)),
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _check_logprobs),

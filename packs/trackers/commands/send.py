@@ -20,7 +20,7 @@ class TrackSendFlags(OneRunFlags):
 
 
 @command(record=TrackSendFlags, world="", example="inv track.send brave-otter-3")
-def track_send(spec: TrackSendFlags) -> None:
+def send(spec: TrackSendFlags) -> None:
     """Send the metrics that a tracker missed, from this machine.
 
     Settings and keys of the trackers are those of today. A step that a tracker has is not sent again.
