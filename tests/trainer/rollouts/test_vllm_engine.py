@@ -55,6 +55,12 @@ def test_engine_answers_like_the_trainer_with_the_newest_weights_after_a_kill_or
             numbers = uniform(len(PROMPTS) * 4, DRAWN.max_new, 1)
             ours, theirs = (one.generate(PROMPTS, 1, GREEDY, numbers[:3]) for one in (embedded, engine))
             assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
+            few = trained.TINY.vocab_size // 2  # As if the tokenizer had half of the ids.
+            ours_few, theirs_few = (
+                one.generate(PROMPTS, 1, replace(GREEDY, num_ids=few), numbers[:3]) for one in (embedded, engine)
+            )
+            assert torch.equal(ours_few.ids, theirs_few.ids) and int(ours.ids.max()) >= few > int(ours_few.ids.max())
+            assert int(engine.generate(PROMPTS, 4, replace(DRAWN, num_ids=few), numbers).ids.max()) < few
             found = engine.generate(PROMPTS, 4, DRAWN, numbers)
             assert len({tuple(found.answer_ids(row)) for row in range(12)}) > 6  # Answers to a prompt differ.
             for row in range(12):
