@@ -1,4 +1,4 @@
-"""The check of commit messages, run by git as a hook of a repository."""
+"""The check of commit messages, run by git as a hook of a repository, and the size of tracked files."""
 
 import shutil
 import subprocess
@@ -67,3 +67,16 @@ def test_the_history_check_names_merges_and_log_only_commits(repository, tmp_pat
     assert len(wrong) == 4
     for words in ("only the log", "a merge", "not `scope: change`", "no blank line"):
         assert any(words in line for line in wrong), words
+
+
+def test_no_tracked_file_exceeds_a_megabyte():
+    root = CHECK.parents[1]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
+    if listed.returncode:  # an export without a repository
+        return
+    sizes = {
+        name: (root / name).stat().st_size
+        for name in filter(None, listed.stdout.split("\0"))
+        if (root / name).is_file()
+    }
+    assert not {name: size for name, size in sizes.items() if size > 1_000_000}

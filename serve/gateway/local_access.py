@@ -29,9 +29,8 @@ def require_local(request: ClientRequest, own: bytes, origins: Collection[str]) 
     if b"origin" in headers:
         origin = headers[b"origin"].lower()
         found = _ORIGIN.fullmatch(origin)
-        if origin.decode("latin-1") in origins:
-            pass
-        elif found is None or found[1] not in NAMES and found[1] != own:
+        is_local = found is not None and (found[1] in NAMES or found[1] == own)
+        if not is_local and origin.decode("latin-1") not in origins:
             raise RequestRefused(403, "Forbidden", "without an API key the gateway answers no page of a different site")
     if request.method == b"POST":
         kind = headers.get(b"content-type", b"")

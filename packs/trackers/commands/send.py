@@ -23,7 +23,7 @@ class TrackSendFlags(OneRunFlags):
 def send(spec: TrackSendFlags) -> None:
     """Send the metrics that a tracker missed, from this machine.
 
-    Settings and keys of the trackers are those of today. A step that a tracker has is not sent again.
+    Settings and keys of the trackers are those of today. A step that the server of a tracker has is not sent again.
     """
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -33,7 +33,8 @@ def send(spec: TrackSendFlags) -> None:
     for one in sending.send(op, sending.trackers_of(op, names, settings), settings, render.say):
         sent.append(one)
         has = ", ".join(f"{phase} to step {step}" for phase, step in one.figures.items()) or "no metrics"
-        why = f"; not all metrics were sent ({one.problem})" if one.problem else ""
+        again = f"; to try again: inv track.send {op.run}"
+        why = f"; not all metrics were sent ({one.problem}){again}" if one.problem else ""
         render.say(f"{op.run}: {one.tracker} has {has}, {one.link or 'no address'}{why}")
     if spec.json:
         print_json({"run": op.run, "trackers": [asdict(one) for one in sent]})

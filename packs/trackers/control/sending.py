@@ -1,14 +1,16 @@
 """Send the metrics of a run to the trackers of the run, from this machine: after a server was away, or to a new server.
 
 Input: the figures of a run from any source (`flows.reading.run_figures`), and the tracker steps of the run's job.
-Output: for each tracker the last step sent by phase. A tracker asks its server first, so no step is sent twice.
+Output: for each tracker the last step sent by phase. The trackers of this pack ask their server first, so no step is
+sent twice.
 """
 
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +30,12 @@ from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
 from infra.runs.timing import Say
 from infra.settings import Settings
-from store import packs, untrusted_input
+from store import local_files, packs, untrusted_input
 
 FILES = ("metrics.jsonl", "samples.jsonl")
+NO_ANSWER = "no answer yet"  # problem of a sidecar until the first answer of the server (`trainer.tracking`)
+ANSWER_S = 60.0  # longest wait for the first answer; MLflow's client alone would try for several minutes
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +64,23 @@ def trackers_of(op: Op, names: Collection[str], settings: Settings) -> list[Step
 def send(op: Op, steps: Collection[Step], settings: Settings, say: Say) -> Iterator[SentMetrics]:
     """Send the metrics to one tracker after the other.
 
-    Raises UsageError for a running run, whose own trackers send; SlipwayError if the run has no metrics.
+    Raises UsageError for a running run, whose own trackers send; SlipwayError if the run has no metrics, or while a
+    different command sends the metrics of the run.
     """
     if op.is_live:
         raise UsageError(f"{op.run} is running, and its trackers send the metrics; send the rest after its end")
     folder = RunHome.for_run(op.run, settings.homes).tracking  # also holds what a tracker without a server writes
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = local_files.acquire_lock(folder / "lock")
+    if lock is None:
+        raise SlipwayError(f"{op.run}: a different command is sending its metrics now; try again after its end")
+    try:
+        yield from _send(op, steps, settings, say, folder)
+    finally:
+        os.close(lock)
+
+
+def _send(op: Op, steps: Collection[Step], settings: Settings, say: Say, folder: Path) -> Iterator[SentMetrics]:
     if not _collect(op, settings, folder / "work", say):
         raise SlipwayError(f"{op.run}: no metrics were found on its pod, in the store or on this machine")
     environ = {
@@ -81,7 +98,8 @@ def send(op: Op, steps: Collection[Step], settings: Settings, say: Say) -> Itera
         config, state = folder / f"{name}.json", folder / "state" / "tracking" / f"{name}.json"
         config.write_text(json.dumps(step.config), encoding="utf-8")
         words = [str(python), "-m", TRACKER_MODULE, "--config", str(config), "--once"]
-        code = subprocess.run(words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=2).returncode
+        say(f"{op.run}: sending metrics to {name}")
+        code = _run_sidecar(words, environ, state)
         said = untrusted_input.load(state) if state.exists() else {}
         yield SentMetrics(
             tracker=name,
@@ -89,6 +107,23 @@ def send(op: Op, steps: Collection[Step], settings: Settings, say: Say) -> Itera
             figures=untrusted_input.typed(said, "figures", dict, {}),
             problem=untrusted_input.typed(said, "problem", str, "") or ("" if code == 0 else f"exit code {code}"),
         )
+
+
+def _run_sidecar(words: Sequence[str], environ: Mapping[str, str], state: Path) -> int:
+    """Run a sidecar until its end, or for at most ANSWER_S seconds without an answer; return the exit code."""
+    process = subprocess.Popen(words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=2)
+    give_up_at = time.monotonic() + ANSWER_S
+    try:
+        while (code := process.poll()) is None:
+            said = untrusted_input.load(state) if state.exists() else {}
+            if time.monotonic() > give_up_at and said.get("problem") == NO_ANSWER:
+                process.kill()
+            time.sleep(POLL_S)
+        return code
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def _collect(op: Op, settings: Settings, work: Path, say: Say) -> bool:
