@@ -162,13 +162,14 @@ def test_echo_and_whole_numbers_with_a_point_are_accepted(model):
     """The log-probabilities of a prompt alone, as lm-evaluation-harness asks for, are refused in words."""
     head, path = {"Authorization": "Bearer secret"}, "/v1/completions"
     body = {"model": "demo", "prompt": "a b", "max_tokens": 4.0, "temperature": 0, "seed": 7.0}
-    plain, echoed, alone, ids, streamed, *wrong = ask(
+    plain, echoed, alone, empty, ids, streamed, *wrong = ask(
         model,
         {"model": "demo"},
         EngineLimits(),
         (path, body, head),
         (path, {**body, "echo": True}, head),
         (path, {**body, "echo": True, "max_tokens": 0}, head),
+        (path, {**body, "echo": True, "max_tokens": 0, "prompt": ""}, head),
         (path, {**body, "echo": True, "max_tokens": 0, "prompt": model.tokenizer.encode("a b")}, head),
         (path, {**body, "echo": True, "max_tokens": 0, "stream": True}, head),
         (path, {**body, "max_tokens": 0}, head),
@@ -183,6 +184,7 @@ def test_echo_and_whole_numbers_with_a_point_are_accepted(model):
     assert echoed.json()["usage"] == plain.json()["usage"]
     assert [one.json()["choices"][0]["text"] for one in (alone, ids)] == ["a b", "a b"]
     assert alone.json()["choices"][0]["finish_reason"] == "length" and alone.json()["usage"]["completion_tokens"] == 0
+    assert empty.json()["choices"][0]["text"] == ""
     assert '"text": "a b"' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
     assert [one.status_code for one in wrong] == [400] * 6
 

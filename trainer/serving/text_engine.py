@@ -42,7 +42,7 @@ class TextEngine(ABC):
 
     def answer(self, ask: CompletionRequest) -> Generator[TextPiece, None, None]:
         """Yield the answer in pieces; the last piece holds the reason for the end."""
-        if ask.echo:
+        if ask.echo or not ask.max_tokens:
             yield TextPiece(ask.echo, 0, None if ask.max_tokens else "length")
         if not ask.max_tokens:
             return

@@ -148,15 +148,18 @@ def load(path: Path, home: Path | None = None) -> Clusters:
 
 
 def _read(path: Path) -> Any:
-    """Return the document of a file, with the values of WORDS as written."""
+    """Return the document of a file, with the values of WORDS as written.
+
+    Words that a merge key (`<<`) brings, or below a key that is no text, stay as YAML reads them.
+    """
     found = strict_yaml.documents(path)
     if len(found) != 1:
         return None
     for place, text in found[0].texts.items():
         inner = found[0].value
         for key in place[:-1]:
-            inner = inner[key]
-        if place and place[-1] in WORDS and inner[place[-1]] is not None:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and place[-1] in WORDS and inner.get(place[-1]) is not None:
             inner[place[-1]] = text
     return found[0].value
 

@@ -65,6 +65,19 @@ def test_times_are_those_of_sbatch_or_have_a_unit(tmp_path, text, seconds, quote
     assert (one.common.time_s, one.common.account, one.common.qos) == (seconds, "0042", "")
 
 
+def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    base = f"{{host: login, identity_file: {key}, time: 2h}}"
+    path.write_text(f"fx: &base {base}\ngy:\n  <<: *base\n  account: 0042\n7: {base}\nhz: [{{time: 1:30}}]\n")
+    found = load(path, tmp_path)
+    assert [(one.name, one.common.time_s, one.common.account) for one in found.usable] == [
+        ("fx", 7200.0, ""),
+        ("gy", 7200.0, "0042"),
+    ]
+    assert "the name must be text" in found.unusable[0].why and len(found.unusable) == 2
+
+
 @pytest.mark.pack("jobs")
 @pytest.mark.process
 @pytest.mark.nightly
