@@ -11,11 +11,11 @@ from flows.runs import receipt
 from flows.runs.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import READY, AlreadyLive, Op
 from infra.records import Offer, Plan
-from infra.runs import hand_over, observation, run_rows
+from infra.runs import hand_over, observation, pods, run_rows
 from infra.runs import launch as runs_launch
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, transport_to
@@ -82,6 +82,11 @@ def resume(found: Resumption, journal: Journal, settings: Settings, tell: Say) -
     """Resume the run, and return the active run. Raises UsageError."""
     tell_extensions(found.op, settings, tell)
     op = with_environment(found.op, journal, settings)
+    for left in run_rows.detached_of(op.run, journal):  # A lost machine that answers again becomes free.
+        try:
+            pods.end(registry.provider(settings, left.vendor), left, journal, observation.GONE)
+        except SlipwayError as error:
+            tell(str(error))
     if found.plan is not None:
         return restart(op, journal, settings, tell, found)
     return continue_run(op, journal, settings, tell)

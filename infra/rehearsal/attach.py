@@ -110,6 +110,9 @@ def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
         "SLIPWAY_PODS": str(folder / "here" / "pods"),
         "SLIPWAY_POOLS": str(folder / "pools.yaml"),  # missing on purpose: own machines are not rehearsed
         "SLIPWAY_CLOCK_SCALE": f"{about['speed']:.6f}",
+        # Simulated machines share the disk of this machine. A busy disk must not refuse each of them.
+        "SLIPWAY_ACCEPT_DISK_MB_S": "1",
+        "SLIPWAY_ACCEPT_FREE_GB": "1",
     }
 
 

@@ -113,7 +113,7 @@ def test_pod_takes_one_work_at_a_time_and_ctrl_c_leaves_it_running(world):
     assert code == 2 and "box is running" in err
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=30)
-    assert follower.returncode == 130 and "box goes on" in err and "box still exists" in err
+    assert follower.returncode == 130 and "box continues" in err and "box still exists" in err
     world.inv("pod.down")
 
 

@@ -241,7 +241,7 @@ def main() -> int:
     seed = seeds.seed() if words.seed is None else words.seed
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sweep-faults-") as folder:
-        user = Rehearsed(Path(folder), {**KEYS, "SLIPWAY_BOOT_S": "6000", "SLIPWAY_ACCEPT_DISK_MB_S": "0"})
+        user = Rehearsed(Path(folder), {**KEYS, "SLIPWAY_BOOT_S": "6000"})
         (user.folder / "trials.yaml").write_text(json.dumps(document(words.trials, words.provider)))
         attach.start(user.base, speed=SPEED)
         rig = Rig(user, random.Random(seed), words.trials, words.pods, words.provider)
