@@ -381,7 +381,10 @@ def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continue
     words = ["launch", "--rehearse", "--provider", "shadeform", *DEAR, "--phase", "mid", "--spend-limit", "1", "--yes"]
     launcher = user.begin(*words, "--set", "mid.steps=1000")  # More than any machine does for a dollar.
     assert launcher.stderr is not None
-    assert any("✓ tokens" in line for line in launcher.stderr)  # In the middle of the run.
+    seen = []
+    while not seen or seen[-1] and "✓ tokens" not in seen[-1]:  # In the middle of the run.
+        seen.append(launcher.stderr.readline())
+    assert seen[-1], seen
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.communicate()
     until(lambda: user.truth()["billing"] == 0, "an end")
@@ -434,7 +437,7 @@ def test_dry_run_creates_no_pod_and_no_question_is_asked_without_a_terminal(user
     open_pod = user.run("pod.create", "--rehearse", "--dry-run")
     said = open_pod.stderr
     assert open_pod.returncode == 2 and "no machine is specified, and no work implies a machine" in said, said
-    held = user.run("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
+    held = user.run("launch", "--rehearse", "--provider", "lium", *unmade, "--deploy-only", "--dry-run")
     said = held.stderr
     assert held.returncode == 0 and re.search(r"machine: 1 x \S+ at 0\.\d+ USD/h", said), said
     large = user.begin(
