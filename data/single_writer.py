@@ -75,6 +75,7 @@ def exit_with_parent(parent: str) -> None:
     If the parent exited earlier, exit with RESUMABLE.
     """
     if parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent exited earlier
             sys.exit(RESUMABLE)

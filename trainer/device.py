@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from data import processors
 from trainer.config import PhaseConfig
 from trainer.errors import Refused
 
@@ -81,7 +82,7 @@ def choose(seen: Hardware) -> Machine:
 
 def detect_hardware() -> Hardware:
     """Return the hardware of this machine, running nvidia-smi only when CUDA does not work."""
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or processors.count_usable())
     if torch.cuda.is_available():
         return Hardware(threads, True, torch.cuda.is_bf16_supported(including_emulation=False))
     units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

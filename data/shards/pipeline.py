@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from data import processors
 from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
@@ -341,7 +342,7 @@ class Run:
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
 
     def _writers(self, folders: dict[str, Path], state: dict[str, Any] | None) -> dict[str, Writer]:
-        form = ShardFormat(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
+        form = ShardFormat(self.spec.format, self.spec.compression, processors.count_usable())
         marks = state["parts"] if state else {}
         return {
             name: Writer(path, self.spec.lines_per_shard, form, self.draft / name, marks.get(name))

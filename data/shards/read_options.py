@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from data import processors
 from data.config import TextSpec
 from data.text.inputs import STDIN, Inputs
 
@@ -39,11 +40,13 @@ def workers_for(spec: TextSpec, inputs: Inputs, asked: int) -> int:
     first = inputs.files[0].uri
     if first in STDIN or first == "pydocs" or any(one.code for one in inputs.files):
         return 1
+    if not hasattr(os, "memfd_create"):  # macOS: the ring of a worker is a memfd
+        return 1
     if all(one.stream for one in inputs.files):  # a process reads whole streams
-        return min(asked or len(os.sched_getaffinity(0)), len(inputs.files), MOST_WORKERS)
+        return min(asked or processors.count_usable(), len(inputs.files), MOST_WORKERS)
     if asked:
         return asked
     local = "://" not in first
     if local and sum(os.path.getsize(one.uri) for one in inputs.files if "://" not in one.uri) < 4 << 20:
         return 1  # starting a second process would take longer
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    return min(MOST_WORKERS, processors.count_usable())

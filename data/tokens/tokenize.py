@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from data import processors
 from data.config import ConfigError
 from data.errors import DataError
 from data.events import emit
@@ -120,7 +121,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
     due = [task for task in tasks if not _is_made(task, tokenizer.sha256)]
     if due:
         (folder / MANIFEST).unlink(missing_ok=True)
-        processes = len(os.sched_getaffinity(0))
+        processes = processors.count_usable()
         worth = 1 + sum(task.num_bytes for task in due) // WORTH_A_PROCESS
         _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
     names = {task.target.name for task in tasks}

@@ -15,6 +15,7 @@ from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data import processors
 from data.tokens import tokenizer as tokenizers
 from trainer.engines import gguf_file
 from trainer.serving.completion_request import CompletionRequest
@@ -40,7 +41,7 @@ class LlamaCpp:
         params = xllamacpp.CommonParams()
         params.model.path = str(gguf)
         params.n_ctx, params.n_parallel, params.kv_unified = positions * parallel, parallel, False
-        params.cpuparams.n_threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+        params.cpuparams.n_threads = int(os.environ.get("OMP_NUM_THREADS") or processors.count_usable())
         params.verbosity, params.warmup, params.api_keys = QUIET, False, [self.key]
         self.positions, self.sampling = positions, sampling
         self.server = xllamacpp.Server(params)
