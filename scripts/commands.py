@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "apply": CommandEntry("scripts.pods.apply:apply", "Create and end pods until they match a file."),
     "init": CommandEntry("scripts.project.init:init", "Ask for keys and a store, check them, and write .env."),
     "config": CommandEntry("scripts.project.config:config", "Show every setting, with value and source."),
+    "docs": CommandEntry("scripts.project.docs:docs", "Search the documentation, and show paragraphs that answer."),
     "doctor": CommandEntry("scripts.project.doctor:doctor", "Check this machine, own machines or vendor accounts."),
     "test": CommandEntry("scripts.project.test:test", "Run the tests in a separate environment."),
     "check": CommandEntry("scripts.project.check:check", "Run format, lint, types, import floors and tests."),

@@ -54,6 +54,7 @@ class Command(Task):
         self.flag_file: str = options.pop("flag_file", "")
         self.file_word: str = options.pop("file_word", "")
         self.speed: float = options.pop("speed", 0.0)
+        self.takes_rest: bool = options.pop("takes_rest", False)
         self.listens: str = options.pop("listens", "")
         self.added: list[str] = []
         """Import paths of the flag records added by packs: see `add_packs`."""
@@ -171,7 +172,8 @@ def command(
     a bare word ending in `.yaml` or `.yml`. `speed`: the speed of a new rehearsal, if not the default. `rents`: the
     command may rent machines and so spend money; AGENTS.md forbids agents to run such commands without a person's
     approval. `is_here`: the command concerns this machine and cannot run on a remote machine. `listens`: the flag with
-    the listening port, which is forwarded when the line runs on a remote machine.
+    the listening port, which is forwarded when the line runs on a remote machine. `takes_rest`: all bare words after
+    the command are words of the command, also names of commands.
     """
 
     def make(work: Callable[..., None]) -> Command:

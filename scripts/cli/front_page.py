@@ -25,6 +25,7 @@ Commands that create something show a plan with --dry-run. Most commands print J
   ./inv launch --help          the flags of a command
   ./inv init                   enter the keys for renting and the store of models
   ./inv config                 every setting, with value and source
+  ./inv docs WORDS             search the documentation, without a network
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (limits of pods)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
@@ -44,24 +45,8 @@ OTHER, PACKS = "Other", "Packs"
 MOST_VERBS = 6  # verbs of a collection shown on a line of the list
 REFUSED = ("stop",)  # unlisted commands: each only refers to a replacement
 # Core commands shown by `inv --list`, and collections shown on a single line with a title.
-FIRST = (
-    "launch",
-    "status",
-    "why",
-    "logs",
-    "down",
-    "resume",
-    "rehearse",
-    "train",
-    "chat",
-    "eval",
-    "shard",
-    "offers",
-    "cost",
-    "audit",
-    "ssh",
-    "init",
-    "doctor",
+FIRST = tuple(
+    "launch status why logs down resume rehearse train chat eval shard offers cost audit ssh init docs doctor".split()
 )
 COLLECTIONS = {
     "ckpt": "Checkpoints",

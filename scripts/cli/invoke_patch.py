@@ -19,8 +19,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from invoke import Executor, Exit, ParseError, Program
@@ -123,18 +123,11 @@ class Contexts(Mapping[str, Any]):
         return len(self._primary)
 
 
-@dataclass
-class LazyParser:
-    """The part of invoke's parser that Program uses after the parsing of arguments."""
-
-    contexts: Contexts
-
-
 class SlipwayProgram(Program):
     """invoke's Program with our exit codes: 2 for usage errors, 130 when interrupted, no tracebacks."""
 
     def _make_parser(self) -> Any:
-        return LazyParser(Contexts(self.collection))
+        return SimpleNamespace(contexts=Contexts(self.collection))  # all that Program uses of invoke's parser
 
     def print_task_help(self, name: str) -> None:
         task = self.collection[name]
@@ -149,7 +142,10 @@ class SlipwayProgram(Program):
 
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
-        words = self.words = CommandParser(self.core.unparsed, self.collection)
+        line = self.core.unparsed
+        if line[:1] == ["help"]:  # `inv help launch`
+            line = [*line[1:], "--help"] if line[1:] else []
+        words = self.words = CommandParser(line, self.collection)
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
         with convert_errors(self.logs, as_json=as_json):
             try:
@@ -335,6 +331,7 @@ class CommandParser:
         self.collection = collection
         self.help_for = ""
         self.is_help_of_all = False
+        self.is_rest = False  # the words after a command such as docs are a question, also names of commands
         self.in_front: dict[str, str] = {}  # pack flags before the first command, by argument name
         self.read_so_far: list[Any] = []
 
@@ -344,8 +341,9 @@ class CommandParser:
             word = self.words.pop(0)
             if word.startswith("-") and len(word) > 1:
                 self.read_flag(*word.partition("="))
-            elif word in self.contexts:
+            elif word in self.contexts and not self.is_rest:
                 self.read_so_far.append(self.contexts.new(word))
+                self.is_rest = getattr(self.collection[word], "takes_rest", False)
             else:
                 self.read_bare(word)
         for one in self.read_so_far:

@@ -96,7 +96,9 @@ ROOMS = (
         "a page of docs",
         "docs/guides",
         "docs/guides/on.md",
-        "a link in `README.md`; `tests/docs/` checks links and commands, and runs the commands every night",
+        "a link in `README.md`; a question with the answer in `tests/docs/questions.yaml`, and the words of readers "
+        "in `scripts/project/docs.py` (`SYNONYMS`); `tests/docs/` checks links and commands, and runs the commands "
+        "every night",
     ),
     ContributionRow(
         "a test",

@@ -68,6 +68,7 @@ def test_every_command_about_pods_can_be_rehearsed():
         "serve.export",
         "init",
         "config",
+        "docs",
         "doctor",
         "test",
         "check",
