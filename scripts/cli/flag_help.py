@@ -64,7 +64,8 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
     width = min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
     word = next((one for one in task.flags if one.is_word), None)
     words = f" [{word.spelling.upper()}{'...' if word.is_many else ''}]" if word else ""
-    yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''} [NEXT COMMAND ...]"
+    further = "" if task.takes_rest else " [NEXT COMMAND ...]"
+    yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''}{further}"
     yield ""
     yield from (line.strip() for line in (task.__doc__ or "").strip().splitlines())
     if task.example:

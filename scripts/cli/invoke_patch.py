@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import select
+import shlex
 import sys
 import time
 import traceback
@@ -317,7 +318,9 @@ def usage_error(said: str, word: str, known: Iterable[str], task_name: str = "")
         if meant
         else f"did you mean {bare[near[0]]}?"
         if near
-        else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+        else f"see: inv --help {task_name}"
+        if task_name
+        else f"see: inv --list, or inv docs {shlex.quote(word.lstrip('-'))}"
     )
     return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
 

@@ -44,6 +44,7 @@ OUTSIDE = 0.5  # share of a word that only the title or a heading has
 SYNONYMS = {
     "autoscaling": ("scaling",),
     "cancel": ("end", "down"),
+    "custom": ("your own", "of your own"),
     "dataset": ("data set",),
     "delete": ("remove",),
     "docker": ("container image", "image"),
@@ -172,7 +173,11 @@ def search(paragraphs: Sequence[Paragraph], words: Iterable[str]) -> tuple[list[
         number: score * (shares[number] / len(asked)) ** 2 * weight(paragraphs[number - 1])
         for number, score in total.items()
     }
-    return [paragraphs[number - 1] for number in sorted(ranked, key=lambda one: (-ranked[one], one))], missing
+    in_order = sorted(ranked, key=lambda number: (-ranked[number], number))
+    unique: dict[str, Paragraph] = {}  # two commands may have the same flag
+    for one in (paragraphs[number - 1] for number in in_order):
+        unique.setdefault(one.text, one)
+    return list(unique.values()), missing
 
 
 def index_of(paragraphs: Iterable[Paragraph]) -> sqlite3.Connection:

@@ -57,7 +57,7 @@ def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
         (["launch", "--phase"], "inv launch: --phase needs a value\n"),
         (["launch", "--phase", "--no-yes"], "inv launch: --phase needs a value\n"),
         (["launch", "--yes=1"], "inv launch: --yes takes no value\n"),
-        (["launch", "now"], "inv: no task 'now'; see: inv --list\n"),
+        (["launch", "now"], "inv: no task 'now'; see: inv --list, or inv docs now\n"),
         (["lunch"], "inv: no task 'lunch'; did you mean launch?\n"),
         (["cancel", "a"], "inv: no task 'cancel'; here that is: inv down RUN\n"),
         (["launch", "--gpu-type", "A100"], "inv launch: no flag --gpu-type; here that is: --gpu\n"),

@@ -80,6 +80,12 @@ def test_forms_of_a_word_and_synonyms_find_the_same_paragraph():
     assert docs.search(paragraphs, ["k8s"])[0][0].text == "The price of kubernetes."
 
 
+def test_flag_of_two_commands_is_shown_once(pages):
+    found, _ = docs.search(pages, ["minimum", "disk", "size"])
+    texts = [one.text for one in found]
+    assert len(set(texts)) == len(texts) and sum("--disk-size" in one for one in texts) >= 1
+
+
 def test_every_synonym_is_a_word_of_the_pages(pages):
     said = [one for words in docs.SYNONYMS.values() for one in words]
     assert not [one for one in said if docs.search(pages, [one])[1]]
