@@ -33,6 +33,7 @@ WEIGHTS = {
     "docs/architecture.md": 0.5,
     "docs/street.md": 0.5,
     "docs/extend.md": 0.7,
+    "docs/reference/other-tools.md": 0.5,
     "docs/reference/": 0.8,
     "packs/": 0.8,
     "README.md": 0.8,
