@@ -24,7 +24,11 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import columns, console, print_json, say
 
-PAGES = ("README.md", "docs/**/*.md", "packs/*/README.md", "packs/*/reference.md", "CONTRIBUTING.md")
+# For users first, in the order of the list without words.
+PAGES = (
+    *("README.md", "docs/*.md", "docs/guides/*.md", "packs/*/README.md"),
+    *("docs/reference/*.md", "packs/*/reference.md", "CONTRIBUTING.md", "docs/contributing/*.md"),
+)
 LEFT_OUT = ("docs/reference/requirements.md",)  # a table of tests
 # Weights of pages for contributors and of generated tables: a guide with the same words comes first.
 WEIGHTS = {

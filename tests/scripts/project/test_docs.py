@@ -63,6 +63,12 @@ def test_questions_are_thirty_and_two_thirds_are_answered_by_the_first_paragraph
     assert sum(rank(pages, one["asked"], one["answer"]) == 1 for one in QUESTIONS) >= 20
 
 
+def test_every_page_is_searched(pages):
+    written = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    searched = {one.page for one in pages}
+    assert written - set(docs.LEFT_OUT) <= searched and {"README.md", "CONTRIBUTING.md"} < searched
+
+
 def test_code_belongs_to_the_text_above_and_a_row_of_a_table_keeps_its_head():
     first, limit, row = docs.paragraphs_of("page.md", PAGE)
     assert (first.title, first.headings, first.line) == ("A page", (), 3)
