@@ -119,7 +119,7 @@ def user(shared):
 @pytest.fixture
 def slow(tmp_path):
     """Yield a user in a world with a slow clock, so that a dollar pays for real work."""
-    yield from world_of(tmp_path, 20)
+    yield from world_of(tmp_path, 8)
 
 
 def line(vendor: str, *more: str, gpu: str = "") -> list[str]:
@@ -384,7 +384,7 @@ def test_spend_limit_ends_a_run_with_a_dead_launcher_and_a_higher_limit_continue
     seen = []
     while not seen or seen[-1] and "✓ tokens" not in seen[-1]:  # In the middle of the run.
         seen.append(launcher.stderr.readline())
-    assert seen[-1], seen
+    assert seen[-1], "".join(seen)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.communicate()
     until(lambda: user.truth()["billing"] == 0, "an end")
