@@ -69,12 +69,8 @@ def parse(
         )
         if "\\u" in text:  # a lone surrogate cannot be encoded
             json.dumps(value, ensure_ascii=False).encode(errors=half_pairs)
-    except UnusableDocument:
-        raise
-    except RecursionError:
-        raise UnusableDocument(f"it is nested deeper than {DEPTH} levels") from None
-    except ValueError as error:
-        raise UnusableDocument(str(error)) from None
+    except (RecursionError, ValueError) as error:
+        raise _unusable(error) from None
     _refuse_depth(value)
     return value
 
@@ -95,16 +91,11 @@ def mapping(
 
 
 def row(raw: bytes | bytearray | str) -> Any:
-    """Return the value of a line of data: faster than `parse`, same depth limit, any numbers.
-
-    Raise UnusableDocument.
-    """
+    """Return the value of a line of data: as `parse`, but faster, with any numbers. Raise UnusableDocument."""
     try:
         value = json.loads(raw)
-    except RecursionError:
-        raise UnusableDocument(f"it is nested deeper than {DEPTH} levels") from None
-    except ValueError as error:
-        raise UnusableDocument(str(error)) from None
+    except (RecursionError, ValueError) as error:
+        raise _unusable(error) from None
     _refuse_depth(value)
     return value
 
@@ -210,6 +201,13 @@ def _refuse_depth(value: Any) -> None:
             return
         level = [inner for one in below for inner in (one.values() if type(one) is dict else one)]
     raise UnusableDocument(f"it is nested deeper than {DEPTH} levels")
+
+
+def _unusable(error: Exception) -> UnusableDocument:
+    if isinstance(error, (UnusableDocument, RecursionError)):
+        return error if isinstance(error, ValueError) else UnusableDocument(f"it is nested deeper than {DEPTH} levels")
+    is_joined = isinstance(error, json.JSONDecodeError) and error.doc[: error.pos].endswith("\r")
+    return UnusableDocument(f"{error}{'; a carriage return alone ends no line' if is_joined else ''}")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ This module reads and writes `Problem`s, and builds the prompt messages of a pro
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from data.chat.conversations import Message
 from data.chat.phrasing import write_lines
@@ -26,6 +27,13 @@ class Problem:
     """mbpp: code that runs before the tests."""
     tests: tuple[str, ...] = ()
     """mbpp: one assertion each."""
+
+    def __post_init__(self) -> None:
+        for name in ("question", "answer", "system", "setup"):
+            if (said := getattr(self, name)) is None:
+                raise ValueError(f"{name} is missing or null (NA and null in a CSV file are null)")
+            if not isinstance(said, str):
+                raise ValueError(f"{name} is {untrusted_input.printable_line(said)}, expected text")
 
     @property
     def messages(self) -> list[Message]:
@@ -59,15 +67,17 @@ def read(path: Path) -> list[Problem]:
 
 
 def of_row(row: object) -> Problem:
-    """Return the problem of an untrusted row. Raises ValueError."""
-    if not isinstance(row, dict) or not {"question", "answer"} <= row.keys():
-        raise ValueError("a problem must be an object with question and answer")
-    words = {name: row[name] for name in ("question", "answer", "system", "setup") if name in row}
-    if type(words["answer"]) in (int, float):
-        words["answer"] = str(words["answer"])
-    if odd := [name for name, one in words.items() if not isinstance(one, str)]:
-        raise ValueError(f"{odd[0]} is no text")
-    tests = row.get("tests", [])
+    """Return the problem of an untrusted row; a null field counts as absent. Raises ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError(f"a problem must be an object with question and answer, got {type(row).__name__}")
+    given: dict[str, Any] = {name: row.get(name) for name in ("question", "answer")}
+    given |= {name: row[name] for name in ("system", "setup", "tests") if row.get(name) is not None}
+    if type(given["answer"]) in (int, float):
+        given["answer"] = str(given["answer"])
+    tests = given.pop("tests", [])
     if not isinstance(tests, list) or not all(isinstance(one, str) for one in tests):
         raise ValueError("tests is not a list of texts")
-    return Problem(**words, tests=tuple(tests))
+    found = Problem(**given, tests=tuple(tests))
+    if blank := [name for name in ("question", "answer") if not given[name].strip()]:
+        raise ValueError(f"{blank[0]} is blank")
+    return found

@@ -107,7 +107,7 @@ def of_file(spec: ProblemsSpec) -> Parts:
         rows: Iterator[Any] = rows_of_datasets(reference)
     else:
         rows = (row for path in source_files(spec.source) for row in table(str(path)))
-    found = [_problem(spec, None, row) for row in rows]
+    found = [_problem(spec, None, row, number) for number, row in enumerate(rows, 1)]
     if len(found) < 20:
         raise InputError(f"{spec.source}: {len(found)} problems; at least 20 are needed, because a tenth is held out")
     order = Random(f"problems {spec.seed}").sample(found, len(found))
@@ -126,12 +126,14 @@ def hold_out(rows: list[Row], count: int, seed: int, kind: Callable[[Row], str])
     return chosen[count:], chosen[:count]
 
 
-def _problem(spec: ProblemsSpec, one: PublishedProblems | None, row: Any) -> Problem:
+def _problem(spec: ProblemsSpec, one: PublishedProblems | None, row: Any, number: int = 0) -> Problem:
+    where = f"{spec.source or spec.task}{f', row {number}' if number else ''}"
     try:
         return one.problem(row) if one else of_row(row)
     except (KeyError, TypeError, ValueError) as error:
         there = ", ".join(row) if isinstance(row, Mapping) else type(row).__name__
-        raise InputError(f"{spec.source or spec.task}: no {error}; there is: {there}") from None
+        why = error if isinstance(error, ValueError) else f"no {error}"
+        raise InputError(f"{where}: {why}; there is: {there}") from None
 
 
 def _rows(spec: ProblemsSpec, one: PublishedProblems, part: str) -> Iterator[Row]:
