@@ -120,25 +120,32 @@ class ParsedRow:
 def _parsed(row: Any) -> ParsedRow:
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {type(row).__name__}")
+    row = {name: one for name, one in row.items() if one is not None}
     keys = [next((key for key in known if key in row), "") for known in (QUESTION, ANSWER)]
     if not all(keys):
-        raise ValueError(f"the question or the answer is missing; found keys: {', '.join(map(str, row))}")
-    text, answer, choices = str(row[keys[0]]), row[keys[1]], row.get("choices")
+        raise ValueError(f"the question or the answer is missing or null; found keys: {', '.join(map(str, row))}")
+    asked, answer, choices = row[keys[0]], row[keys[1]], row.get("choices")
+    if isinstance(asked, dict) and "stem" in asked:  # rows of ARC's and OpenBookQA's own files
+        asked, choices = asked["stem"], asked.get("choices", choices)
+    text = _text(asked, "the question")
     if choices is None:
-        wanted = answer if isinstance(answer, list) else [answer]
-        accepted = tuple(plain(counted(str(one))) for one in wanted)
-        return ParsedRow(Question(text, accepted=accepted, example=str(wanted[0])))
+        wanted = [_text(one, "the answer") for one in (answer if isinstance(answer, list) else [answer])]
+        if not wanted:
+            raise ValueError("the list of answers is empty")
+        return ParsedRow(Question(text, accepted=tuple(plain(counted(one)) for one in wanted), example=wanted[0]))
     labels: list[str] | None = None
-    if isinstance(choices, list) and choices and all(isinstance(one, dict) for one in choices):  # rows of ARC's files
+    if isinstance(choices, list) and choices and all(isinstance(one, dict) for one in choices):
         choices = {name: [one[name] for one in choices] for name in ("text", "label")}
     if isinstance(choices, dict):  # format of ARC
-        choices, labels = choices["text"], [str(one) for one in choices["label"]]
-    choices = [str(one) for one in choices]
+        choices, labels = choices["text"], [_text(one, "a label") for one in choices["label"]]
+    choices = [_text(one, "a choice") for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
         raise ValueError("a question needs at least two choices, and no choice may be empty")
     if labels and (len(labels) != len(choices) or len({*labels}) < len(labels)):
         raise ValueError(f"{len(choices)} choices have the labels {', '.join(labels)}; each needs a label of its own")
-    found = [names.index(str(answer)) if str(answer) in names else -1 for names in (labels or [*LETTERS], choices)]
+    answer = int(answer) if isinstance(answer, float) and answer.is_integer() else answer
+    said = _text(answer, "the answer")
+    found = [names.index(said) if said in names else -1 for names in (labels or [*LETTERS], choices)]
     if labels and max(found) >= 0:  # A label of the file comes before an equal text of a choice.
         return ParsedRow(Question(text, tuple(choices), found[0] if found[0] >= 0 else found[1]))
     if isinstance(answer, int) and not isinstance(answer, bool):
@@ -152,6 +159,15 @@ def _parsed(row: Any) -> ParsedRow:
         return ParsedRow(Question(text, tuple(choices), as_letter), EITHER, as_text)
     kind = "" if as_letter == as_text else LETTER if as_text < 0 else TEXT
     return ParsedRow(Question(text, tuple(choices), max(as_letter, as_text)), kind, as_text)
+
+
+def _text(said: Any, what: str) -> str:
+    """Return a text, or a number as text: a column with a null has 3.0 for 3. Raises ValueError for other values."""
+    if isinstance(said, float) and said.is_integer():
+        return str(int(said))
+    if not isinstance(said, (str, int, float)):
+        raise ValueError(f"{what} is {untrusted_input.printable_line(said)}, expected text")
+    return str(said)
 
 
 def counted(answer: str) -> str:

@@ -70,6 +70,22 @@ def test_line_of_json_ends_only_at_a_line_feed(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "question", "answer"),
+    [
+        ({"question": None, "query": "x", "answer": "y"}, "x", "y"),
+        ({"question": "x", "answer": None, "gold": "z", "choices": None}, "x", "z"),
+        ({"question": "x", "answer": 3.0}, "x", "3"),
+        ({"question": "x", "choices": ["a", "b"], "answer": 1.0}, "x", "b"),
+        ({"question": {"stem": "x", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]},
+          "answerKey": "B"}, "x", "b"),
+    ],
+)  # fmt: skip
+def test_null_fields_are_absent_and_whole_numbers_have_no_point(tmp_path, row, question, answer):
+    (found,) = question_files.read(written(tmp_path / "x.jsonl", row)).questions
+    assert (found.text, found.answer) == (question, answer)
+
+
 def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
     rows = (
         {"question": "6 x 7?", "answer": "It is so.\n#### 4,200"},
@@ -88,7 +104,7 @@ def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
         (["{"], "x.jsonl:1: "),
         (
             [{"question": "q", "answer": "a"}, {"question": "q"}],
-            "x.jsonl:2: the question or the answer is missing; found keys",
+            "x.jsonl:2: the question or the answer is missing or null; found keys",
         ),
         ([{"question": "q", "choices": ["a"], "answer": 0}], "needs at least two choices"),
         ([{"question": "q", "choices": ["a", " "], "answer": 0}], "no choice may be empty"),
@@ -99,6 +115,13 @@ def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
         ([{"question": "q", "choices": ["O", "A"], "answer": "A"}], "the text of a different choice. Write the index"),
         ([{"query": "q", "answer": "a"}, {"query": "q", "choices": ["a", "b"], "answer": 0}], "Split the file"),
         ([[1]], "expected an object, got list"),
+        ([{"question": "q", "answer": None}], "x.jsonl:1: the question or the answer is missing or null"),
+        ([{"question": "q", "answer": ["a", None]}], "the answer is None, expected text"),
+        ([{"question": "q", "answer": {"value": "a"}}], "the answer is {'value': 'a'}, expected text"),
+        ([{"question": ["q"], "answer": "a"}], "the question is ['q'], expected text"),
+        ([{"question": "q", "answer": []}], "the list of answers is empty"),
+        ([{"question": "q", "choices": ["a", None], "answer": 0}], "a choice is None, expected text"),
+        (['{"question": "q", "answer": "a"}\r{"question": "q", "answer": "a"}'], "a carriage return alone ends no"),
         ([""], "the file has no questions"),
     ],
 )  # fmt: skip
