@@ -45,6 +45,8 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
     found, about = source_rows(spec)
     with open(folder / FILE, "w", encoding="utf-8") as out:
         for number, row in enumerate(islice(found, spec.take), 1):
+            if number == 1 and not _is_conversation(row):
+                raise InputError(f"{spec.source}: {_no_columns(row)}")
             try:
                 talk = read(row)
             except RowRefused as error:
@@ -111,11 +113,12 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
     for row in hub_datasets.rows_of(reference):
         if missing := [theirs for theirs in names.values() if theirs not in row]:
             raise InputError(f"{reference.words}: no column {', '.join(missing)}; available: {', '.join(row)}")
-        row = without_nulls({**row, **{ours: row[theirs] for ours, theirs in names.items()}})
+        row = _row_without_nulls({**row, **{ours: row[theirs] for ours, theirs in names.items()}})
         if names.keys() >= {"user", "assistant"}:
-            row["messages"] = [{"role": role, "content": row[role]} for role in TURN if role in names and role in row]
-            if names["user"] == "instruction" and str(row.get("input", "")).strip():
-                row["messages"][-2]["content"] += f"\n\n{row['input']}"
+            said = {role: row[role] for role in TURN if role in names and row[role] is not None}
+            if names["user"] == "instruction" and "user" in said and str(row.get("input") or "").strip():
+                said["user"] += f"\n\n{row['input']}"
+            row["messages"] = [{"role": role, "content": one} for role, one in said.items()]
         yield row
 
 
@@ -147,9 +150,14 @@ def _of_parquet(uri: str) -> Iterator[Any]:
             there = ", ".join(file.schema_arrow.names)
             raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
         for batch in file.iter_batches(256, columns=[name for name in READ if name in names]):
-            yield from map(without_nulls, batch.to_pylist())
+            yield from map(_row_without_nulls, batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _row_without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without nulls inside the values; the names of null columns stay."""
+    return {name: without_nulls(one) for name, one in row.items()}
 
 
 def without_nulls(value: Any) -> Any:
@@ -176,10 +184,16 @@ def _lines(uri: str, packed: str) -> Iterator[bytes]:
 
 
 def read(row: Any) -> Dialogue:
-    """Return the conversation of a row.
-
-    Raises RowRefused for an unusable conversation, InputError for a row that is not a conversation.
-    """
-    if isinstance(row, Mapping) and not any(name in row for name in COLUMNS) and not is_alpaca(row):
-        raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")
+    """Return the conversation of a row. Raises RowRefused."""
+    if not _is_conversation(row):
+        raise RowRefused(_no_columns(row))
     return parse_row(row)
+
+
+def _is_conversation(row: Any) -> bool:
+    """Return True for a bare list, and for a row with the columns of a conversation, even null."""
+    return not isinstance(row, Mapping) or any(name in row for name in COLUMNS) or is_alpaca(row)
+
+
+def _no_columns(row: Mapping[str, Any]) -> str:
+    return f"it has no {', '.join(COLUMNS)}; available: {', '.join(row) or 'none'}"

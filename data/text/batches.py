@@ -27,7 +27,7 @@ from data.text.invalid_lines import HOW, REPLACED, Skips, may_be_no_text, no_tex
 from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
 from data.text.streams import Streamed
-from data.text.text_column import texts_of, type_problem, value_at
+from data.text.text_column import is_null, texts_of, type_problem, value_at
 from store import untrusted_input
 
 BATCH_BYTES = 1 << 20
@@ -343,6 +343,7 @@ class LineFile:
 
     def _objects(self, lines: TextList, start: int, number: int) -> Batch:
         rows, invalid, texts, skips = len(lines), replace_invalid_utf8(lines), TextList(), Skips(self.uri, start)
+        nulls = list[int]()
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         there = dict[str, None]()
         for at, line in enumerate(lines):
@@ -353,6 +354,8 @@ class LineFile:
                 self._skip_line(skips, number + at, why)
                 invalid -= bool(invalid) and REPLACED in line
                 continue
+            if not text and is_null(row, self.text):
+                nulls.append(len(texts))
             # An unpaired surrogate has no UTF-8 form.
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:
@@ -360,7 +363,8 @@ class LineFile:
             for name, values in columns.items():
                 values.append(row.get(name))
         found = {name: values for name, values in columns.items() if name in there}
-        return Batch(rows, texts, found, invalid, skips=skips if skips.count else None, available=tuple(there))
+        some = skips if skips.count else None
+        return Batch(rows, texts, found, invalid, null_rows=nulls, skips=some, available=tuple(there))
 
     def _read(self, line: Any) -> tuple[Any, Any, str]:
         """Return the row of a line, the text, and the reason if the line is not a document, otherwise ""."""

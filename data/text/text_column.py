@@ -45,13 +45,25 @@ def texts_of(table: Any, name: str) -> tuple[Texts, int, list[int]]:
 def value_at(row: dict[str, Any], name: str) -> Any:
     """Return the text in a row given as a dictionary; "" for null, None for a missing field, other values unchanged."""
     value: Any = row
-    for field in [name] if name in row else name.split("."):
+    for field in _fields(row, name):
         if not isinstance(value, dict) or field not in value:
             return None
         value = value[field]
     if isinstance(value, list) and all(one is None or isinstance(one, str) for one in value):
         return joined(value)
     return "" if value is None else value
+
+
+def is_null(row: dict[str, Any], name: str) -> bool:
+    """Return True if a field that the row has is null."""
+    value: Any = row
+    for field in _fields(row, name):
+        value = value[field]
+    return value is None
+
+
+def _fields(row: dict[str, Any], name: str) -> list[str]:
+    return [name] if name in row else name.split(".")
 
 
 def joined(passages: list[str | None] | None) -> str:

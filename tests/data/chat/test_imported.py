@@ -88,6 +88,38 @@ def test_file_of_a_different_kind_is_refused_by_name(tmp_path, run_import, conte
     assert code == 2 and said in words and words.count("\n") == 1
 
 
+def test_null_and_odd_rows_are_left_out_by_number(tmp_path, run_import):
+    rows = [{**GOOD[0], "tools": None, "system": None}, {"messages": None}, GOOD[0]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(GOOD[0], {"text": "x"}, {"messages": None}).encode())
+    nothing = pyarrow.table({"messages": pyarrow.array([None, None])})
+    refused = []
+    for name in ("a.parquet", "b.jsonl"):
+        code, talks, _ = run_import(TalkSpec(source=str(tmp_path / name)))
+        assert code == 0 and talks == [GOOD[0]["messages"]] * len(talks)
+        refused.append([json.loads(line) for line in (tmp_path / "out/refused.jsonl").read_text().splitlines()])
+    assert [[one["row"] for one in some] for some in refused] == [[2], [2, 3]]
+    assert refused[1][0]["reason"] == "it has no messages, conversations, conversation; available: text"
+    pyarrow.parquet.write_table(nothing, tmp_path / "c.parquet")
+    code, _, words = run_import(TalkSpec(source=str(tmp_path / "c.parquet")))
+    assert code == 2 and "none of its 2 rows is a conversation to learn from: row 1: its row holds no messages" in words
+
+
+@pytest.mark.process
+def test_columns_of_another_name_may_hold_nulls(tmp_path, run_import):
+    rows = [
+        {"instruction": "Add.", "input": "1 2", "reply": "3"},
+        {"instruction": "Who?", "input": None, "reply": "Me."},
+        {"instruction": None, "input": "x", "reply": "Me."},
+        {"instruction": "Who?", "input": None, "reply": None},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    code, talks, _ = run_import(TalkSpec(source=f"{tmp_path}/a.parquet?user=instruction&assistant=reply"))
+    assert (code, [talk[0]["content"] for talk in talks]) == (0, ["Add.\n\n1 2", "Who?"])
+    refused = [json.loads(line)["row"] for line in (tmp_path / "out/refused.jsonl").read_text().splitlines()]
+    assert refused == [3, 4]
+
+
 @pytest.mark.process
 def test_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, run_import, monkeypatch):
     folder = tmp_path / "repo" / "main"

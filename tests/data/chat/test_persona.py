@@ -115,6 +115,13 @@ def test_handwritten_conversations_become_identity_with_some_questions_held_out(
     assert all(one["expected"] == WHO.name and one["messages"][0]["content"] not in asked for one in heldout)
     with pytest.raises(InputError, match="none of the 22 answers says Ada; give the right name by --persona"):
         persona.make(replace(spec, persona=replace(WHO, name="Ada")), tmp_path / "other")
+    marked = {"messages": [{**turns[0][0], "content": "who\u2028are\x85you", "name": None}, turns[0][1]], "tools": None}
+    raw = b"\xef\xbb\xbf" + (json.dumps(marked, ensure_ascii=False) + "\r\n").encode() * 2
+    path.write_bytes(raw)
+    assert persona.of_file(spec)[0] == [[{"role": "user", "content": "who\u2028are\x85you"}, turns[0][1]]] * 2
+    path.write_bytes(raw + b'{"messages": null}\n')
+    with pytest.raises(InputError, match=r"jsonl:3: not a conversation .*holds no messages"):
+        persona.of_file(spec)
     path.write_text(json.dumps(turns[0][:1]) + "\n")
     with pytest.raises(InputError, match=r"jsonl:1: not a conversation"):
         persona.make(spec, tmp_path / "third")

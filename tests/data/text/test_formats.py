@@ -63,13 +63,14 @@ def test_null_texts_are_counted_also_in_a_file_of_nulls_alone(shard, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None, "", "two"]}), tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([None, None])}), tmp_path / "b.parquet")
     (tmp_path / "c.csv").write_text("text,n\nsodium,1\nNA,2\nnull,3\nchlorine,4\n")
+    (tmp_path / "d.jsonl").write_text('{"text": "one"}\n{"text": null}\n{"text": ""}\n\n{"text": "two"}\n')
     found = []
-    for source in ("*.parquet", "c.csv"):
+    for source in ("*.parquet", "c.csv", "d.jsonl"):
         assert shard(tmp_path / source)[0] == 0
         counts = read_manifest(tmp_path / "out")["counts"]
         found.append((list(read(shard_paths(tmp_path / "out"))), counts["empty"], counts["null"]))
         shutil.rmtree(tmp_path / "out")
-    assert found == [(["one", "two"], 4, 3), (["sodium", "chlorine"], 2, 2)]
+    assert found == [(["one", "two"], 4, 3), (["sodium", "chlorine"], 2, 2), (["one", "two"], 2, 1)]
 
 
 def test_progress_shows_the_read_and_the_remaining_part_of_a_source(shard, tmp_path, monkeypatch):
