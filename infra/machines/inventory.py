@@ -18,6 +18,7 @@ import contextlib
 import difflib
 import getpass
 import logging
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -232,8 +233,8 @@ def _host(
     own = {"ip": entry} if isinstance(entry, str) else entry
     where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
     check_keys(where, own, HOST_KEYS)
-    if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]):
-        raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text")
+    if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]) or _parts_of(own):
+        raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text{_parts_of(own)}")
     said = {**{key: defaults[key] for key in defaults if key != "hosts"}, **own}
     if said.get("password") is not None:
         raise UsageError(f"{where}: {NO_PASSWORDS}")
@@ -260,6 +261,16 @@ def _host(
     return host
 
 
+def _parts_of(own: Mapping[str, Any]) -> str:
+    """Return what to write in place of `user@host:port`, or "" for an `ip` without these parts."""
+    found = _REACH.fullmatch(own["ip"]) if isinstance(own.get("ip"), str) else None
+    parts = {"ip": found["host"] or found["ipv6"], "user": found["user"], "port": found["port"]} if found else {}
+    given = {name: one for name, one in parts.items() if one}
+    if not found or found["host"] == own["ip"]:
+        return ""
+    return f"; write: - {{{', '.join(f'{name}: {one}' for name, one in given.items())}}}"
+
+
 def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
     """Return the address for an inventory entry: from the ssh config for an alias, else from the entry.
 
@@ -267,7 +278,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     """
     port, config, proxy = whole_of(said, "port", 1, 65535), ssh / "config", ""
     user, named = text_of(said, "user"), text_of(said, "identity_file")
-    keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
+    keys = (Path(os.path.expanduser(named)),) if named else tuple(ssh / name for name in KEY_NAMES)
     if said["ip"] in known or ssh_include.has_patterns(config) and shutil.which("ssh"):
         found = ssh_include.resolve(said["ip"], config, port)
         host, port, proxy = found.host, found.port, found.proxy
@@ -275,7 +286,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
         keys = (*found.keys, *keys) if said["ip"] in known or not named else keys
     else:
         host, user, port = said["ip"], user or getpass.getuser(), port or 22
-    key = next((one for one in keys if one.is_file()), None)
+    key = next((one for one in keys if os.path.isfile(one)), None)
     if key is None:
         raise UsageError(
             f"private key not found: {' or '.join(map(str, keys))}; set identity_file in the inventory, or "

@@ -5,12 +5,16 @@ pods by name. A block requires the pod's own host key, since vendors reuse addre
 """
 
 import contextlib
+import getpass
+import glob
+import os
 import re
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +26,7 @@ HEAD = "# The pods of Slipway by name; ./inv updates this file. To remove the fi
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
+_DIRECTIVE = re.compile(r"""\s*([^\s=#"]+)(?:\s*=\s*|\s+)(.*)""")
 PLAIN = {  # options protected from a user's `Host *`: target machine, key, no forwarding
     "BatchMode": "yes",
     "PasswordAuthentication": "no",
@@ -136,8 +141,8 @@ def _write(place: Path, content: bytes) -> None:
 
 
 def _lines(config: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return config.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    with contextlib.suppress(OSError):  # also a folder that a pattern of `Include` matches
+        return config.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     return []
 
 
@@ -163,27 +168,25 @@ class Resolved:
 
 def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[str]:
     """Yield the `Host` names without wildcards in `config` and included files, except in the file `but`."""
-    if depth > MOST_INCLUDES or not config.is_file() or config == but:
-        return
-    for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        try:
-            words = shlex.split(rest, comments=True)
-        except ValueError:  # unclosed quote: ssh reports the error
-            continue
-        if key.lower() == "host":
+    for key, words in _directives(config) if depth <= MOST_INCLUDES and config != but else ():
+        if key == "host":
             yield from (word for word in words if not set(word) & set("*?!"))
-        elif key.lower() == "include":
-            for word in words:
-                for path in _included(word, config):
-                    yield from aliases(path, depth + 1, but)
+        for path in _included(words, config) if key == "include" else ():
+            yield from aliases(path, depth + 1, but)
 
 
-def _included(word: str, config: Path) -> list[Path]:
-    """Return the files of a word of `Include` in `config`."""
-    pattern = Path(word.strip('"')).expanduser()
-    place = pattern if pattern.is_absolute() else config.parent / pattern
-    return sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor))))
+def _directives(config: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield keyword and words of each line that has both."""
+    for found in filter(None, map(_DIRECTIVE.fullmatch, _lines(config))):
+        with contextlib.suppress(ValueError):  # unclosed quote: ssh reports the error
+            yield found[1].lower(), shlex.split(found[2], comments=True)
+
+
+def _included(words: Sequence[str], config: Path) -> Iterator[Path]:
+    """Yield the files named by `Include` in `config`; in a file below `.ssh`, relative names begin at `.ssh`."""
+    base = next((one for one in config.parents if one.name == ".ssh"), config.parent)
+    for word in words:
+        yield from map(Path, sorted(glob.glob(str(base / os.path.expanduser(word)))))
 
 
 def has_patterns(config: Path, depth: int = 0, applies: bool = True) -> bool:
@@ -191,15 +194,13 @@ def has_patterns(config: Path, depth: int = 0, applies: bool = True) -> bool:
 
     applies: whether the first lines, before any `Host` or `Match`, apply to such a host.
     """
-    for line in _lines(config) if depth <= MOST_INCLUDES else []:
-        key, *words = line.strip().replace("=", " ", 1).split() or [""]
-        if key.lower() in ("host", "match"):
-            applies = key.lower() == "match" or bool(set("".join(words)) & set("*?!"))
-        elif key.lower() == "include":
-            files = (path for word in words for path in _included(word, config))
-            if any(has_patterns(path, depth + 1, applies) for path in files):
+    for key, words in _directives(config) if depth <= MOST_INCLUDES else ():
+        if key in ("host", "match"):
+            applies = key == "match" or bool(set("".join(words)) & set("*?!"))
+        elif key == "include":
+            if any(has_patterns(path, depth + 1, applies) for path in _included(words, config)):
                 return True
-        elif applies and key.lower() in DECIDING:
+        elif applies and key in DECIDING:
             return True
     return False
 
@@ -222,16 +223,23 @@ def resolve(alias: str, config: Path, port: int | None = None) -> Resolved:
         raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
     values = dict(reversed(said))
-    keys = tuple(Path(value).expanduser() for key, value in said if key == "identityfile")
-    found = Resolved(values["hostname"], values["user"], int(values["port"]), keys)
+    host, port, user, local = values["hostname"], int(values["port"]), values["user"], socket.gethostname()
+    tokens = {"%%": "%", "%h": host, "%p": values["port"], "%r": user, "%n": alias}
+    own = {"%d": str(Path.home()), "%u": getpass.getuser(), "%i": str(os.getuid()), "%l": local}
+    own |= {"%L": local.partition(".")[0], "%k": values.get("hostkeyalias", alias)}
+    keys = (os.path.expandvars(_expand(value, tokens | own)) for key, value in said if key == "identityfile")
+    found = Resolved(host, user, port, tuple(Path(os.path.expanduser(one)) for one in keys))
     if values.get("proxyjump", "none") != "none":
         return replace(found, proxy=_jump(values["proxyjump"], found, config))
     if values.get("proxycommand", "none") == "none":
         return found
     if values.get("proxyusefdpass") == "yes":
         raise UsageError(f"{alias}: ProxyUseFdpass is not supported; use a ProxyCommand such as: nc %h %p")
-    tokens = {"%%": "%", "%h": found.host, "%p": str(found.port), "%r": found.user, "%n": alias}
-    return replace(found, proxy=re.sub(r"%.", lambda one: tokens.get(one[0], one[0]), values["proxycommand"]))
+    return replace(found, proxy=_expand(values["proxycommand"], tokens))
+
+
+def _expand(text: str, tokens: Mapping[str, str]) -> str:
+    return re.sub(r"%.", lambda one: tokens.get(one[0], one[0]), text)
 
 
 def _jump(jumps: str, to: Resolved, config: Path) -> str:

@@ -22,7 +22,7 @@ def hidden_in(path: Path) -> str:
 
 def is_named(path: Path, typed: Sequence[str]) -> bool:
     """Return whether the user named the path, or a hidden folder above the path."""
-    named = [Path(one).expanduser() for one in typed]
+    named = [Path(os.path.expanduser(one)) for one in typed]
     real = [one.resolve() for one in named if one.is_absolute()]
     return any(path.resolve().is_relative_to(one) and hidden_in(one) for one in real)
 

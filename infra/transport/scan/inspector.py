@@ -196,7 +196,7 @@ def named(root: Path, typed: Sequence[str]) -> tuple[str, ...]:
     """Return the user's named files relative to `root`; accepts `~` and absolute paths within `root`."""
     found = []
     for name in typed:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if not path.is_absolute():
             found.append(os.path.normpath(name))
         elif path.is_relative_to(root):
