@@ -278,6 +278,11 @@ def convert_errors(logs: Path, name: str = "", as_json: bool = False) -> Iterato
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
             raise leave(permission_hints.error_with_hint(error, logs.parents[1].absolute()), 1) from None
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # of `Path.expanduser`
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            raise leave(
+                f"{frame.f_locals.get('self')}: ~ names no user of this machine; write the whole path", 2
+            ) from None
         said, where = f"unexpected {type(error).__name__}: {error}", write_traceback(error, logs)
         raise leave(f"{said}\n  this is a bug in inv; full traceback: {where}", 1) from None
 
@@ -290,10 +295,7 @@ def is_closed(descriptor: int) -> bool:
 
 
 def write_traceback(error: BaseException, logs: Path) -> Path:
-    """Write the traceback to a new file under `logs`, or in the temporary folder if `logs` is read-only.
-
-    Return the path of the file.
-    """
+    """Write the traceback to a file in `logs`, or in the temporary folder if `logs` is read-only; return the path."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
         usable = os.access(logs, os.W_OK)

@@ -210,6 +210,16 @@ def test_unparsable_line_is_a_json_document_too(checkout, words, said):
     assert inv(checkout, *words, "--", "--json")[1] == ""
 
 
+@pytest.mark.parametrize("path", ["~nosuchuser", "~nosuchuser/models/a", "~nosuchuser/*.jsonl"])
+def test_home_of_an_unknown_user_is_named(tmp_path, path):
+    with pytest.raises(Exit) as left, convert_errors(tmp_path, "report"):
+        Path(path).expanduser()
+    assert (left.value.message, left.value.code) == (
+        f"inv report: {path}: ~ names no user of this machine; write the whole path",
+        2,
+    )
+
+
 @pytest.mark.parametrize(("name", "said"), [("status", "inv status: no host"), ("", "inv: no host")])
 def test_failure_before_any_command_is_reported_too(tmp_path, name, said):
     with pytest.raises(Exit) as left, convert_errors(tmp_path, name):
