@@ -20,10 +20,10 @@ from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts, runs
 from packs.page.views.sections.ask import View, ViewQuery
 from store.artifacts.artifacts import Store
+from tests.packs.page.shard_reports import REPORT, changed
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
-REPORT = {"documents": 3, **dict.fromkeys(artifacts.LISTS, []), **dict.fromkeys(artifacts.OBJECTS, {})}
 
 
 @pytest.fixture
@@ -188,10 +188,29 @@ def test_what_is_wrong_is_said_and_a_report_on_shards_is_shown(context, tmp_path
     unknown, ours = talk(context, *asks)
     assert unknown.status_code == 400 and "no runs exist yet" in unknown.json()["error"]
     assert ours.json()["report"] == REPORT and ours.json()["command"].startswith("inv shard --report ")
-    for unusable in ("[", '{"accuracy": 0.5}', json.dumps({**REPORT, "parts": {}}), json.dumps({**REPORT, "read": 1})):
-        (tmp_path / "report.json").write_text(unusable)
-        with pytest.raises(UsageError, match="write the report again"):
-            artifacts.read_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ("[", "Expecting value"),
+        ({"accuracy": 0.5}, "missing required field `source`"),
+        (changed({}, "parts"), r"\$\.parts"),
+        (changed(1, "read"), r"\$\.read"),
+        (changed("3", "documents"), r"\$\.documents"),
+        (changed([1, 9], "lengths", 0), r"\$\.lengths\[0\]"),
+        (changed("many", "lines", 0, 1), r"\$\.lines\[0\]\[1\]"),
+        (changed(None, "samples", 0, "text"), r"\$\.samples\[0\]\.text"),
+        (changed(["0"], "scores", "score", "counts"), r"\$\.scores\[\.\.\.\]\.counts\[0\]"),
+        (changed(None, "parts", 0, "shards"), r"\$\.parts\[0\]\.shards"),
+        (changed(7, "parts", 0, "shards", 0, "sha256"), r"\$\.parts\[0\]\.shards\[0\]\.sha256"),
+    ],
+)
+def test_unusable_report_on_shards_is_refused_with_the_place(tmp_path, report, said):
+    path = tmp_path / "report.json"
+    path.write_text(report if isinstance(report, str) else json.dumps(report))
+    with pytest.raises(UsageError, match=f"{said}.*write the report again"):
+        artifacts.read_report(path)
 
 
 def test_stream_sends_each_part_only_after_a_change():

@@ -4,18 +4,18 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flows.runs import run_groups
 from infra.errors import UsageError
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
+from packs.page.views.shard_report import ShardReport
 from store import credentials, untrusted_input
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
 
 REPORT = "report.json"
-# Fields of a report that static/views/data.js cannot do without.
-LISTS = ("parts", "quantiles", "lengths", "lines", "repeated", "languages", "sites", "samples")
-OBJECTS = ("read", "duplicates", "scores")
 SLOW_S = 5.0
 UNDER_WAY = ("running", "detached")
 
@@ -75,17 +75,14 @@ def report_in(folder: Path) -> Path | None:
     return next((folder / name for name in (REPORT, f".{REPORT}") if (folder / name).is_file()), None)
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> ShardReport:
     """Return the content of a report on shards. Raise UsageError for an unreadable file, or a file of other content."""
     try:
-        found = untrusted_input.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
-        for kind, names in ((list, LISTS), (dict, OBJECTS)):
-            for name in names:
-                untrusted_input.typed(found, name, kind)
-    except (OSError, untrusted_input.UnusableDocument) as error:
+        # File names may not be valid UTF-8.
+        return msgspec.convert(untrusted_input.load(path, half_pairs="surrogateescape"), ShardReport)
+    except (OSError, untrusted_input.UnusableDocument, msgspec.ValidationError) as error:
         again = f"inv shard --report {shlex.quote(str(path.parent))}"
         raise UsageError(f"{path}: {error}; write the report again: {again}") from None
-    return found
 
 
 DATA, SWEEPS, DATA_REPORT = View(data), View(sweeping), View(data_report, every_s=SLOW_S)
