@@ -1,5 +1,6 @@
 """The command `inv report`: the page of runs, or of a report on shards, as one file."""
 
+import hashlib
 import os
 import webbrowser
 from collections.abc import Sequence
@@ -65,10 +66,11 @@ def report(spec: ReportFlags) -> None:
 
 
 def page_name(names: Sequence[str]) -> str:
-    """Return the name of the folder for a page: all names, or a cut first name and the number of other names."""
+    """Return the name of the folder for a page: all names, or a cut first name, the number of others, and a digest."""
     parts = [one.strip("/").replace("/", "-") or "root" for one in names]
     whole = "-and-".join(parts)
     if len(os.fsencode(whole)) <= untrusted_input.NAME_BYTES:
         return whole
     first = os.fsencode(parts[0])[:FIRST_BYTES].decode("utf-8", "ignore")
-    return f"{first}-and-{len(parts) - 1}-more" if len(parts) > 1 else first
+    more = f"-and-{len(parts) - 1}-more" if len(parts) > 1 else ""
+    return f"{first}{more}-{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"

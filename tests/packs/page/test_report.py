@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 
 import pytest
 
+from data.__main__ import main
 from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -18,6 +20,7 @@ from packs.page.views.phase_facts import facts_of
 from packs.page.views.run_sources import MOST_MOMENTS, MOST_POINTS, _curve, folders, name_of, spread
 from packs.page.views.sections import artifacts
 from packs.page.views.sections.ask import View
+from tests.packs.page.shard_reports import changed
 
 HOSTILE = "</script><script>alert(1)</script><b>"
 COUNTS = {"conversations": 4, "without_targets": 1, "answers": 12, "cut_answers": 3}
@@ -105,8 +108,7 @@ def test_words_that_name_nothing_are_told(context, tmp_path):
 
 
 def test_a_report_on_shards_is_a_page_of_its_own(tmp_path):
-    fields = {**dict.fromkeys(artifacts.LISTS, []), **dict.fromkeys(artifacts.OBJECTS, {})}
-    (tmp_path / "report.json").write_text(json.dumps({**fields, "source": HOSTILE}))
+    (tmp_path / "report.json").write_text(json.dumps(changed(HOSTILE, "source")))
     assert export.shards_of([str(tmp_path)]) == tmp_path and export.shards_of([str(tmp_path)] * 2) is None
     page = export.write(tmp_path / "page.html", export.of_shards(tmp_path)).read_text()
     assert HOSTILE not in page and f'"data_report {tmp_path.name}":' in page
@@ -114,10 +116,34 @@ def test_a_report_on_shards_is_a_page_of_its_own(tmp_path):
     assert export.shards_of([str(tmp_path)]) is None, "a folder with metrics is a training"
 
 
+def test_report_of_the_data_steps_is_read(tmp_path, monkeypatch):
+    rows = [
+        {"text": f"line of all\n{n}", "language": "en", "language_score": 0.5, "url": "http://a/b"} for n in range(9)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = str(tmp_path / "out")
+    spec = {"source": str(tmp_path / "a.jsonl"), "format": "jsonl", "val_ratio": 0.3, "workers": 1}
+    for step, config in (("text", {"out": out, "spec": spec}), ("report", {"out": out, "inputs": {"text": out}})):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert main([step, "--config", str(tmp_path / "config.json")]) == 0
+    found = artifacts.read_report(tmp_path / "out" / "report.json")
+    assert (found["documents"], found["lines"][0], len(found["parts"])) == (9, ("line of all", 9), 2)
+
+
 def test_folder_of_a_page_has_a_short_name_inside_of_the_reports(tmp_path, monkeypatch):
     assert report.page_name(["calm-1", "base_checkpoints/smoke"]) == "calm-1-and-base_checkpoints-smoke"
-    assert report.page_name(["a" * 250, "b", "c"]) == "a" * 150 + "-and-2-more"
-    assert report.page_name(["é" * 200]) == "é" * 75
+    assert re.fullmatch("a{150}-and-2-more-[0-9a-f]{8}", report.page_name(["a" * 250, "b", "c"]))
+    assert re.fullmatch("é{75}-[0-9a-f]{8}", report.page_name(["é" * 200]))
+    long = "a" * 200
+    many = (
+        [f"{long}{'b' * 60}"],
+        [f"{long}{'c' * 60}"],
+        [long, "b" * 60],
+        [long, "c" * 60],
+        [long, "b" * 30, "b" * 29],
+    )
+    assert len({report.page_name(names) for names in many}) == len(many)
+    assert all(len(os.fsencode(report.page_name(names))) <= 255 for names in many)
     assert report.page_name(["/"]) == "root"
     (tmp_path / "some" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "some" / "deep")
