@@ -28,7 +28,7 @@ VERSIONS = {
     "tokens": 1,
     "identity": 2,
     "questions": 2,
-    "talk": 2,
+    "talk": 3,
     "problems": 1,
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},

@@ -6,11 +6,12 @@ excluded from training, or RowRefused with a reason.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from data.chat.message_parts import RowRefused, read_content
+from data.chat.unread_fields import refuse_media, refuse_unread, unread
 from data.tokens.chat_template import REASONING, Dialogue
 from store.untrusted_input import printable_line
 
@@ -29,12 +30,17 @@ ROLES = {
 }
 FLAGS = ("train", "train_on_turn", "loss", "training", "trainable")
 TEXTS = ("content", "value", "text", "message", "parts")
+DETAILS = ("train_detail", "training_detail")
+FIELDS = ("role", "from", *TEXTS, "refusal", "weight", *FLAGS, *DETAILS)
+OF_ANSWERS = (*REASONING, "tool_calls", "function_call")
+OF_TOOLS = ("name", "tool_call_id")
 
 
 def parse_row(row: Any) -> Dialogue:
     """Return the conversation of a row. Raises RowRefused."""
     columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"messages": row}
     columns = {name: one for name, one in columns.items() if one is not None}
+    refuse_media(columns)
     found = _of_alpaca(columns) if is_alpaca(columns) else _of_messages(columns)
     found = _with_system(found, columns)
     _mask(found, columns)
@@ -59,11 +65,29 @@ def read_dialogue(row: Mapping[str, Any]) -> Dialogue:
 
 
 def _of_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    column = next((name for name in COLUMNS if name in row), "")
-    messages = _listed(row.get(column))
-    if not messages:
-        raise RowRefused(f"its {column or 'row'} holds no messages")
-    return [one for number, message in enumerate(messages, 1) for one in _Message(number, message).read()]
+    columns = [name for name in COLUMNS if _listed(row.get(name))]
+    columns = columns[:1] + [name for name in columns[1:] if isinstance(_listed(row[name])[0], Mapping)]
+    if not columns:
+        raise RowRefused(f"its {next((name for name in COLUMNS if name in row), 'row')} holds no messages")
+    found = [
+        [one for number, message in enumerate(_listed(row[column]), 1) for one in _Message(number, message).read()]
+        for column in columns
+    ]
+    if any(one != found[0] for one in found):
+        raise RowRefused(f"its {' and '.join(columns)} say different things")
+    return found[0]
+
+
+def unread_fields(row: Any) -> Iterator[str]:
+    """Yield the columns and the fields of messages with content that `parse_row` does not use."""
+    if isinstance(row, Mapping):
+        yield from unread(row, READ)
+    messages = row if isinstance(row, list) else next((row[name] for name in COLUMNS if row.get(name)), [])
+    for one in _listed(messages):
+        if isinstance(one, Mapping):
+            role = ROLES.get(str(one.get("role", one.get("from"))).strip().lower())
+            known = (*FIELDS, *{"assistant": OF_ANSWERS, "tool": OF_TOOLS}.get(str(role), ()))
+            yield from (f"{name} of messages" for name in unread(one, known))
 
 
 def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -94,10 +118,23 @@ class _Message:
             raise RowRefused(f"message {self.number} is {printable_line(self.said)}, expected an object")
         said = {name: one for name, one in self.said.items() if one is not None}
         spelt = said.get("role", said.get("from"))
-        role = ROLES.get(str(spelt).strip().lower())
+        role, other = (ROLES.get(str(one).strip().lower()) for one in (spelt, said.get("from", spelt)))
+        if role is not None and role != other:
+            raise RowRefused(f"message {self.number} is by {spelt} and from {printable_line(said['from'])}")
         if role is None:
             raise RowRefused(f"message {self.number} is by {printable_line(spelt)}; known: {', '.join(ROLES)}")
-        content = read_content(self.number, next((said[name] for name in TEXTS if name in said), None))
+        known = (*FIELDS, *(OF_ANSWERS if role == "assistant" else ()), *(OF_TOOLS if role == "tool" else ()))
+        reasons = role == "assistant" and any(said.get(name) for name in REASONING)
+        refuse_unread(self.number, said, known, reasons)
+        texts = {name: said[name] for name in TEXTS if name in said}
+        if len({repr(one) for one in texts.values()}) > 1:
+            raise RowRefused(f"message {self.number} has different texts: {printable_line(texts)}")
+        given = next(iter(texts.values()), None)
+        if refusal := said.get("refusal"):
+            if given not in (None, "") or role != "assistant" or not isinstance(refusal, str):
+                raise RowRefused(f"message {self.number} has the refusal {printable_line(refusal)} beside its content")
+            given = refusal
+        content = read_content(self.number, given)
         if role == "call":
             found: dict[str, Any] = {"role": "assistant", "tool_calls": self._calls(_parsed(content.text))}
             return [found | self._weight(said, "assistant")]
@@ -155,7 +192,7 @@ class _Message:
 
     def _weight(self, said: Mapping[str, Any], role: str) -> dict[str, int]:
         """Return `weight` 0 for an answer excluded from training, else {}. Raises RowRefused for invalid flags."""
-        if spans := next((name for name in ("train_detail", "training_detail") if said.get(name)), ""):
+        if spans := next((name for name in DETAILS if said.get(name)), ""):
             raise RowRefused(
                 f"message {self.number} has {spans}: parts of an answer cannot be left out, only all of it"
             )
@@ -245,6 +282,8 @@ def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
         raise RowRefused("it has no answer")
 
 
+READ = (*COLUMNS, *ALPACA, "input", "history", *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
+"""Columns of a row that `parse_row` uses."""
 AFTER = {"assistant": ("user", "tool"), "user": ("assistant",), "tool": ("assistant", "tool", "user")}
 
 

@@ -9,14 +9,14 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from data import references
-from data.chat.foreign_rows import ALPACA, COLUMNS, MASKS, SYSTEM, TOOLS, VARIABLES, dialogue_row, is_alpaca, parse_row
+from data.chat.foreign_rows import ALPACA, COLUMNS, READ, dialogue_row, is_alpaca, parse_row, unread_fields
 from data.chat.message_parts import RowRefused
 from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
@@ -30,9 +30,8 @@ from store import untrusted_input
 FILE = "conversations.jsonl"
 REFUSED = "refused.jsonl"
 TOLD = 3  # number of rejected rows quoted in a message
+NAMED, MOST_NOT_READ = 8, 100  # maximum number of unread fields in a message, and in the summary
 TURN = ("system", "user", "assistant")
-READ = (*COLUMNS, *ALPACA, "input", "history", *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
-"""Columns read from a parquet file."""
 TELL_EVERY = 5000
 
 
@@ -41,8 +40,8 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
 
     Raises InputError if the source has no usable conversation, DataError if the hub is unreachable.
     """
-    kept, reasons = 0, dict[int, str]()
-    found, about = source_rows(spec)
+    kept, reasons, not_read = 0, dict[int, str](), dict[str, None]()
+    found, about = source_rows(spec, not_read)
     with open(folder / FILE, "w", encoding="utf-8") as out:
         for number, row in enumerate(islice(found, spec.take), 1):
             if number == 1 and not _is_conversation(row):
@@ -52,6 +51,7 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
             except RowRefused as error:
                 reasons[number] = str(error)
                 continue
+            not_read.update(dict.fromkeys(unread_fields(row)))
             out.write(json.dumps({**dialogue_row(talk), "row": number}, ensure_ascii=False) + "\n")
             kept += 1
             if kept % TELL_EVERY == 0:
@@ -64,23 +64,35 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
         (folder / REFUSED).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         share = f"{len(reasons):,} of {kept + len(reasons):,} rows"
         emit("note", text=f"{spec.source}: {share} are left out ({REFUSED} lists them): {first}", alarm=True)
+    if not_read:
+        emit("note", text=f"{spec.source}: not read: {shortened(not_read)}")
+        about = {**about, "not_read": list(not_read)[:MOST_NOT_READ]}
     return {"conversations": kept, "skipped": len(reasons), "source": spec.source, **about}
 
 
-def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
-    """Return the rows in order, and a description of the origin. Raises InputError, DataError."""
+def shortened(names: Collection[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(list(names)[:NAMED]) + more
+
+
+def source_rows(spec: TalkSpec, not_read: dict[str, None]) -> tuple[Iterator[Any], dict[str, Any]]:
+    """Return the rows in order, and a description of the origin; add unread columns of Parquet files to `not_read`.
+
+    Raises InputError, DataError.
+    """
     reference = references.parse(spec.source)
     if reference.is_hub:
         reference = replace(reference, config=spec.config, split=spec.split, revision=spec.revision)
         commit, uris = hub_files(reference)
         if uris and not reference.columns:
-            return (row for uri in uris for row in rows(uri)), {"revision": commit}
+            return (row for uri in uris for row in rows(uri, not_read)), {"revision": commit}
         from data.text import hub_datasets  # the import takes seconds
 
         return rows_of_datasets(reference), {"revision": hub_datasets.revision(reference)}
     if is_of_datasets(reference) or reference.columns:
         return rows_of_datasets(reference), {}
-    return (row for path in source_files(spec.source) for row in rows(str(path))), {}
+    return (row for path in source_files(spec.source) for row in rows(str(path), not_read)), {}
 
 
 def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
@@ -122,11 +134,14 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
         yield row
 
 
-def rows(uri: str) -> Iterator[Any]:
-    """Yield the rows of a file. Raises InputError for a damaged file or an unsupported format."""
+def rows(uri: str, not_read: dict[str, None] | None = None) -> Iterator[Any]:
+    """Yield the rows of a file; add unread columns of a Parquet file to `not_read`.
+
+    Raises InputError for a damaged file or an unsupported format.
+    """
     suffix, packed = form_of(uri)
     if suffix == ".parquet":
-        yield from _of_parquet(uri)
+        yield from _of_parquet(uri, {} if not_read is None else not_read)
         return
     if suffix != ".jsonl":
         raise InputError(f"{uri}: conversations are read from .jsonl and .parquet")
@@ -139,7 +154,7 @@ def rows(uri: str) -> Iterator[Any]:
             raise InputError(f"{uri}:{number}: not JSON: {error}") from None
 
 
-def _of_parquet(uri: str) -> Iterator[Any]:
+def _of_parquet(uri: str, not_read: dict[str, None]) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
@@ -149,6 +164,7 @@ def _of_parquet(uri: str) -> Iterator[Any]:
         if not names & {*COLUMNS} and not names >= {*ALPACA}:
             there = ", ".join(file.schema_arrow.names)
             raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
+        not_read.update(dict.fromkeys(name for name in file.schema_arrow.names if name not in READ))
         for batch in file.iter_batches(256, columns=[name for name in READ if name in names]):
             yield from map(_row_without_nulls, batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:

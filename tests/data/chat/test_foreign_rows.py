@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data.chat.foreign_rows import dialogue_row, parse_row, read_dialogue
+from data.chat.foreign_rows import dialogue_row, parse_row, read_dialogue, unread_fields
 from data.chat.message_parts import RowRefused
 
 ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
@@ -126,6 +126,20 @@ def test_marked_answers_are_excluded_from_training(row):
         (talk(), "no messages"),
         ({"messages": None}, "no messages"),
         (answer(content=None), "no content"),
+        (answer(masked=True), "message 2 has masked: True; write weight: 0"),
+        (answer(loss_weight=0.5), "message 2 has loss_weight: 0.5; write weight: 0"),
+        (answer(doTrain=False), "message 2 has doTrain: False; write weight: 0"),
+        (answer(thought="hm"), "message 2 has thought: 'hm'; write the reasoning of an answer into reasoning_content"),
+        (answer(chain_of_thought=["a"]), "message 2 has chain_of_thought"),
+        (talk({**ASKED, "reasoning": "hm"}, SAID), "message 1 has reasoning: 'hm'"),
+        (talk({**ASKED, "images": ["a.png"]}, SAID), "message 1 has images: .*only text can be learnt"),
+        (answer(audio={"id": "x"}), "message 2 has audio"),
+        (talk(ASKED, SAID, images=["a.png"]), "it has images; only text can be learnt"),
+        ({"instruction": "i", "input": "", "output": "o", "video": "a.mp4"}, "it has video; only text can be learnt"),
+        (talk(ASKED, SAID, conversations=[ASKED, {**SAID, "content": "You."}]), "messages and conversations say diff"),
+        (talk({**ASKED, "value": "What?"}, SAID), "message 1 has different texts"),
+        (talk({**ASKED, "from": "gpt"}, SAID), "message 1 is by user and from 'gpt'"),
+        (answer(refusal="No."), "message 2 has the refusal 'No.' beside its content"),
         (answer(reasoning="a", thinking="b"), "two kinds of reasoning"),
         (talk(ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": "not json"}}), "no object"),
         (talk(ASKED, SAID, tools=[{"x": 1}]), "names no function"),
@@ -135,3 +149,31 @@ def test_marked_answers_are_excluded_from_training(row):
 def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row, why):
     with pytest.raises(RowRefused, match=why):
         parse_row(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        answer(reasoning="hm", reasoning_details=[{"text": "hm"}]),
+        talk({**ASKED, "value": "Who?", "from": "human"}, SAID, conversations=[ASKED, SAID], conversation="as text"),
+        talk(ASKED, {"role": "assistant", "content": None, "refusal": "Me."}),
+        talk(ASKED, {**SAID, "refusal": None, "audio": None, "mask": None}, images=[], audio=None),
+        answer(finish_reason="stop", constraints="none", model="m"),
+    ],
+)
+def test_row_with_the_same_content_twice_or_with_other_facts_is_read(row):
+    assert [(one["role"], one["content"]) for one in parse_row(row).messages] == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        (talk({**ASKED, "name": "Ann"}, {**SAID, "tool_calls": []}, id=7, score=None), ["id", "name of messages"]),
+        ([{**ASKED, "tool_call_id": "x"}, SAID, {"role": "tool", "content": "r", "name": "f"}],
+         ["tool_call_id of messages"]),
+        ({"instruction": "i", "input": "", "output": "o", "context": "c"}, ["context"]),
+        (talk(ASKED, SAID, tools=[TOOL], system="s", weights=[1], chat_template_kwargs={"a": 1}), []),
+    ],
+)  # fmt: skip
+def test_fields_that_nothing_reads_are_named(row, names):
+    assert list(unread_fields(row)) == names

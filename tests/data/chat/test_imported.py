@@ -88,6 +88,22 @@ def test_file_of_a_different_kind_is_refused_by_name(tmp_path, run_import, conte
     assert code == 2 and said in words and words.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_fields_that_nothing_reads_are_reported(tmp_path, run_import, monkeypatch, name):
+    rows = [{"messages": [{**ASKED, "name": "Ann"}, SAID], "score": n, "context": "c"} for n in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(lines(*rows))
+    told = tmp_path / "records"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    assert run_import(TalkSpec(source=str(tmp_path / name)))[0] == 0
+    records = [json.loads(line) for line in told.read_text().splitlines()]
+    names = ["score", "context", "name of messages"]
+    assert records[-1]["not_read"] == names
+    assert [one["text"] for one in records if "not read" in one.get("text", "")] == [
+        f"{tmp_path / name}: not read: {', '.join(names)}"
+    ]
+
+
 def test_null_and_odd_rows_are_left_out_by_number(tmp_path, run_import):
     rows = [{**GOOD[0], "tools": None, "system": None}, {"messages": None}, GOOD[0]]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
