@@ -21,7 +21,7 @@ KEY_BYTES = 64 << 10  # a private key is smaller
 def held_by_agent(path: Path) -> Any:
     """Return the `paramiko.AgentKey` for a key with a passphrase or of a security device; None for other keys.
 
-    Raises UsageError if such a key is not in the ssh-agent.
+    The key has the certificate beside its file. Raises UsageError if such a key is not in the ssh-agent.
     """
     reason = why_agent(path)
     if not reason:
@@ -35,6 +35,12 @@ def held_by_agent(path: Path) -> Any:
             f"the private key {path} {reason}, and the ssh-agent of this machine does not hold the key; run: ssh-add "
             f"{shlex.quote(str(path))}"
         )
+    certificate = path.with_name(f"{path.name}-cert.pub")  # of a key in a file, paramiko finds it by itself
+    if certificate.is_file():
+        try:
+            found.load_certificate(str(certificate))
+        except ValueError as error:
+            raise UsageError(f"the certificate {certificate} does not fit the key {path}: {error}") from None
     return found
 
 

@@ -16,6 +16,7 @@ from infra.transport.protocol import Unreachable
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import resolve
+from tests.hosts import loopback
 from tests.hosts import sshd as sshd
 from tests.infra.transport.test_push import TOKEN, make_pod
 
@@ -121,3 +122,21 @@ def test_a_key_with_a_passphrase_is_used_from_the_agent_alone(sshd, tmp_path, ag
             machine.openssh_command(["echo", "by ssh"], is_terminal=False), capture_output=True, text=True
         )
         assert done.stdout == "by ssh\n", done.stderr
+
+
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize("words", ["", WORDS], ids=["plain", "passphrase"])
+def test_a_certificate_beside_a_key_is_used(tmp_path, agent, words):
+    key, authority = tmp_path / "signed", tmp_path / "authority"
+    for path, secret in ((key, words), (authority, "")):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", secret, "-f", path], check=True)
+    with loopback(tmp_path, options=["-o", f"TrustedUserCAKeys={authority}.pub"]) as host:
+        sign = ["ssh-keygen", "-q", "-s", authority, "-I", "test", "-n", host.address.user, f"{key}.pub"]
+        subprocess.run(sign, check=True)
+        if words:
+            agent(key)
+        with reach(host.address, tmp_path, key=str(key)) as machine:
+            assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
+            line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
+            done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert done.stdout == "by ssh\n", done.stderr
