@@ -217,9 +217,12 @@ def _queue(said: Mapping[str, Any]) -> Queue:
 
 def _time_s(text: str) -> float | None:
     """Return the seconds of a duration, ours (24h) or Slurm's; None for an empty text. Raises UsageError."""
+    text = text.strip()
     found = _TIME.fullmatch(text)
     if found is None:
         try:
+            if text[-1:].isdigit():  # without a unit, a number is of Slurm, which knows no fractions
+                raise UsageError(f"{text!r} is not a duration; write 90s, 30m, 2h or 1d")
             return seconds(text)
         except UsageError as error:
             raise UsageError(f"time: {error}, or as for sbatch --time: 1-12:00:00 or 12:00:00") from None

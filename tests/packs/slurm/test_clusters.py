@@ -48,7 +48,7 @@ def test_partition_inherits_from_its_cluster_unless_set(written, tmp_path):
 
 SBATCH_TIMES = {
     "90": 5400, "90:30": 5430, "12:30:15": 45_015, "2-12": 216_000, "1-12:30": 131_400, "1-12:00:00": 129_600,
-    "0-00:10": 600, "36:00:00": 129_600,
+    "0-00:10": 600, " 60 ": 3600, "36:00:00": 129_600,
 }  # fmt: skip
 
 
@@ -63,6 +63,15 @@ def test_times_are_those_of_sbatch_or_have_a_unit(tmp_path, text, seconds, quote
     )
     (one,) = load(path, tmp_path).usable
     assert (one.common.time_s, one.common.account, one.common.qos) == (seconds, "0042", "")
+
+
+@pytest.mark.parametrize("text", ["1.5", "0", "1:2:3:4", "infinite"])
+def test_time_that_sbatch_refuses_is_refused(tmp_path, text):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    path.write_text(f"fx:\n  host: login\n  identity_file: {key}\n  time: '{text}'\n")
+    (one,) = load(path, tmp_path).unusable
+    assert "time: " in one.why and repr(text) in one.why
 
 
 def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
