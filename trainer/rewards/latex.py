@@ -19,6 +19,7 @@ WRAPPERS = tuple(
         r"\\displaystyle\b\s*(.*)",
     )
 )
+REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*\{(\d{1,20})\}")
 KEPT = "\x01"
 # A unit after a number: \text{...}, or a word of at least two letters.
 WORDS = r"[A-Za-z][A-Za-z]+(?: [A-Za-z]+)*"
@@ -52,6 +53,9 @@ def boxed(text: str) -> str:
 def plain(text: str) -> str:
     """Return LaTeX without meaningless parts: markup around the answer, spacing, bracket sizes, dollar signs."""
     text = unwrapped(text)
+    text = text.replace("\\varnothing", "\\emptyset")
+    text = re.sub(r"\\var(?=(epsilon|phi|theta|rho)(?![a-z]))", r"\\", text)
+    text = REPEATING.sub(_fraction, text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\left\W?\s*\\begin\{matrix\}", r"\\begin{pmatrix}", text)
@@ -65,6 +69,13 @@ def plain(text: str) -> str:
     text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])|(?<=\d)\s+(?=\d)", rf"\1{KEPT}", text)
     text = re.sub(r"\s+", "", text).replace(KEPT, " ")
     return re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    """Return a repeating decimal number as a fraction."""
+    start, repeated = found[1] + found[2], found[3]
+    over, under = int(start + repeated) - int(start or 0), 10 ** len(found[2]) * (10 ** len(repeated) - 1)
+    return rf"\frac{{{over}}}{{{under}}}"
 
 
 def unwrapped(text: str) -> str:

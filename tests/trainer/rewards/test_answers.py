@@ -60,6 +60,13 @@ LATEX = (
     ('$\\boxed{2\\sqrt{3}}$', '<SOLUTION>\\sqrt{12}</SOLUTION>', True),
     ('$\\boxed{X}$', '<SOLUTION>x</SOLUTION>', False),
     ('$\\boxed{5}$', '<SOLUTION>\\boxed{5}</SOLUTION>', True),
+    ('$\\boxed{\\emptyset}$', '<SOLUTION>\\varnothing</SOLUTION>', True),
+    ('$\\boxed{\\emptyset}$', '<SOLUTION>0</SOLUTION>', False),
+    ('$\\boxed{2\\phi}$', '<SOLUTION>2\\varphi</SOLUTION>', True),
+    ('$\\boxed{0.\\overline{3}}$', '<SOLUTION>\\frac13</SOLUTION>', True),
+    ('$\\boxed{-\\frac{7}{6}}$', '<SOLUTION>-1.1\\bar{6}</SOLUTION>', True),
+    ('$\\boxed{0.\\overline{3}}$', '<SOLUTION>0.3</SOLUTION>', False),
+    ('$\\boxed{0.1\\overline{6}}$', '<SOLUTION>0.\\overline{16}</SOLUTION>', False),
     ('$\\boxed{5}$', "<SOLUTION>__import__('os').system('touch pwned')</SOLUTION>", False),
     ('$\\boxed{5}$', '<SOLUTION>9**9**9**9</SOLUTION>', False),
 )  # fmt: skip
