@@ -84,6 +84,8 @@ def import_from_folder(init: str) -> ImportSpec:
     file, has_pieces = file_of_tokenizer(init, names), False
     try:
         templates = templates_of(folder) if file else {}
+        for name in (vocabulary.GENERATION, vocabulary.NAMED) if file else ():
+            model_files.load_if_present(folder, name)
     except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(default_template(templates))

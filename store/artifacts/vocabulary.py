@@ -7,6 +7,7 @@ and serve.
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +38,19 @@ UNREAD = (
     "sentencepiece.bpe.model",
 )
 MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
+# Fields of a tokenizer.json, and the version that the tokenizers library reads.
+FIELDS = (
+    "version",
+    "truncation",
+    "padding",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
+)
+VERSION = "1.0"
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
 
 SUPPORTED = "supported tokenizers: byte-level (Llama 3, Qwen, SmolLM), and BPE with byte fallback (Llama 2, 1bitLLM)"
@@ -141,6 +155,15 @@ def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
     return "ByteLevel" in json.dumps(tokenizer.get("decoder"))
 
 
+def _odd_merge(model: Mapping[str, Any]) -> Any:
+    """Return the first merge of a BPE without a token for its result, or None."""
+    vocab, merges = model["vocab"], model.get("merges") or ()
+    if not isinstance(vocab, dict) or model.get("continuing_subword_prefix"):
+        return None
+    parts = ((one, one.split(" ") if isinstance(one, str) else one) for one in merges)
+    return next((one for one, pair in parts if len(pair) != 2 or f"{pair[0]}{pair[1]}" not in vocab), None)
+
+
 def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     """Return the reason why a tokenizer.json cannot be imported, or "".
 
@@ -151,14 +174,27 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
         ids = ids_of(said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"not a tokenizer: {str(error)[:200]}"
+    if odd := [name for name in said if name not in FIELDS]:
+        return f"not a tokenizer: unknown field {untrusted_input.printable_line(odd[0])}"
+    if said.get("version", VERSION) != VERSION:
+        return f"its version is {untrusted_input.printable_line(said['version'])}; known: {VERSION}"
     if not _is_byte_level(said):
         try:
             sentencepiece.spaces_of(said)
         except sentencepiece.UnknownKind as error:
             return f"{error}; {SUPPORTED}"
+    elif (kind := said["model"].get("type", "BPE")) != "BPE":
+        return f"its model is {untrusted_input.printable_line(kind)}; {SUPPORTED}"
+    added = Counter(str(one["content"]) for one in said.get("added_tokens") or ())
+    if twice := next((one for one, count in added.items() if count > 1), ""):
+        return f"the added token {untrusted_input.printable_line(twice)} is given twice"
+    if odd := _odd_merge(said["model"]):
+        return f"not a tokenizer: the merge {untrusted_input.printable_line(odd)} makes no token of the vocabulary"
     # The tokenizers library ignores the ids in the file and numbers added tokens consecutively after the model tokens.
     of_model = ids_of({"model": said["model"]})
-    if max(of_model.values(), default=0) >= max(1, len(ids)):
+    if not of_model:
+        return "the vocabulary is empty"
+    if max(of_model.values()) >= len(ids):
         return f"the file has {len(ids)} ids, but some ids are larger: a model would have no row for these ids"
     missing = [name for name in ours if name not in ids]
     if not keeps_ids and 0 < len(missing) < len(ours):

@@ -166,8 +166,50 @@ def write_empty_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
+def write_changed(**fields):
+    """Return a function that changes fields of tokenizer.json; a dict is merged into the field."""
+
+    def make(folder):
+        write(folder, MARKED, IM)
+        said = json.loads((folder / "tokenizer.json").read_text())
+        for name, value in fields.items():
+            said[name] = {**said[name], **value} if isinstance(value, dict) else value
+        (folder / "tokenizer.json").write_text(json.dumps(said))
+
+    return make
+
+
+def write_odd_json(name, text):
+    def make(folder):
+        write(folder, MARKED, IM)
+        (folder / name).write_text(text)
+
+    return make
+
+
+TWICE = [{"id": 0, "content": "<x>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+          "special": True}] * 2  # fmt: skip
+
+
+@pytest.mark.day_cases(6)
 @pytest.mark.parametrize(
-    "make", [word_level, write_vocabulary_gap, write_partial_chat_tokens, write_unnamed_template, write_empty_tokenizer]
+    "make",
+    [
+        write_odd_json("generation_config.json", "[]"),
+        write_changed(model={"merges": ["a b"]}),
+        word_level,
+        write_vocabulary_gap,
+        write_partial_chat_tokens,
+        write_unnamed_template,
+        write_empty_tokenizer,
+        write_odd_json("generation_config.json", "{"),
+        write_odd_json("special_tokens_map.json", "[1]"),
+        write_changed(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}),
+        write_changed(model={"vocab": {}, "merges": []}, added_tokens=[]),
+        write_changed(version="2.0"),
+        write_changed(more=1),
+        write_changed(added_tokens=TWICE),
+    ],
 )
 def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch, capfd, make):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -181,7 +223,7 @@ def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch,
     file = configured(world, "import", making, replace(spec, own_chat=own_chat))
     assert main(["import", "--config", str(file)]) in (1, 2)
     assert "Traceback" not in capfd.readouterr().err
-    with pytest.raises(UsageError, match="tokenizer.json|chat templates"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json|chat templates|generation_config|special_tokens_map"):
         inspect_model(folder)
 
 
