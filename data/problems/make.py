@@ -5,6 +5,7 @@ from typing import Any
 
 from data.chat.phrasing import write_lines
 from data.config import ProblemsSpec
+from data.events import emit
 from data.problems import published, sort
 from data.problems.problem import write
 
@@ -21,6 +22,9 @@ def make(spec: ProblemsSpec, folder: Path) -> dict[str, Any]:
         shown = published.demonstrations(spec.task, parts[0])
     names = ("train", "val", "test")
     counts = {name: write(folder / f"{name}.jsonl", part) for name, part in zip(names, parts, strict=True)}
+    if marks := published.calculator_marks(spec.task, parts[0]) if shown else 0:
+        counts["removed_marks"] = marks
+        emit("note", text=f"{spec.task}: {marks:,} marks of a calculator, <<...>>, are removed from the demonstrations")
     if shown:
         counts["demonstrations"] = write_lines(folder / "demonstrations.jsonl", ({"messages": one} for one in shown))
     return {"task": spec.task, **counts}

@@ -183,6 +183,11 @@ def table(uri: str) -> Iterator[Any]:
         raise InputError(f"{uri}: damaged or not a parquet file: {str(error).splitlines()[0]}") from None
 
 
+def calculator_marks(task: str, found: list[Problem]) -> int:
+    """Return the number of marks of a calculator in the answers, which `demonstrations` removes."""
+    return sum(len(CALCULATION.findall(one.answer)) for one in found) if task == "gsm8k" else 0
+
+
 def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:
     """Return conversations with the published solutions, in the form that earns a reward."""
     if task == "gsm8k":

@@ -10,6 +10,7 @@ import pytest
 
 from data.config import ProblemsSpec
 from data.errors import InputError
+from data.problems.make import make
 from data.problems.problem import read
 from data.problems.published import of_file, problems
 
@@ -83,6 +84,18 @@ def test_null_answers_of_published_files_are_refused_by_name(tmp_path):
         (tmp_path / f"{part}.jsonl").write_bytes(lines({"question": "q", "answer": None}))
     with pytest.raises(InputError, match="answer is missing or null.*there is: question, answer"):
         problems(ProblemsSpec(task="gsm8k", source=str(tmp_path)))
+
+
+def test_removed_marks_of_a_calculator_are_counted_and_told(tmp_path, monkeypatch):
+    answer = "48/2 = <<48/2=24>>24, so <<24+1=25>>25.\n#### 25"
+    for part, count in (("train", 8), ("test", 2)):
+        (tmp_path / f"{part}.jsonl").write_bytes(lines(*[{"question": "q", "answer": answer}] * count))
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(tmp_path / "records"))
+    (tmp_path / "out").mkdir()
+    about = make(ProblemsSpec(task="gsm8k", source=str(tmp_path)), tmp_path / "out")
+    assert (about["train"], about["demonstrations"], about["removed_marks"]) == (6, 6, 12)
+    assert "<<" not in (tmp_path / "out" / "demonstrations.jsonl").read_text()
+    assert "gsm8k: 12 marks of a calculator" in (tmp_path / "records").read_text()
 
 
 def test_problems_of_a_step_with_marks_equal_the_rows(tmp_path):
