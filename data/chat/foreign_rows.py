@@ -126,15 +126,14 @@ class _Message:
         known = (*FIELDS, *(OF_ANSWERS if role == "assistant" else ()), *(OF_TOOLS if role == "tool" else ()))
         reasons = role == "assistant" and any(said.get(name) for name in REASONING)
         refuse_unread(self.number, said, known, reasons)
-        texts = {name: said[name] for name in TEXTS if name in said}
-        if len({repr(one) for one in texts.values()}) > 1:
-            raise RowRefused(f"message {self.number} has different texts: {printable_line(texts)}")
-        given = next(iter(texts.values()), None)
+        given = {name: said[name] for name in TEXTS if name in said}
         if refusal := said.get("refusal"):
-            if given not in (None, "") or role != "assistant" or not isinstance(refusal, str):
+            if any(given.values()) or role != "assistant" or not isinstance(refusal, str):
                 raise RowRefused(f"message {self.number} has the refusal {printable_line(refusal)} beside its content")
-            given = refusal
-        content = read_content(self.number, given)
+            given = {"refusal": refusal}
+        content, *others = [read_content(self.number, one) for one in given.values() or (None,)]
+        if any(one != content for one in others):
+            raise RowRefused(f"message {self.number} has different texts: {printable_line(given)}")
         if role == "call":
             found: dict[str, Any] = {"role": "assistant", "tool_calls": self._calls(_parsed(content.text))}
             return [found | self._weight(said, "assistant")]

@@ -138,6 +138,7 @@ def test_marked_answers_are_excluded_from_training(row):
         ({"instruction": "i", "input": "", "output": "o", "video": "a.mp4"}, "it has video; only text can be learnt"),
         (talk(ASKED, SAID, conversations=[ASKED, {**SAID, "content": "You."}]), "messages and conversations say diff"),
         (talk({**ASKED, "value": "What?"}, SAID), "message 1 has different texts"),
+        (answer(parts=[{"type": "tool_use", "name": "f", "input": {}}]), "message 2 has different texts"),
         (talk({**ASKED, "from": "gpt"}, SAID), "message 1 is by user and from 'gpt'"),
         (answer(refusal="No."), "message 2 has the refusal 'No.' beside its content"),
         (answer(reasoning="a", thinking="b"), "two kinds of reasoning"),
@@ -158,6 +159,7 @@ def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row
         talk({**ASKED, "value": "Who?", "from": "human"}, SAID, conversations=[ASKED, SAID], conversation="as text"),
         talk(ASKED, {"role": "assistant", "content": None, "refusal": "Me."}),
         talk(ASKED, {**SAID, "refusal": None, "audio": None, "mask": None}, images=[], audio=None),
+        talk({**ASKED, "parts": [{"type": "text", "text": "Who?"}]}, {**SAID, "text": "Me."}),
         answer(finish_reason="stop", constraints="none", model="m"),
     ],
 )
