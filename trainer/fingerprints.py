@@ -42,6 +42,7 @@ DIGEST = 8  # hexadecimal digits of the code digest in a version
 MOST_NAMED = 8  # files listed
 UNCOMMITTED = "files that were not committed then"
 FOLDERS = ("data", "trainer", "packs")
+SENT = "SLIPWAY_CHECKOUT_STATE"  # `sent_state` of the checkout of which this one is a copy without a repository
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 Code = dict[str, str]
@@ -70,24 +71,29 @@ class CheckoutCode:
         top, commit = said.decode().split("\n")[:2] if said else ("", "")
         # Ignore the commit of an enclosing repository of a different project.
         self.commit = commit if top and Path(top).resolve() == root.resolve() else ""
-        self._changed: dict[str, Mapping[str, str] | None] = {}
+        sent = {} if self.commit else json.loads(os.environ.get(SENT) or "{}")
+        self.commit = self.commit or commit_of(sent)
+        self._changed: dict[str, Mapping[str, str] | None] = {self.commit: sent["files"]} if sent else {}
 
     def of(self, folders: Sequence[str]) -> Code:
         """Return the code record for an artifact made by the code in `folders` (folders or files)."""
-        changed = _digest_of(_within(self._digests_since(self.commit), folders)) if self.commit else ""
-        commit = {"commit": self.commit} if self.commit else {}
-        return {**commit, **({"changed": changed} if changed else {})}
+        changed = _digest_of(_within(self.digests_since(self.commit), folders)) if self.commit else ""
+        return {name: one for name, one in (("commit", self.commit), ("changed", changed)) if one}
+
+    def sent_state(self) -> str:
+        """Return commit and changed files for the variable SENT of a copy, or "" without a commit."""
+        said = json.dumps({"commit": self.commit, "files": self.digests_since(self.commit)}) if self.commit else ""
+        return said if len(said) < 96 << 10 else ""  # systems accept variables of 128 KiB
 
     def changed_files(self, before: Any, folders: Sequence[str]) -> tuple[str, ...] | None:
         """Return the files in `folders` differing from the code record `before`, at most MOST_NAMED plus a count.
 
-        Return None when this checkout does not contain the recorded commit, and () when no file differs or no commit is
-        recorded.
+        None = this checkout does not contain the recorded commit; () = no file differs, or no commit is recorded.
         """
         commit = commit_of(before)
         if not (commit and self.commit):
             return ()
-        changed = self._digests_since(commit)
+        changed = self.digests_since(commit)
         if changed is None:
             return None
         now = _within(changed, folders)
@@ -96,18 +102,15 @@ class CheckoutCode:
         more = (f"and {len(now) - MOST_NAMED} more",) if len(now) > MOST_NAMED else ()
         return (*sorted(now)[:MOST_NAMED], *more) or (UNCOMMITTED,)
 
-    def _digests_since(self, commit: str) -> Mapping[str, str] | None:
+    def digests_since(self, commit: str) -> Mapping[str, str] | None:
         """Return the digest by path of files differing from `commit`, or None for an unknown commit; cached."""
         if commit not in self._changed:
             options = ("--name-only", "-z", "--no-renames", "--no-ext-diff")
             changed = self._git("diff", *options, commit, "--", *FOLDERS)
             untracked = self._git("ls-files", "-o", "-z", "--exclude-standard", "--", *FOLDERS)
-            paths = None if changed is None else [*changed.split(b"\0"), *(untracked or b"").split(b"\0")]
-            self._changed[commit] = (
-                None
-                if paths is None
-                else {path: _digest_of_file(self.root / path) for path in map(os.fsdecode, filter(None, paths))}
-            )
+            paths = filter(None, [*(changed or b"").split(b"\0"), *(untracked or b"").split(b"\0")])
+            digests = {path: _digest_of_file(self.root / path) for path in map(os.fsdecode, paths)}
+            self._changed[commit] = None if changed is None else digests
         return self._changed[commit]
 
     def _git(self, *words: str) -> bytes | None:
@@ -132,11 +135,8 @@ def short(code: Mapping[str, str]) -> str:
 
 
 def _within(changed: Mapping[str, str] | None, folders: Sequence[str]) -> dict[str, str]:
-    return {
-        path: held
-        for path, held in (changed or {}).items()
-        if any(path == one or path.startswith(f"{one}/") for one in folders)
-    }
+    below = tuple(f"{one}/" for one in folders)
+    return {path: held for path, held in (changed or {}).items() if path in folders or path.startswith(below)}
 
 
 def _digest_of(changed: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from infra.settings import Settings
 from infra.units import count, per_hour
 from store import strict_records
 from store.artifacts.artifacts import Store
+from trainer.fingerprints import CheckoutCode
 
 SCHEMA = 1
 MOST_DIFF_BYTES = 8 << 20
@@ -68,7 +69,7 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
     made = Receipt(
         run=op.run,
         at=time.time(),
-        commit=_git("rev-parse", "HEAD").decode().strip(),
+        commit=CheckoutCode(ROOT).commit,
         diff_sha256=hashlib.sha256(diff).hexdigest() if diff else "",
         environment=environment.read_spec("train", ROOT, torch).key,
         provider=op.vendor,
@@ -78,7 +79,7 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         store=op.store,
         job=job,
         extensions=extensions.of_job(
-            job, op.vendor, settings, json.loads(op.request).get("machine_filter", "") if op.request else ""
+            job, op.vendor, settings, json.loads(op.request or "{}").get("machine_filter", "")
         ),
     )
     if diff and len(diff) <= MOST_DIFF_BYTES:
@@ -123,7 +124,7 @@ def _work_of(job: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 def differences(one: Receipt, settings: Settings) -> list[str]:
     """Return display texts for the differences between the current checkout and the run; [] without differences."""
     found = []
-    commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "HEAD", "--binary")
+    commit, diff = CheckoutCode(ROOT).commit, _git("diff", "HEAD", "--binary")
     if commit != one.commit:
         found.append(f"code: commit {commit[:12]} now, {one.commit[:12] or 'not known'} at the launch")
     if (hashlib.sha256(diff).hexdigest() if diff else "") != one.diff_sha256:

@@ -17,7 +17,7 @@ from store.manifest import kept_name
 from trainer import fingerprints, memory
 from trainer import plan as planning
 from trainer.config import ImportSpec
-from trainer.fingerprints import CheckoutCode, choices, differences
+from trainer.fingerprints import SENT, CheckoutCode, choices, differences
 from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
 from trainer.plan.estimates import smallest_fitting_options
 from trainer.recipes import PROFILES
@@ -261,6 +261,24 @@ def test_checkout_inside_a_foreign_repository_ignores_its_commits(checkout):
     shutil.copytree(checkout / "data", inner / "data")
     commit(checkout)
     assert CheckoutCode(inner).of(("data",)) == {} and CheckoutCode(checkout).of(("data",)).keys() == {"commit"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_copy_without_a_repository_has_the_commit_of_its_checkout(checkout, tmp_path, monkeypatch, is_clean):
+    if not is_clean:
+        (checkout / "data" / "new.py").write_text("x = 1\n")
+    there = CheckoutCode(checkout)
+    copy = tmp_path / "copy"
+    shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git"))
+    subprocess.run(["git", "init", "-q", copy], check=True)  # as on a control host
+    assert CheckoutCode(copy).of(("data",)) == {}
+    monkeypatch.setenv(SENT, there.sent_state())
+    here = CheckoutCode(copy)
+    assert here.of(("data",)) == there.of(("data",)) and ("changed" in here.of(("data",))) is not is_clean
+    assert here.changed_files(there.of(("data",)), ("data",)) == ()
+    assert here.changed_files({"commit": "0" * 40}, ("data",)) is None
+    assert CheckoutCode(checkout).of(("data",)) == there.of(("data",)), "a repository of its own comes first"
 
 
 def test_recorded_source_files_of_a_plan_exist():

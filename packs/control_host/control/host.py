@@ -27,6 +27,7 @@ from packs.control_host.control import archive, terminal
 from packs.control_host.control.host_paths import HostPaths, checkout_id
 from packs.control_host.control.settings import HERE
 from store import local_files, untrusted_input
+from trainer.fingerprints import SENT, CheckoutCode
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ class ControlHost:
         about = {
             "words": list(words),
             "cwd": _folder(),
-            "environ": environ_of(words, os.environ),
+            "environ": environ_of(words, os.environ) | {SENT: CheckoutCode(ROOT).sent_state()},
             "holds": self.copy.digest,
         }
         record = there.places.calls / f"{secrets.token_hex(8)}.json"

@@ -28,6 +28,7 @@ from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
 from tests.processes import environ, in_network, pids
 from tests.world import ROOT, World, until
+from trainer.fingerprints import CheckoutCode
 
 COLUMNS = 117
 ENDED = ("succeeded", "failed", "limit")  # For good.
@@ -164,6 +165,10 @@ def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, 
     assert (done["state"], done["ran"][-1]) == ("succeeded", "base")
     assert (places.var / "pods" / done["run"] / "state" / "verdict.json").exists()
     assert not (laptop.folder / "pods").exists()
+    # The copy of the checkout has no repository, and the run records the commit of the laptop's.
+    receipt = json.loads((places.homes / done["run"] / "run.json").read_text())
+    codes = [one["config"]["making"]["code"] for one in receipt["job"]["steps"] if "making" in one["config"]]
+    assert {receipt["commit"], *(one["commit"] for one in codes)} == {CheckoutCode(ROOT).commit} != {""}
     assert [row["state"] for row in laptop.json("status")] == ["succeeded"]
     assert "'nowhere' not found; available" in stderr_of(laptop, "logs", "nowhere")
     assert stderr_of(laptop, "nosuch", code=2)
