@@ -32,6 +32,7 @@ from trainer.model.generate import generate
 
 QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "gold", "label", "answerKey")
+SUFFIXES = (".jsonl", ".ndjson", ".json")
 MAX_NEW = 256
 BATCH_TOKENS = 8192
 TASK_BYTES = 256 * untrusted_input.MIB
@@ -79,6 +80,8 @@ class QuestionSet:
 def read(path: Path) -> QuestionSet:
     """Return the questions of a file. Raises InputError with the number of the invalid line."""
     rows: list[tuple[int, ParsedRow]] = []
+    if path.is_file() and path.suffix not in SUFFIXES:
+        raise InputError(f"task {path}: questions are read from JSON lines ({', '.join(SUFFIXES)})")
     try:
         lines = untrusted_input.text_lines(path, TASK_BYTES)
     except (OSError, ValueError) as error:

@@ -131,6 +131,12 @@ def test_invalid_question_is_named_with_its_line(tmp_path, rows, said):
     assert said in str(failed.value)
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl.gz", "x.parquet"])
+def test_file_of_another_kind_is_refused_by_its_name(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name}: questions are read from JSON lines"):
+        question_files.read(written(tmp_path / name, {"question": "q", "answer": "a"}))
+
+
 @pytest.fixture(scope="module")
 def model():
     one = Decoder(TINY)
