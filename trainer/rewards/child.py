@@ -18,6 +18,7 @@ from store.extensions.run import function
 from trainer.rewards.worker import READY
 
 MEMORY_BYTES = 4 << 30
+DECIMALS = 12  # numbers that math-verify calls equal at its default of 6 decimals are roundings of each other
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def of_math() -> Callable[[Any], Any]:
     def same(pair: list[str]) -> bool:
         try:
             gold, answer = (parse(f"${one}$", parsing_timeout=None) for one in pair)
-            return bool(gold and answer and verify(gold, answer, timeout_seconds=None))
+            return bool(gold and answer and verify(gold, answer, float_rounding=DECIMALS, timeout_seconds=None))
         except Exception:  # RecursionError, MemoryError, OverflowError: not equal
             return False
 
