@@ -31,6 +31,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_include
+from infra.transport.private_keys import is_public
 
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
@@ -301,7 +302,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
 def refuse_readable(key: Path) -> None:
     """Raise UsageError for a private key readable by other users, as `ssh` does."""
     mode = key.stat().st_mode & 0o777
-    if mode & 0o077:
+    if mode & 0o077 and not is_public(key):
         raise UsageError(f"key {key} has mode {mode:o}, so other users can read the key; run: chmod 600 {key}")
 
 

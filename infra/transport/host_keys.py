@@ -6,7 +6,6 @@ First contact pins the machine's host key in a known_hosts file per machine. Lat
 import contextlib
 import os
 import shlex
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,16 @@ class HostKeyMismatch(SlipwayError):
 
 def check_key(address: Address) -> None:
     """Raise UsageError if the private key is missing or readable by other users, as `ssh` does."""
+    from infra.transport.private_keys import is_public
+
     where, key = f"ssh {address.user}@{address.host}", Path(address.key)
     if not key.is_file():
         raise UsageError(f"{where}: the private key {address.key or '(none)'} is missing")
     seen = key.stat()
-    if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
-        mode = f"{stat.S_IMODE(seen.st_mode):03o}"
+    if seen.st_uid == os.getuid() and seen.st_mode & 0o077 and not is_public(key):
         raise UsageError(
-            f"{where}: the private key {key} (mode {mode}) is not used, because other users can read the key; run: "
-            f"chmod 600 {shlex.quote(str(key))}"
+            f"{where}: the private key {key} (mode {seen.st_mode & 0o7777:03o}) is not used, because other users "
+            f"can read the key; run: chmod 600 {shlex.quote(str(key))}"
         )
 
 

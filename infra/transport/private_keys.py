@@ -1,4 +1,4 @@
-"""Private keys that only an ssh-agent can use: keys with a passphrase, and keys of a security device.
+"""Private keys that only an ssh-agent can use: with a passphrase, of a security device, or given by the public key.
 
     path of a private key  ->  `held_by_agent`: the agent's key, or None for a key that the file alone gives
 
@@ -19,7 +19,7 @@ KEY_BYTES = 64 << 10  # a private key is smaller
 
 
 def held_by_agent(path: Path) -> Any:
-    """Return the `paramiko.AgentKey` for a key with a passphrase or of a security device; None for other keys.
+    """Return the `paramiko.AgentKey` for a key that only an agent can use; None for other keys.
 
     The key has the certificate beside its file. Raises UsageError if such a key is not in the ssh-agent.
     """
@@ -30,12 +30,13 @@ def held_by_agent(path: Path) -> Any:
 
     blob = public_blob(path)
     found = next((one for one in Agent().get_keys() if one.asbytes() == blob), None)
+    private = path.with_suffix("") if is_public(path) else path
     if found is None:
         raise UsageError(
             f"the private key {path} {reason}, and the ssh-agent of this machine does not hold the key; run: ssh-add "
-            f"{shlex.quote(str(path))}"
+            f"{shlex.quote(str(private))}"
         )
-    certificate = path.with_name(f"{path.name}-cert.pub")  # of a key in a file, paramiko finds it by itself
+    certificate = path.with_name(f"{private.name}-cert.pub")  # of a key in a file, paramiko finds it by itself
     if certificate.is_file():
         try:
             found.load_certificate(str(certificate))
@@ -47,6 +48,8 @@ def held_by_agent(path: Path) -> Any:
 def why_agent(path: Path) -> str:
     """Return why only an agent can use a private key, as a phrase for messages; "" if the file is enough."""
     raw = _content(path)
+    if is_public(path):
+        return "is given by its public key"
     cipher, kind = _openssh(raw)[:2] if b"OPENSSH PRIVATE KEY" in raw else (b"", b"")
     if kind.startswith(b"sk-"):
         return "belongs to a security device"
@@ -54,12 +57,17 @@ def why_agent(path: Path) -> str:
     return "has a passphrase" if is_locked else ""
 
 
+def is_public(path: Path) -> bool:
+    """Return whether a file holds a public key, as ssh takes it for a key that only the agent holds."""
+    return _content(path).startswith((b"ssh-", b"ecdsa-sha2-", b"sk-ssh-", b"sk-ecdsa-"))
+
+
 def public_blob(path: Path) -> bytes:
-    """Return the public key in the wire format, from the private key itself or from the .pub file beside it."""
+    """Return the public key in the wire format, from the key itself or from the .pub file beside a private key."""
     raw = _content(path)
     if b"OPENSSH PRIVATE KEY" in raw and (blob := _openssh(raw)[2]):
         return blob
-    words = _content(path.with_name(f"{path.name}.pub")).split()
+    words = (raw if is_public(path) else _content(path.with_name(f"{path.name}.pub"))).split()
     try:
         return base64.b64decode(words[1]) if len(words) > 1 else b""
     except ValueError:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import AuthError, UsageError
+from infra.machines import inventory
 from infra.transport.private_keys import held_by_agent, public_blob, why_agent
 from infra.transport.protocol import Unreachable
 from infra.transport.push import push
@@ -122,6 +123,24 @@ def test_a_key_with_a_passphrase_is_used_from_the_agent_alone(sshd, tmp_path, ag
             machine.openssh_command(["echo", "by ssh"], is_terminal=False), capture_output=True, text=True
         )
         assert done.stdout == "by ssh\n", done.stderr
+
+
+def test_a_key_given_by_its_public_key_is_used_from_the_agent(sshd, tmp_path, agent):
+    public = tmp_path / "held.pub"
+    public.write_bytes((sshd.folder / "user.pub").read_bytes())
+    public.chmod(0o644)
+    with (
+        pytest.raises(UsageError, match=f"{public} is given by its public key, .* run: ssh-add {tmp_path}/held$"),
+        reach(sshd.address, tmp_path, key=str(public)) as machine,
+    ):
+        machine.run(["true"], timeout_s=60.0)
+    agent(Path(sshd.address.key))
+    with reach(sshd.address, tmp_path, key=str(public)) as machine:
+        assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
+        line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
+        done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.stdout == "by ssh\n", done.stderr
+    inventory.refuse_readable(public)
 
 
 @pytest.mark.day_cases(1)
