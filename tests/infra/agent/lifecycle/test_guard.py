@@ -205,7 +205,10 @@ def test_the_guard_kills_everything_at_the_spend_limit_even_with_a_hung_agent(wo
     until(lambda: world.lines("ran.txt"))
     send(world.living("agent"), signal.SIGSTOP)
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 2 h 00 min is reached")
+    assert (verdict["state"], verdict["reason"]) == (
+        "limit",
+        "the spend limit of 4.00 USD (2 h 00 min of this pod) is reached",
+    )
     assert world.progress()["state"] == "limit" and world.lines("left.txt") == []
     assert 7200 <= guard_json(world)["elapsed_s"] < 7200 + 1000 * 3
     world.start()  # the money is spent, so a new start ends at once
