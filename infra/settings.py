@@ -29,6 +29,7 @@ HELD = "held"  # provider name for held pods: rented pods that stay, each shared
 LEAST_KEY = 16  # characters: no vendor's key is shorter
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 LOCAL = "local"  # provider name for this machine
+NO_KEY = "default: no vendor key is set"  # source of the provider if the work runs on this machine for want of a key
 OWN_MACHINES = (LOCAL, "ssh")
 
 
@@ -454,7 +455,7 @@ def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
     keys = [key.upper() for key in VENDORS.values() if values[key]]
     if keys:
         return MARKET, f"default: {' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
-    return "local", "default: no vendor key is set"
+    return "local", NO_KEY
 
 
 def _convert(text: str, kind: type, one: Field, base: Path, source: str, own: Sequence[str]) -> Any:

@@ -4,8 +4,9 @@ Providers and a request become the matching offers, cheapest first. Recently fai
 the account's balance are dropped. `tell` receives a message for each dropped or demoted offer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, failure_key
@@ -48,11 +49,9 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
     if not found:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
         if provider.is_here:
-            keys = ", ".join(key.upper() for key in VENDORS.values())
+            flags = {"gpu": request.gpu, "num-gpus": request.num_gpus}
             raise NoOffer(
-                f"this machine does not have the requested GPUs ({wanted}). To rent GPUs, set a key ({keys}) "
-                "in the shell or .env and add "
-                f"--provider {MARKET}; to practise without a key: inv rehearse {_asked(request)}; "
+                f"this machine does not have the requested GPUs ({wanted}). {how_to_rent(flags)}; "
                 "to list the GPUs of this machine: inv doctor"
             )
         on = f" on each of {request.nodes} nodes" if request.nodes > 1 else ""
@@ -60,10 +59,14 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
     return sorted(found, key=lambda offer: offer.micro_usd_per_hour)
 
 
-def _asked(request: Request) -> str:
-    """Return the command-line flags for the requested GPUs."""
-    kind = [f"--gpu {request.gpu}"] if request.gpu else []
-    return " ".join([*kind, *([f"--num-gpus {request.num_gpus}"] if request.num_gpus else [])])
+def how_to_rent(flags: Mapping[str, Any]) -> str:
+    """Return how to rent without a key so far, and the rehearsal with these flags; falsy values are left out."""
+    keys = ", ".join(key.upper() for key in VENDORS.values())
+    words = (f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value)
+    return (
+        f"To rent, set a key ({keys}) in the shell or .env and add --provider {MARKET}; to practise without a key: "
+        + " ".join(["inv rehearse", *words])
+    )
 
 
 def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:

@@ -17,9 +17,9 @@ from infra.errors import UsageError
 from infra.market import gpus
 from infra.market.step_times import AROUND, GUESS, SETUP_S, total
 from infra.records import Estimate, MachineKind, Offer, Plan
-from infra.selection.choose import Tell, payable
-from infra.selection.machine_spec import LimitSpec
-from infra.settings import Settings
+from infra.selection.choose import Tell, how_to_rent, payable
+from infra.selection.machine_spec import LimitSpec, MachineSpec
+from infra.settings import NO_KEY, Settings
 from infra.units import BadAmount, cents, duration, in_usd, micro_usd, seconds, size, whole_usd
 from store import credentials
 
@@ -97,10 +97,7 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
     spend_limit = spec.spend_limit
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
-        if spend_limit:
-            raise UsageError("--spend-limit is for rented machines; this provider costs nothing")
-        if spec.budget:
-            raise UsageError("--budget is for rented machines; this provider costs nothing")
+        refuse_money_flags(settings, spec)
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if spec.budget:
         read_budget(spec.budget)
@@ -111,6 +108,19 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
     if spend == 0:
         raise UsageError("--spend-limit is 0; give an amount above 0")
     return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
+
+
+def refuse_money_flags(settings: Settings, spec: LimitSpec) -> None:
+    """Raise UsageError for a flag of rented machines, with the way to rent if only the key of a vendor is missing."""
+    machine = spec if isinstance(spec, MachineSpec) else MachineSpec()
+    paid = {"spend-limit": spec.spend_limit, "budget": spec.budget, "max-price": machine.max_price}
+    paid |= {"use-spot": machine.use_spot}
+    if named := next((name for name, value in paid.items() if value), ""):
+        why = "this provider costs nothing"
+        if settings.sources["provider"] == NO_KEY:
+            flags = {"gpu": machine.gpu, "num-gpus": machine.num_gpus, **paid}
+            why = f"without a key of a vendor the work runs on this machine, which costs nothing. {how_to_rent(flags)}"
+        raise UsageError(f"--{named} is for rented machines; {why}")
 
 
 def is_open(limits: Limits) -> bool:

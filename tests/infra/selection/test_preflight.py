@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from flows.specs.launch import LaunchSpec
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.records import Offer, Plan, Request
-from infra.selection.preflight import check_work, lasting, roomy
+from infra.selection.preflight import check_work, lasting, limits_for, roomy
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -56,3 +57,19 @@ def test_a_machine_is_not_rented_without_a_key_to_its_google_bucket(monkeypatch)
     check_work(
         replace(asked, job=replace(job, secrets=("GOOGLE_CREDENTIALS",))), Settings.load(ROOT, environ={}), False, ""
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "rehearsal"),
+    [
+        ({"spend_limit": "100", "gpu": "H100", "num_gpus": 8}, "--gpu H100 --num-gpus 8 --spend-limit 100"),
+        ({"budget": "evals=40"}, "--budget evals=40"),
+        ({"use_spot": True}, "--use-spot"),
+        ({"max_price": "3"}, "--max-price 3"),
+    ],
+)
+def test_a_money_flag_without_a_key_names_the_keys_and_the_rehearsal(flags, rehearsal):
+    with pytest.raises(UsageError, match=f"RUNPOD_API_KEY.*: inv rehearse {rehearsal}$"):
+        limits_for(Settings.load(ROOT, {}, environ={}), False, LaunchSpec(**flags))
+    with pytest.raises(UsageError, match="this provider costs nothing$"):
+        limits_for(Settings.load(ROOT, {"provider": "local"}, environ={}), False, LaunchSpec(**flags))
