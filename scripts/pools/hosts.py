@@ -16,7 +16,7 @@ class HostsFlags(Output):
     forget: tuple[str, ...] = flag((), "offer this machine again in future; repeatable", word=True)
 
 
-@command(record=HostsFlags, world="", example="inv hosts")
+@command(record=HostsFlags, example="inv hosts")
 def hosts(spec: HostsFlags) -> None:
     """List machines that failed and are no longer offered.
 

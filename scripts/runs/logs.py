@@ -46,7 +46,7 @@ class LogsFlags:
     follow: bool = flag(False, "keep printing until the run ends, and exit with the run's exit code")
     tail: int | None = flag(None, "print only the last N lines of all logs together")
     since: str = flag("", "print only lines written within this time: 90s, 10m, 2h", unit="DURATION")
-    file: str = flag("", "print only this log: the name of a step, or guard, agent, environment, gpus")
+    file: str = flag("", "print only this log: the name of a step, or guard, agent, environment, gpus", also=("step",))
     errors: bool = flag(False, "print only error logs; with --file, only the error logs of this step")
 
 
