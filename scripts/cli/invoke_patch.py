@@ -33,7 +33,7 @@ from infra.agent import permission_hints
 from infra.agent.process import disable_core_dumps
 from infra.errors import SlipwayError
 from infra.interrupts import ExitRequested, WorkTakenOver, raise_on_signals
-from scripts.cli import command_hints, completion, front_page
+from scripts.cli import command_hints, front_page
 from scripts.cli.command import TYPED
 from store import packs, terminal
 from store.manifest import StoreError
@@ -180,9 +180,18 @@ class SlipwayProgram(Program):
 
     def print_candidates(self) -> None:
         """Print the completion candidates for the last word; the first word is the program."""
+        from scripts.cli import completion, value_completion
+
         names = [name for task, others in self.collection.task_names.items() for name in (task, *others)]
         tasks = self._make_parser().contexts
-        found = completion.candidates(words_after_dashes()[1:], tasks, names, self.initial_context)
+        found = completion.candidates(
+            words_after_dashes()[1:],
+            tasks,
+            names,
+            self.initial_context,
+            lambda name: getattr(self.collection[name], "word", ""),
+            value_completion.values,
+        )
         print("\n".join(found))
 
     def no_tasks_given(self) -> None:

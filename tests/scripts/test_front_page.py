@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import tasks
+from infra.ledger.journal import Journal
 from scripts.cli import front_page
+from scripts.cli.value_completion import values
 from store import packs
 
 pytestmark = pytest.mark.process
@@ -44,6 +46,11 @@ def test_inv_alone_introduces_the_project_with_six_commands_in_twenty_lines():
     assert shown[:6] == ["launch", "chat", "status", "down", "serve.up", "rehearse"]
     assert set(shown) <= set(tasks.namespace.task_names)
     assert all((ROOT / page).is_file() for page in re.findall(r"docs/[a-z/-]+\.md", screen))
+
+
+def test_help_is_a_word_too():
+    assert inv("help").startswith("Slipway trains")
+    assert "--rehearse" in inv("help", "hosts")
 
 
 def test_list_has_24_lines_of_the_core_and_one_per_pack():
@@ -95,9 +102,13 @@ def test_version_is_the_version_of_the_project_and_names_invoke():
         (["logs", "brave-otter-3", "--fol"], {"--follow"}),
         (["pod.create", "--gpu", "H100", "pod.sy"], {"pod.sync"}),
         (["status", "--watch", "sta"], {"status"}),  # The value is optional.
-        (["launch", "--phase", ""], set()),  # A value: the shell offers files.
+        (["launch", "--seed", ""], set()),  # A value: the shell offers files.
+        (["launch", "--phase", "sf"], {"sft"}),
+        (["launch", "--phase", "mid+sf"], {"mid+sft"}),
+        (["launch", "--profile=tin"], {"--profile=tiny"}),  # zsh keeps the word together.
+        (["offers", "--gpu", "H100,B2"], {"H100,B200"}),
         (["launch", "--profile", "launch", "--dr"], {"--dry-run"}),
-        (["launch", "--profile", "=", "st"], set()),  # bash's words of --profile=st.
+        (["launch", "--profile", "=", "tin"], {"tiny"}),  # bash's words of --profile=tin.
         (["ssh", "RUN", "--", "la"], set()),
         (["--lis"], {"--list", "--list-depth", "--list-format"}),
     ],
@@ -105,6 +116,23 @@ def test_version_is_the_version_of_the_project_and_names_invoke():
 def test_tab_offers_matching_words(line, offered):
     found = set(inv("--complete", "--", "./inv", *line).split())
     assert {one for one in found if one.startswith(line[-1])} == offered
+
+
+def test_tab_offers_runs_and_models_for_values_and_bare_words(tmp_path, monkeypatch):
+    store, journal = tmp_path / "store", tmp_path / "journal.sqlite"
+    for model in ("base_checkpoints/mine", "chatsft_checkpoints/mine", "chatsft_checkpoints/other"):
+        (store / model).mkdir(parents=True)
+    monkeypatch.setenv("SLIPWAY_STORE", str(store))
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", str(journal))
+
+    assert values("run", "", []) == []  # There is no journal yet.
+    with Journal.open(journal) as opened:
+        opened.plan(token="sw1-aaaaaaaa-bbbbbbbb", run="calm-owl-1", vendor="local")
+    assert inv("--complete", "--", "./inv", "status", "").split() == values("run", "ca", []) == ["calm-owl-1"]
+    assert "calm-owl-1" not in inv("--complete", "--", "./inv", "status", "calm-owl-1", "ca").split()
+    of_sft = ["chatsft_checkpoints/mine", "chatsft_checkpoints/other"]
+    assert values("model", "", []) == ["base", "base_checkpoints/mine", *of_sft, "mine", "other", "sft"]
+    assert values("tag", "o", []) == ["other"]
 
 
 def test_tab_completion_creates_no_environment(tmp_path):
