@@ -36,14 +36,17 @@ def find_model(
 ) -> tuple[Artifact | None, Path]:
     """Return the artifact of the requested model (None for a folder of the user) and the folder with the files.
 
-    first: phases to prefer over the last standard phase when no model is named. Without a tag, if the profile has no
-    such model and was not chosen by the user, return the newest model with any tag. Raise UsageError with the available
-    models.
+    model: a phase, the name of an artifact, a tag or a folder. first: phases to prefer over the last standard phase
+    when no model is named. Without a tag, if the profile has no such model and was not chosen by the user, return the
+    newest model with any tag. Raise UsageError with the available models.
     """
     store = Store(settings.store)
     # Include phases of extensions, so that users can talk to the models without naming the phase.
     found = {one.name: one for one in store.artifacts() if one.name.partition("/")[0].endswith("_checkpoints")}
     whole = {name: one for name, one in found.items() if not one.problem}
+    tags = {name.partition("/")[2] for name in found}
+    if model in tags and not (tag or model in found or model in PHASES or Path(model).expanduser().is_dir()):
+        model, tag = "", model
     typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
     phases = (model,) if model in PHASES else (*first, *all_phases()[::-1])
     if not tag and (not model or model in PHASES):
@@ -66,7 +69,7 @@ def find_model(
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
-    near = difflib.get_close_matches(wanted[0] if model else usual, whole, 3)
+    near = difflib.get_close_matches(wanted[0] if model else usual, [*whole, *sorted(tags)], 3)
     known = (
         f"available: {', '.join(near or sorted(whole))}"
         if whole

@@ -119,6 +119,8 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
         return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
         raise UsageError(f"--tag {tag} applies to checkpoints of {phase_names()}; --model {said} is not a phase")
+    if not ("/" in said or Path(said).expanduser().is_dir() or models.find_artifact(said, settings.store)):
+        return str(models.model_folder(model_folder(settings, said, "", tell, first)))  # a tag, or an unknown name
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://", "gs://")):
             raise UsageError(

@@ -18,7 +18,7 @@ class ServeSpec:
     name: str = flag("", "name of the service; an existing service is updated", word=True, also=("n",))
     model: str = flag(
         "",
-        f"{phase_names()}, the name of an artifact or run, a folder, hf://user/repo, s3:// or "
+        f"{phase_names()}, the name or tag of an artifact, a run, a folder, hf://user/repo, s3:// or "
         "gs://bucket/folder (default: the model in --config; without a file the last trained phase)",
     )
     tag: str = flag("", "name of the checkpoints in the store")

@@ -73,12 +73,12 @@ def push(spec: CkptPushFlags) -> None:
 
 
 def meant(name: str, there: Collection[str], source: Store, settings: Settings) -> str:
-    """Return the artifact name for a word: the name itself, or the artifact of a phase. Raises UsageError."""
-    if name in there or name not in PHASES:
+    """Return the artifact name for a word: the name itself, or the artifact of a phase or tag. Raises UsageError."""
+    is_tag = any(one.partition("/")[2] == name for one in there)
+    if name in there or not (name in PHASES or is_tag):
         return name
     found, _ = find_model(replace(settings, store=source.uri), name, "", render.say)
-    assert found is not None, "a phase is no folder"
-    return found.name
+    return found.name if found else name  # a folder has the name of a tag
 
 
 @contextlib.contextmanager

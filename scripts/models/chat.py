@@ -25,7 +25,7 @@ HISTORY = "chat-history"
 class ChatFlags:
     model: str = flag(
         "",
-        f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last trained phase)",
+        f"{phase_names()}, the name or tag of an artifact, or a Hugging Face folder (default: the last trained phase)",
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")

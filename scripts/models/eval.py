@@ -63,8 +63,8 @@ class Subject:
 class EvalFlags(Output):
     models: tuple[str, ...] = flag(
         (),
-        f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, and the "
-        "last trained phase on questions)",
+        f"{phase_names()}, names or tags of artifacts, or Hugging Face folders (default: base on text, and "
+        "the last trained phase on questions)",
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")

@@ -18,7 +18,7 @@ from trainer.records.phase_registry import phase_names
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags(Typed):
     model: str = flag(
-        "", f"{phase_names()}, the name of an artifact, or a folder (default: the last trained phase)", word=True
+        "", f"{phase_names()}, the name or tag of an artifact, or a folder (default: the last trained phase)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
     out: str = flag(

@@ -3,6 +3,7 @@
 import pytest
 
 from flows.models.find_model import find_model
+from flows.services.serve import folder_of
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
@@ -63,3 +64,35 @@ def test_the_model_of_an_extension_phase_is_found_by_name(tmp_path):
     (made / "weights").write_text("w")
     Store(settings.store).publish(made, "smooth_checkpoints/tiny", "f" * 64, {})
     assert find_model(settings, "smooth_checkpoints/tiny", "", print)[0].name == "smooth_checkpoints/tiny"
+
+
+def test_a_tag_names_the_last_phase_of_a_model_and_a_folder_or_phase_comes_first(tmp_path, monkeypatch):
+    settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
+    store, made, told = Store(settings.store), tmp_path / "made", []
+    made.mkdir()
+    (made / "weights").write_text("w")
+    for name in ("base_checkpoints/mine", "chatsft_checkpoints/mine", "base_checkpoints/raw"):
+        store.publish(made, name, name.encode().hex(), {})
+    assert find_model(settings, "mine", "", told.append)[0].name == "chatsft_checkpoints/mine" and told == []
+    assert find_model(settings, "raw", "", told.append)[0].name == "base_checkpoints/raw"
+    assert "To make chatsft_checkpoints/raw: ./inv launch --phase sft --tag raw" in told.pop()
+    with pytest.raises(UsageError, match="no model 'mien' in .*; available: mine$"):
+        find_model(settings, "mien", "", told.append)
+    with pytest.raises(UsageError, match="no model 'mine'"):  # --tag raw: the word names a phase or a model
+        find_model(settings, "mine", "raw", told.append)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert find_model(settings, "mine", "", told.append) == (None, tmp_path / "mine")
+
+
+def test_a_service_takes_a_tag_as_the_name_of_a_model(tmp_path):
+    settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "fake.json").write_text("{}")
+    Store(settings.store).publish(made, "chatsft_checkpoints/mine", "a-1", {})
+    assert folder_of("mine", "", settings, "demo", print) == folder_of(
+        "chatsft_checkpoints/mine", "", settings, "demo", print
+    )
+    with pytest.raises(UsageError, match="no model 'mien' in .*; available: mine$"):
+        folder_of("mien", "", settings, "demo", print)
