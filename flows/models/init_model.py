@@ -21,9 +21,9 @@ from store.artifacts.artifacts import Store
 from store.artifacts.model_files import TEMPLATE_FOLDER, default_template, templates_in, templates_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
+from trainer.plan import IMPORTED
 from trainer.records import model_formats
 
-IMPORTED = "imported/"
 TIMEOUT_S = 20.0
 MOST_BYTES = 64 << 20  # maximum size of a hub response, such as a file list
 

@@ -178,6 +178,8 @@ def plan_for(
     )
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
+    if not work.spec.move_tag:
+        refuse_other_origin(plan, work.init, there)
     plan = replace(plan, request=replace(plan.request, work_disk_bytes=disk_of_plan(plan)))
     if plan.job and is_examined(vendor) and (note := sandbox_note(estimates.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
@@ -370,3 +372,20 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     )
     then = f"to train a model with this tag: {make}" if plan.untyped else make
     raise UsageError(f"no checkpoint has the tag {tag!r} in {there.store}; {listed}; {then}")
+
+
+def refuse_other_origin(plan: Plan, init: ImportSpec | None, there: Inventory) -> None:
+    """Raise UsageError if the name of a model would move to a model that starts from a different model of `--init`."""
+    mine = planning.imported_name(init) if init else ""
+    moves = {*(one.name for one in plan.pointers), *(one.name for one in plan.artifacts if one.step)}
+    for name in (name for name in moves if name.partition("/")[0] in checkpoint_folders() and name in there.artifacts):
+        theirs = planning.origin_of(there.artifacts[name].about)
+        if bool(theirs) != bool(mine) or theirs.startswith(planning.IMPORTED) and theirs != mine:
+            again = (
+                f"to start from the same model again: --init {theirs}; " if theirs.startswith(planning.IMPORTED) else ""
+            )
+            raise UsageError(
+                f"{name} is a model that starts from {theirs or 'random weights'}, and this plan starts from "
+                f"{mine or 'random weights'}. To keep the model, give the new model a different name: --tag NAME; "
+                f"{again}to give the name to the new model: --move-tag"
+            )

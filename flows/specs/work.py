@@ -196,6 +196,7 @@ class WorkSpec(Typed):
         False, "make the named phases again if different code made the existing artifacts", group=SAVING
     )
     keep_made: bool = flag(False, "keep artifacts made by different code", group=SAVING)
+    move_tag: bool = flag(False, "let the tag of a model move to a model of a different --init", group=SAVING)
 
 
 S = TypeVar("S", bound=WorkSpec)

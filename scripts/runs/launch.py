@@ -14,7 +14,7 @@ from infra.records import Plan
 from infra.selection import registry
 from infra.selection.preflight import with_most
 from infra.settings import VENDORS, Settings
-from scripts.cli import context, plan_text, prompts, render
+from scripts.cli import context, plan_text, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
 from scripts.cli.render import print_json
@@ -71,6 +71,8 @@ def launch(spec: LaunchFlags) -> None:
                 settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.needs_decision:
+            from scripts.cli import prompts
+
             assert isinstance(resolved.work, PlannedWork)
             resolved = replace(
                 resolved, work=replace(resolved.work, remake_policy=prompts.ask_about_made(found.plan, spec.yes))
@@ -90,6 +92,9 @@ def launch(spec: LaunchFlags) -> None:
                 run_leases.move_names(plan)
             report_plan(plan, journal, spec)
             return
+        from scripts.cli import prompts  # a dry run neither asks nor contacts machines
+        from scripts.runs import following
+
         if found.mounts_to_approve:
             prompts.ask_to_send(found.mounts_to_approve, use_case.refusal(found.mounts_to_approve), spec.yes)
             found = replace(found, may_send=True)
@@ -101,8 +106,6 @@ def launch(spec: LaunchFlags) -> None:
             for warning in found.warnings:
                 render.say(warning)
                 prompts.confirm(spec.yes)
-        from scripts.runs import following  # a dry run does not import modules that contact machines
-
         following.begin(found, journal, settings, spec.detach, spec.json)
 
 
@@ -146,6 +149,7 @@ def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, setting
     If no mechanism would end a finished pod while the laptop is off, the question also offers self-deletion by the pod
     and the always-on machines of packs.
     """
+    from scripts.cli import prompts
     from scripts.market import offers_table
 
     is_named = bool(spec.cloud and spec.region and spec.instance_type)

@@ -5,18 +5,19 @@ from dataclasses import asdict, replace
 import pytest
 
 from data.config import ConfigError
+from flows.planning.training_plan import refuse_other_origin
 from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.market import gpus
-from infra.records import Offer
+from infra.records import HeldArtifact, Inventory, Offer, Plan, PlannedArtifact, Request
 from infra.selection import registry
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
-from trainer.config import PhaseConfig
+from trainer.config import ImportSpec, PhaseConfig
 from trainer.fingerprints import CheckoutCode
 from trainer.recipes import tiny
 from trainer.rewards import jail
@@ -80,6 +81,50 @@ def test_an_artifact_of_different_code_needs_a_decision_of_the_user(settings, jo
     anew = launch.prepare(resolved(settings, remake=True), journal, settings, told.append)
     assert not anew.needs_decision and [one.name for one in anew.plan.job.steps][-1] == "base"
     assert told == [] and journal.ops() == []
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        (
+            {"spec": {"adopted": True}, "inputs": {"tokenizer": {"name": "imported/llama"}}},
+            "imported/llama.*--init imported/llama; ",
+        ),
+        ({"spec": {"adopted": True}, "inputs": {"tokenizer": {"name": "tokenizer"}}}, "an imported model, "),
+        ({"spec": {"adopted": False}, "inputs": {"tokenizer": {"name": "tokenizer"}}}, ""),
+        ({"inputs": ["odd"], "spec": 1}, ""),
+    ],
+)
+def test_a_name_of_a_model_of_a_different_origin_moves_with_a_flag_only(settings, journal, tmp_path, about, said):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "weights").write_text("w")
+    Store(settings.store).publish(made, "chatsft_checkpoints/mine", "a-v1-b", about)
+    wanted = resolved(settings, phase="base+mid+sft", tag="mine")
+    if said:
+        with pytest.raises(
+            UsageError, match=f"chatsft_checkpoints/mine is a model that starts from {said}.*--move-tag$"
+        ):
+            launch.prepare(wanted, journal, settings, print)
+    moving = wanted if not said else resolved(settings, phase="base+mid+sft", tag="mine", move_tag=True)
+    found = launch.prepare(moving, journal, settings, print)
+    assert ("chatsft_checkpoints/mine", "stale") in [(one.name, one.state) for one in found.plan.artifacts]
+
+
+def test_a_name_stays_with_the_imported_model_of_its_start():
+    init = ImportSpec(source="/models/llama", model=tiny().phases["sft"].model, has_tokenizer=True)
+    of_llama = {"spec": {"adopted": True}, "inputs": {"init": {"name": "imported/llama"}}}
+    plan = Plan("t", "store", (PlannedArtifact("chatsft_checkpoints/mine", "stale", "sft"),), None, Request(run="a-1"))
+
+    def checked(about, init):
+        held = HeldArtifact("chatsft_checkpoints/mine", "a-v1-b", about=about)
+        refuse_other_origin(plan, init, Inventory("store", {held.name: held}))
+
+    checked(of_llama, init)
+    checked({"spec": {"adopted": True}}, init)
+    for about, other in ((of_llama, replace(init, source="hf://some/qwen")), ({"spec": {"adopted": False}}, init)):
+        with pytest.raises(UsageError, match="this plan starts from imported/(qwen|llama).*--tag NAME"):
+            checked(about, other)
 
 
 def test_options_of_a_source_reach_its_step_and_change_the_artifact(settings, journal, tmp_path):

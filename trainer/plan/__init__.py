@@ -10,18 +10,24 @@ accesses the store and does not import torch.
 from trainer.plan.compare import resolve
 from trainer.plan.nodes import recipe, source_slug
 from trainer.plan.training_request import (
+    IMPORTED,
     ROWS,
     TrainingRequest,
+    imported_name,
     load_persona,
+    origin_of,
     parse_mixture,
     parse_phases,
     profile_named,
 )
 
 __all__ = [
+    "IMPORTED",
     "ROWS",
     "TrainingRequest",
+    "imported_name",
     "load_persona",
+    "origin_of",
     "parse_mixture",
     "parse_phases",
     "profile_named",

@@ -32,7 +32,7 @@ from infra.errors import UsageError
 from store import extensions
 from trainer.config import ImportSpec, Profile
 from trainer.fingerprints import Node, digest
-from trainer.plan.training_request import TrainingRequest, default_tag, init_slug, profile_of
+from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of
 from trainer.profiles import derived_phases
 from trainer.records import model_formats, phase_options
 from trainer.records.extension_phase import WORD
@@ -136,7 +136,7 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     if wanted.init is not None:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
-        artifact = f"imported/{init_slug(wanted.init)}"
+        artifact = imported_name(wanted.init)
         code = (*IMPORT, *model_formats.code_of(wanted.init.format))
         found[INIT] = Node(INIT, artifact, words, code, wanted.init, own)
         tokenizer = INIT

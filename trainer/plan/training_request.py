@@ -29,6 +29,7 @@ from trainer.records.phase_registry import (
 )
 
 ROWS = ("text_column", "filter", "exhausted")
+IMPORTED = "imported/"  # prefix of the names of imported models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +168,16 @@ def default_tag(wanted: TrainingRequest, profile: Profile) -> str:
 def init_slug(init: ImportSpec) -> str:
     """Return the name of an imported model: the last part of the model's path."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
+
+
+def imported_name(init: ImportSpec) -> str:
+    """Return the name of the artifact of an imported model."""
+    return f"{IMPORTED}{init_slug(init)}"
+
+
+def origin_of(about: Mapping[str, Any]) -> str:
+    """Return the imported model from which a trained model starts, by the record of the artifact; "" = none."""
+    inputs, spec = (one if isinstance(one, Mapping) else {} for one in (about.get("inputs"), about.get("spec")))
+    names = [str(one.get("name")) for one in inputs.values() if isinstance(one, Mapping)]
+    unnamed = "an imported model" if spec.get("adopted") else ""
+    return next((one for one in names if one.startswith(IMPORTED)), unnamed)
