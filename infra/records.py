@@ -202,7 +202,7 @@ class Inventory:
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Current readers of each fingerprint: runs and services, as text."""
     num_bytes: int = 0  # bytes of `kept`
-    unread_bytes: int = 0  # bytes of artifacts without a reference by a name, run or service
+    unread_bytes: int = 0  # bytes of artifacts that store.gc would remove
     odd: tuple[str, ...] = ()  # unreadable leases, as text
 
 

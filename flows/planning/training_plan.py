@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import math
 import os
 import shlex
 import time
@@ -19,6 +18,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import plain, secrets, store_kinds
 from infra.ledger import wait_queue
+from infra.ledger.journal import live_by_run
 from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
@@ -160,7 +160,7 @@ def plan_for(
     """
     torch, environments = environments_of(settings, request, vendor)
     wanted = work.training_request(settings)
-    there = inventory(settings.store)
+    there = inventory(settings.store, settings.state_file)
     plan = planning.resolve(
         wanted,
         there,
@@ -310,15 +310,19 @@ def node_commands(plan: Plan) -> list[str]:
     ]
 
 
-def inventory(uri: str) -> Inventory:
-    """Return the verified inventory of the store, with the owners of leases."""
+def inventory(uri: str, journal: Path) -> Inventory:
+    """Return the verified inventory of the store, with the owners of leases; runs that the journal ended are no owners.
+
+    The lease of an ended run stays, so that the run can be resumed.
+    """
     named, kept = Store(uri).list_all()
     odd: list[str] = []
     held = references.readers(references.live_leases(uri, time.time(), odd))
+    ended = {f"run {run}" for run, is_live in live_by_run(journal).items() if not is_live}
     readers: dict[str, tuple[str, ...]] = {}
     for (_, fingerprint), owners in held.items():
-        readers[fingerprint] = (*readers.get(fingerprint, ()), *owners)
-    unread = references.unread(named, kept, held, math.inf)
+        readers[fingerprint] = (*readers.get(fingerprint, ()), *(one for one in owners if one not in ended))
+    unread = references.unread(named, kept, held, time.time() - references.KEPT_S)
     return Inventory(
         uri,
         {one.name: _record(one) for one in named},

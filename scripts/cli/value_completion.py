@@ -4,12 +4,11 @@ Reads files of this machine only, so that a key press waits for no vendor and no
 """
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from infra import journal_file
 from infra.errors import SlipwayError
+from infra.ledger.journal import live_by_run
 from infra.market import gpus
 from infra.providers import by_name
 from infra.settings import MARKET
@@ -31,7 +30,7 @@ def values(flag: str, current: str, before: Sequence[str]) -> list[str]:
     if found is None:
         return []
     head, joint, _ = current.rpartition(JOINED[flag]) if flag in JOINED else ("", "", "")
-    with contextlib.suppress(SlipwayError, StoreError, OSError, sqlite3.Error):  # an error must not disturb the line
+    with contextlib.suppress(SlipwayError, StoreError, OSError):  # an error must not disturb the line
         if "--rehearse" in before:
             from scripts.cli import rehearsal_world
 
@@ -50,12 +49,7 @@ def _gpu_kinds() -> Iterator[str]:
 
 
 def _runs() -> Iterator[str]:
-    file = context.settings().state_file
-    if not file.is_file():
-        return
-    with contextlib.closing(journal_file.read_only(file)) as db:
-        rows = db.execute("SELECT DISTINCT run FROM ops WHERE owner_kind != 'service' AND rank = 0")
-        yield from (str(run) for (run,) in rows)
+    yield from live_by_run(context.settings().state_file)
 
 
 def _checkpoints() -> Iterator[tuple[str, str]]:

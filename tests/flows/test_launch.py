@@ -1,5 +1,6 @@
 """A launch, planned and checked without terminal interaction: open questions, cost, refusals."""
 
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -12,9 +13,11 @@ from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.market import gpus
+from infra.names import new_token
 from infra.records import HeldArtifact, Inventory, Offer, Plan, PlannedArtifact, Request
 from infra.selection import registry
 from infra.settings import Settings
+from store.artifacts import references
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
 from trainer.config import ImportSpec, PhaseConfig
@@ -125,6 +128,23 @@ def test_a_name_stays_with_the_imported_model_of_its_start():
     for about, other in ((of_llama, replace(init, source="hf://some/qwen")), ({"spec": {"adopted": False}}, init)):
         with pytest.raises(UsageError, match="this plan starts from imported/(qwen|llama).*--tag NAME"):
             checked(about, other)
+
+
+def test_a_plan_names_the_runs_at_work_with_an_earlier_artifact_and_no_ended_run(settings, journal, tmp_path):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "weights").write_text("w")
+    Store(settings.store).publish(made, BASE, "a-v1-b", {})
+    for run in ("old-1", "live-2", "theirs-3"):
+        references.hold(settings.store, run, f"run {run}", {("base_checkpoints", "a-v1-b")}, time.time())
+    for run in ("old-1", "live-2"):
+        journal.plan(token=new_token(journal.installation), run=run, vendor="local")
+    journal.advance(journal.ops(run="old-1")[-1], "unsent", reason="it ended")
+    plan = launch.prepare(resolved(settings), journal, settings, print).plan
+    (why,) = [one.reason for one in plan.artifacts if one.name == BASE]
+    assert why.endswith("; run live-2, run theirs-3 keep the earlier artifact"), why
+    assert len(references.live_leases(settings.store, time.time())) == 3, "an ended run can be resumed"
+    assert not any("store.gc" in note for note in plan.notes), "store.gc removes nothing this young"
 
 
 def test_options_of_a_source_reach_its_step_and_change_the_artifact(settings, journal, tmp_path):

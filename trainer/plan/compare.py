@@ -215,7 +215,7 @@ def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
     why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
-    used = f"; {', '.join(readers)} keeps the earlier artifact" if readers else ""
+    used = f"; {', '.join(readers)} keep{'' if readers[1:] else 's'} the earlier artifact" if readers else ""
     if not is_due:
         verb = "moves from" if is_asked else "now points to"
         other = f"the name {verb} a different artifact ({why}{used})" if is_moved else ""
