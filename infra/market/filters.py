@@ -116,6 +116,10 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
     # Rank offers with a failed price or bandwidth before offers with a different GPU kind.
     near = sorted(offers, key=lambda one: (_distance(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
+    lines += [
+        f"  {kind} is not in the table of GPUs; did you mean {meant}?"
+        for kind, meant in gpus.typos(request.gpu).items()
+    ]
     lines.append("closest")
     lines += [f"  {format_offer(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
     fewest = [one for one in near if _distance(failed[one]) == _distance(failed[near[0]])]

@@ -6,6 +6,7 @@ from catalogs of November 2026, RunPod's from its table of GPU types of 2026-08-
 vendor's name.
 """
 
+import difflib
 import functools
 import re
 from dataclasses import dataclass
@@ -179,6 +180,14 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
     if text and not all(gpu for gpu, _ in found):
         raise UsageError(f"--gpu {text}: expected kinds and numbers, such as A100:1,H100:1")
     return tuple(found)
+
+
+def typos(text: str) -> dict[str, str]:
+    """Return the names in `A100:1,H1000:8` that match no GPU of the table, each with the nearest name of the table."""
+    names = {one.lower(): one for one in (*(gpu.name for gpu in GPUS), *TFLOPS)}
+    asked = [gpu for gpu, _ in read_set(text) if not any(is_asked(gpu, one.name) for one in GPUS)]
+    near = {gpu: difflib.get_close_matches(gpu.lower(), names, 1, 0.7) for gpu in asked if not is_slice(gpu)}
+    return {gpu: names[found[0]] for gpu, found in near.items() if found}
 
 
 def _plain(theirs: str) -> str:

@@ -124,3 +124,12 @@ def test_an_unavailable_speed_is_relaxed_to_the_fastest_and_an_unknown_speed_is_
     assert explain(wanted, [HYPERSTACK]).endswith(
         "try: leave out --min-upload-mbps: the speed of these offers is unknown"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "meant"), [("H1000", "H100"), ("B2000:8", "B200"), ("4090", "RTX4090"), ("potato", ""), ("H100", "")]
+)
+def test_an_unknown_kind_of_gpu_gets_the_nearest_name(gpu, meant):
+    said = explain(Request(run="a-1", gpu=gpu), [Offer(provider="lium", offer_id="o1", gpu="A6000", num_gpus=1)])
+    hint = f"{gpu.partition(':')[0]} is not in the table of GPUs; did you mean {meant}?"
+    assert (hint in said) if meant else "did you mean" not in said
