@@ -1,26 +1,27 @@
 """Questions at the terminal. Without a terminal, the error names the flag with the answer."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from infra.errors import UsageError
 from infra.records import Offer, Plan, PlannedMount
 from infra.units import count, size
 
-SHOWN = 9  # numbered offers that the user can pick
+SHOWN = 9  # offers in the table of a plan
+Show = Callable[[Sequence[Offer]], None]  # prints a numbered table of offers
 
 
-def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
+def pick(offers: list[Offer], is_named: bool, yes: bool, show: Show) -> list[Offer]:
     """Return the offers in rental order, the user's pick first; [] if the user quits.
 
     Raises UsageError when stdin is not a terminal.
     """
-    found = pick_or(offers, is_named, yes, {})
+    found = pick_or(offers, is_named, yes, show, {})
     assert not isinstance(found, str), "no alternative answers were given"
     return found
 
 
-def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str, str]) -> list[Offer] | str:
+def pick_or(offers: list[Offer], is_named: bool, yes: bool, show: Show, others: Mapping[str, str]) -> list[Offer] | str:
     """Return the offers in rental order, or the letter of an alternative answer.
 
     others: the text of each alternative by letter. Raises UsageError when stdin is not a terminal.
@@ -32,20 +33,34 @@ def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str,
             "stdin is not a terminal, so inv cannot ask which instance to rent; nothing was rented. Pass "
             "--yes, or --cloud, --region and --instance-type"
         )
-    shown = offers[:SHOWN]
-    for letter, words in others.items():
+    letters = {"a": f"show all {len(offers)} offers", **others} if len(offers) > SHOWN else others
+    for letter, words in letters.items():
         print(f"{letter!r}: {words}", file=sys.stderr)
     while True:
-        print(f"Select instance [1-{len(shown)}] or 'q' to quit: ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = ask(f"Select instance [1-{len(offers)}] or 'q' to quit: ", "nothing was rented")
         said = line.strip().lower()
         if said == "q" or not line:
             return []
         if said in others:
             return said
-        if said.isdecimal() and 1 <= int(said) <= len(shown):
-            chosen = shown[int(said) - 1]
+        if said.isascii() and said.isdecimal() and 1 <= int(said) <= len(offers):
+            chosen = offers[int(said) - 1]
             return [chosen, *(one for one in offers if one is not chosen)]
+        if said in letters:
+            show(offers)
+            continue
+        answers = ", ".join([f"a number from 1 to {len(offers)}", *map(repr, letters)])
+        print(f"{f'{said[:40]!r} is no answer' if said else 'no answer'}; type {answers} or 'q'", file=sys.stderr)
+
+
+def ask(question: str, otherwise: str) -> str:
+    """Return the line typed as an answer, "" at the end of the input; on Ctrl-C print `otherwise` and leave."""
+    print(question, end="", file=sys.stderr, flush=True)
+    try:
+        return sys.stdin.readline()
+    except KeyboardInterrupt:
+        print(f"\n{otherwise}", file=sys.stderr)
+        raise
 
 
 def confirm(yes: bool) -> None:
@@ -54,8 +69,7 @@ def confirm(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError("stdin is not a terminal, so inv cannot ask for confirmation; nothing was changed. Pass --yes")
-    print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if ask("Do this? [y/N] ", "nothing was changed").strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was changed")
 
 
@@ -69,11 +83,10 @@ def ask_to_send(mounts: Sequence[PlannedMount], refusal: str, yes: bool) -> None
         raise UsageError(refusal)
     for one in mounts:
         what = f"{one.source} is in a hidden folder of your home; such folders often hold keys"
-        print(
-            f"{what}. Send {count(one.files, 'file')}, {size(one.bytes)}? [y/N] ", end="", file=sys.stderr, flush=True
-        )
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise UsageError(f"{one.source} was not sent and the job was not started; nothing was rented")
+        refused = f"{one.source} was not sent and the job was not started; nothing was rented"
+        question = f"{what}. Send {count(one.files, 'file')}, {size(one.bytes)}? [y/N] "
+        if ask(question, refused).strip().lower() not in ("y", "yes"):
+            raise UsageError(refused)
 
 
 def ask_about_made(plan: Plan, yes: bool) -> str:
@@ -89,8 +102,7 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
             f"{named}; nothing was changed. Keep the artifact (the version says that the result is the "
             "same): --keep-made. Make the artifact again: --remake"
         )
-    print(f"{named}.\nKeep the artifact, or make the artifact again? [K/r] ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    line = ask(f"{named}.\nKeep the artifact, or make the artifact again? [K/r] ", "nothing was changed")
     said = line.strip().lower()
     if not line or said not in ("", "k", "keep", "r", "remake"):
         raise UsageError("nothing was changed; answer k or r, or pass --keep-made or --remake")

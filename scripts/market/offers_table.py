@@ -51,13 +51,17 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:
     gpu = f"{request.gpu} " if request.gpu and request.gpu.count(",") < MOST_NAMED else ""
     render.say(f"=== Available {gpu}Instances (sorted by price) ===")
-    render.say(render.clean(table(offers[: prompts.SHOWN], time.time())))
+    show_table(offers[: prompts.SHOWN])
     if len(offers) > prompts.SHOWN:
         render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
     first = offers[0]
     if first.disk_micro_usd_per_hour:
         disk = f"{rounded_up(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
         render.say(f"the first offer costs {rounded_up(first.micro_usd_per_hour)} USD/h, including {disk}")
+
+
+def show_table(offers: Sequence[Offer]) -> None:
+    render.say(render.clean(table(offers, time.time())))
 
 
 def show_ends(

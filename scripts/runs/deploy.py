@@ -64,7 +64,7 @@ def deploy(
             return
         if candidates[0].is_rented:
             is_named = bool(spec.cloud and spec.region and spec.instance_type)
-            payable = prompts.pick(payable, is_named, spec.yes)
+            payable = prompts.pick(payable, is_named, spec.yes, offers_table.show_table)
             if not payable:
                 render.say("nothing was rented")
                 return

@@ -161,7 +161,7 @@ def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, setting
             {"s": "let the pod delete itself when its work is done, also with the laptop off"} if takes_self_end else {}
         )
         others |= {letter: one.answer for letter, one in machines.items()}
-        picked = prompts.pick_or(list(found.offers), is_named, yes, others)
+        picked = prompts.pick_or(list(found.offers), is_named, yes, offers_table.show_table, others)
         if picked == "s":
             try:
                 found = use_case.with_self_end(found, settings)
