@@ -5,7 +5,7 @@ A run in the wait queue for a machine also has a row. `fold_groups` merges the r
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,18 +19,26 @@ from infra.errors import SlipwayError
 from infra.ledger import wait_queue
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
+from infra.providers import Provider
 from infra.records import PodView
 from infra.runs import pod_views, run_rows
 from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
 from infra.settings import LOCAL, Settings, is_rented
 
+OpenProvider = Callable[[Settings, str], Provider]
 NONE: Mapping[str, RunGroup] = MappingProxyType({})
 # The state of a group is the first of these states among the runs.
 AT_WORK = ("running", "lost", "planned", WAITING, pod_views.ENDING)
 
 
-def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
+def status(
+    journal: Journal,
+    settings: Settings,
+    run: str = "",
+    ended: int = 10,
+    open_provider: OpenProvider = registry.provider,
+) -> list[PodView]:
     """Return all live rows and the last `ended` finished rows, newest first; `run` is always included.
 
     Unresponsive pods do not delay the result. Raise UsageError for an unknown run.
@@ -38,7 +46,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     vendors = {}
     for name in {op.vendor for op in journal.ops()}:
         with suppress(SlipwayError):  # such as a missing inventory: the rows report an unconfigured provider
-            vendors[name] = registry.provider(settings, name)
+            vendors[name] = open_provider(settings, name)
     in_line, groups = waiting(journal), recorded_groups(settings)
     known = {one.run for one in in_line} | groups.keys()
     name = find_run(journal, run).run if run and run not in known else run

@@ -4,13 +4,15 @@ A provider's module is imported when the provider is opened, so that a command l
 `store.extensions` reads an extension without running the code; errors become UsageErrors in our own words.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from infra.errors import MissingKey, UsageError
 from infra.providers import Market, Provider
 from infra.settings import HELD, LOCAL, MARKET, OWN_MACHINES, VENDORS, Settings
 from store import extensions, packs
 from store.extensions import Extension, ExtensionError, use
+from store.packs import AccountNotes
 
 PROVIDERS: Mapping[str, str] = {
     LOCAL: "infra.providers.local:Local",
@@ -115,3 +117,13 @@ def extensions_named(settings: Settings) -> str:
     """Return a hint with the names in SLIPWAY_EXTENSIONS; "" for none."""
     listed = extensions.names(settings.extensions)
     return f"; {EXTENSIONS} has {', '.join(listed)}" if listed else ""
+
+
+def account_notes(settings: Settings, providers: Iterable[str]) -> dict[str, AccountNotes]:
+    """Return the notes of packs on vendor accounts, such as the last drill, by note name, shown below offers and runs.
+
+    Of `providers`, only vendor accounts count.
+    """
+    own, _ = own_providers(settings)
+    vendors, now = [one for one in providers if one in (*VENDORS, *own)], time.time()
+    return {name: packs.load(where)(settings, vendors, now) for name, where in packs.entries("account_notes").items()}

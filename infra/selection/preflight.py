@@ -113,8 +113,8 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
 def refuse_money_flags(settings: Settings, spec: LimitSpec) -> None:
     """Raise UsageError for a flag of rented machines, with the way to rent if only the key of a vendor is missing."""
     machine = spec if isinstance(spec, MachineSpec) else MachineSpec()
-    paid = {"spend-limit": spec.spend_limit, "budget": spec.budget, "max-price": machine.max_price}
-    paid |= {"use-spot": machine.use_spot}
+    paid: dict[str, str | bool] = {"spend-limit": spec.spend_limit, "budget": spec.budget}
+    paid |= {"max-price": machine.max_price, "use-spot": machine.use_spot}
     if named := next((name for name, value in paid.items() if value), ""):
         why = "this provider costs nothing"
         if settings.sources["provider"] == NO_KEY:

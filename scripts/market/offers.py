@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from flows.reading import account_notes
 from infra.errors import MissingKey, UsageError
 from infra.flags import flag, nondefault_flags
 from infra.market import catalogue
@@ -59,7 +58,7 @@ def offers(spec: OffersFlags) -> None:
     found = market.require(seen, request)
     if spec.save:
         save(found, settings)
-    notes = account_notes.of_accounts(settings, [one.name for one in asked])
+    notes = by_name.account_notes(settings, [one.name for one in asked])
     if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.failures]
         print_json(

@@ -1,13 +1,10 @@
 """The command `status`: the table of runs, printed once or refreshed."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from invoke import Exit
 
-from flows.reading import account_notes
 from flows.reading import status as use_case
 from flows.runs import run_groups
 from flows.supervisor import supervisor_client
@@ -15,8 +12,10 @@ from flows.supervisor.over_limit import OverLimit
 from infra.flags import flag
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
+from infra.providers import by_name
 from infra.records import PodView
 from infra.runs.sync import fetched_files
+from infra.selection import registry
 from infra.settings import Settings
 from infra.units import in_usd
 from scripts.cli import context, render
@@ -27,13 +26,18 @@ from scripts.cli.session import end_over_limit, found_over_limit, open_journal, 
 from scripts.runs import status_table
 from store import packs, terminal
 
-WATCH_S = 60.0  # each refresh queries the vendors
 SHOWN = 4  # runs listed per budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusFlags(OneRunFlags):
-    watch: str | bool | None = flag(None, "redraw every N seconds (60)", bare=True, unit="SECONDS")
+    watch: str | bool | None = flag(
+        None,
+        "redraw every N seconds (on a terminal 1 if all active runs are on this machine, else 5; vendors are asked "
+        "every 60 s)",
+        bare=True,
+        unit="SECONDS",
+    )
 
 
 @command(record=StatusFlags, example="inv status --watch")
@@ -43,12 +47,14 @@ def status(spec: StatusFlags) -> None:
     Each figure is shown with its age.
     """
     settings = context.settings()
-    every_s = context.watch_seconds(spec.watch, WATCH_S)
+    every_s = context.watch_seconds(spec.watch, 0.0)
     if why := fetched_files.reserve_problem(settings.homes, settings.reserve_bytes):
         render.say(why)
     with open_journal(settings) as journal:
         if every_s is not None:
-            redraw(journal, settings, spec.run, every_s, spec.json)
+            from scripts.runs import watching
+
+            watching.watch(journal, settings, spec.run, every_s or None, spec.json, refresh_rows, fold)
         with terminal.show_while("reading the state of every pod"):
             views = refresh_rows(journal, settings, spec.run)
         if spec.json:
@@ -63,7 +69,7 @@ def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -
     if views:
         shown = views if run else fold(views, journal, settings)
         render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
-        for notes in account_notes.of_accounts(settings, [view.provider for view in views]).values():
+        for notes in by_name.account_notes(settings, [view.provider for view in views]).values():
             render.say("\n".join(notes.lines))
     else:
         render.say("no runs yet. Start a run: ./inv launch --phase sft")
@@ -84,12 +90,14 @@ def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
             yield f"{one.budget.name}: {spent} of {limit} spent, {kept} reserved ({by}), {free} free"
 
 
-def refresh_rows(journal: Journal, settings: Settings, run: str) -> list[PodView]:
+def refresh_rows(
+    journal: Journal, settings: Settings, run: str, open_provider: use_case.OpenProvider = registry.provider
+) -> list[PodView]:
     """Return the table rows, newest first, after ending and settling all due runs."""
     over = end_over_limit(journal, settings)
-    views = use_case.status(journal, settings, run)
+    views = use_case.status(journal, settings, run, open_provider=open_provider)
     if settle_due(views, journal, settings):
-        views = use_case.status(journal, settings, run)
+        views = use_case.status(journal, settings, run, open_provider=open_provider)
     return use_case.of_run(use_case.with_excess(views, over), journal, run, run_groups.recorded_groups(settings))
 
 
@@ -120,19 +128,3 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
     for op in ended:
         render.tell(f"{op.run} was settled: {op.reason or op.outcome or 'the run has ended'}")
     return bool(ended)
-
-
-def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> NoReturn:
-    """Print the table repeatedly until Ctrl-C.
-
-    On a terminal, the table is redrawn in place; otherwise each refresh prints a table, or a line of JSON.
-    """
-    out = render.console(stderr=False)
-    with render.screen(out) as draw:
-        while True:
-            views = refresh_rows(journal, settings, run)
-            if as_json:
-                print_json([status_table.view_json(view) for view in views], indent=None)
-            else:
-                draw(status_table.watch_screen(views if run else fold(views, journal, settings), every_s))
-            time.sleep(every_s)

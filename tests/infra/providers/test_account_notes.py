@@ -1,6 +1,6 @@
 """Notes on accounts: only for vendors known by packs."""
 
-from flows.reading import account_notes
+from infra.providers import by_name
 from infra.settings import Settings
 from store import packs
 from store.packs import AccountNotes
@@ -14,7 +14,7 @@ def notes(settings: Settings, vendors: list[str], now: float) -> AccountNotes:
 def test_notes_exist_for_vendors_and_not_for_own_machines(tmp_path, monkeypatch):
     monkeypatch.setattr(packs, "entries", lambda kind: {"seen": f"{__name__}:notes"})
     settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
-    found = account_notes.of_accounts(settings, ["local", "runpod", "ssh", "lium", "held"])
+    found = by_name.account_notes(settings, ["local", "runpod", "ssh", "lium", "held"])
     assert found["seen"].lines == ("runpod", "lium")
     monkeypatch.setattr(packs, "entries", lambda kind: {})
-    assert account_notes.of_accounts(settings, ["runpod"]) == {}
+    assert by_name.account_notes(settings, ["runpod"]) == {}
