@@ -5,11 +5,13 @@ The server listens on loopback only, prints a one-time link and ends with Ctrl-C
 
 import argparse
 import errno
+import logging
 import socket
 import sys
 import time
 import webbrowser
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -83,7 +85,18 @@ def main() -> None:
         server_header=False,
         date_header=False,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        QuietServer(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+class QuietServer(uvicorn.Server):
+    """A server that ends with Ctrl-C without messages about the streams of open tabs, which the server cancels."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
 
 
 def listen(port: int | None) -> socket.socket:

@@ -3,7 +3,11 @@
 import asyncio
 import graphlib
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -19,8 +23,10 @@ from packs.page.views.access import Gate
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts, runs
 from packs.page.views.sections.ask import View, ViewQuery
+from scripts.models.chat import ChatFlags
 from store.artifacts.artifacts import Store
 from tests.packs.page.shard_reports import REPORT, changed
+from tests.world import ROOT
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
@@ -290,3 +296,32 @@ def test_unusable_port_is_reported_with_its_reason():
         SystemExit, match="port 70000 of this machine cannot be used: the number must be between 0 and 65535"
     ):
         listen(70000)
+
+
+def test_the_chat_of_the_page_samples_as_inv_chat():
+    script = (app.STATIC / "views" / "chat.js").read_text()
+    fields = dict(re.findall(r'value: "([\d.]+)", "aria-label": "(Temperature|Tokens at most)"', script))
+    usual = ChatFlags()
+    assert {name: float(value) for value, name in fields.items()} == {
+        "Temperature": usual.temperature,
+        "Tokens at most": usual.max_tokens,
+    }
+    assert chat._options({}) == {"temperature": usual.temperature, "max_tokens": usual.max_tokens}
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_the_page_with_open_tabs_without_a_message(context):
+    words = [sys.executable, "-m", "packs.page.views", "--port", "0"]
+    with subprocess.Popen(words, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as page:
+        try:
+            base, _, token = re.search(r"http\S+", page.stdout.readline())[0].partition("/#")
+            with httpx.Client(base_url=base, headers={"Origin": base}, timeout=30) as browser:
+                assert browser.post("/api/session", json={"token": token}).status_code == 200
+                with browser.stream("GET", "/api/runs", params={"live": "1"}) as tab:
+                    assert next(tab.iter_bytes())
+                    page.send_signal(signal.SIGINT)
+                    assert page.wait(30) == 130
+            said = page.stderr.read()
+            assert said.startswith("the link works once; ") and said.count("\n") == 1, said
+        finally:
+            page.kill()

@@ -10,7 +10,7 @@ const KEPT = "slipway-chat";
 export function open(place, query) {
   let said = JSON.parse(sessionStorage[KEPT] ?? "[]"), models = null, running = null, wrong = "", speed = "";
   const turns = h("div", { "aria-live": "polite" }), tools = h("div", { class: "tools" });
-  const system = h("input", { placeholder: "System prompt (none)", "aria-label": "System prompt" }), heat = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0.7", "aria-label": "Temperature", style: { width: "72px" } }), most = h("input", { type: "number", min: 1, max: 4096, value: "256", "aria-label": "Tokens at most", style: { width: "84px" } });
+  const system = h("input", { placeholder: "System prompt (none)", "aria-label": "System prompt" }), heat = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0", "aria-label": "Temperature", style: { width: "72px" } }), most = h("input", { type: "number", min: 1, max: 4096, value: "256", "aria-label": "Tokens at most", style: { width: "84px" } });
   const words = h("textarea", { placeholder: "Say something", "aria-label": "Message", rows: 2 });
   const send = h("button", { class: "main", type: "submit" }, "Send"), stop = h("button", { type: "button", hidden: true, onclick: () => running?.abort() }, "Stop");
   const again = h("button", { type: "button", onclick: () => regenerate() }, "Regenerate"), anew = h("button", { type: "button", onclick: () => { running?.abort(); said = []; wrong = speed = ""; draw(); } }, "New");
