@@ -1,4 +1,4 @@
-"""Rental of a machine held without work, for `inv pod.create` and `inv launch --deploy-only`."""
+"""Choice of an offer for a launch, and rental of a machine held without work, for `inv pod.create`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,9 +7,12 @@ from typing import Any
 
 from flows.limits import shared_resources
 from flows.pods import held_pods
+from flows.runs import launch as use_case
+from flows.specs.launch import LaunchSpec
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
+from infra.errors import UsageError
 from infra.flags import masked_flags
 from infra.ledger import spend
 from infra.ledger.op import Op
@@ -18,10 +21,11 @@ from infra.runs.journal_upkeep import settle
 from infra.runs.lookup import scale_of
 from infra.selection import choose, registry
 from infra.settings import Settings
-from scripts.cli import plan_text, prompts, render, session
+from scripts.cli import context, plan_text, prompts, render, session
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
+from store import packs
 
 
 def deploy(
@@ -105,3 +109,32 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
         "set": op.pod_set or None,
         "for": held_pods.purpose(op),
     }
+
+
+def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, settings: Settings) -> use_case.Launch:
+    """Return the launch on the picked offer, or without offers if the user declines.
+
+    If no mechanism would end a finished pod while the laptop is off, the question also offers self-deletion by the pod
+    and the always-on machines of packs.
+    """
+    is_named = bool(spec.cloud and spec.region and spec.instance_type)
+    while True:
+        takes_self_end = use_case.takes_self_end(found, settings)
+        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
+        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
+        others = (
+            {"s": "let the pod delete itself when its work is done, also with the laptop off"} if takes_self_end else {}
+        )
+        others |= {letter: one.answer for letter, one in machines.items()}
+        picked = prompts.pick_or(list(found.offers), is_named, yes, offers_table.show_table, others)
+        if picked == "s":
+            try:
+                found = use_case.with_self_end(found, settings)
+                render.say("--self-end: the pod deletes itself when its work is done")
+            except UsageError as error:
+                render.say(f"{error}; nothing was rented")
+        elif isinstance(picked, str):
+            render.say(machines[picked].setup_hint(context.rerun_command))
+            return use_case.with_picked_offers(found, [], settings)
+        else:
+            return use_case.with_picked_offers(found, picked, settings)

@@ -7,7 +7,6 @@ from flows.planning.training_plan import PlannedWork, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
-from infra.errors import UsageError
 from infra.flags import flag, masked_flags
 from infra.ledger.journal import Journal
 from infra.records import Plan
@@ -19,7 +18,7 @@ from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
-from store import packs, terminal
+from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +58,9 @@ def launch(spec: LaunchFlags) -> None:
         is_rented = registry.candidates(settings)[0].is_rented
         limits = with_most(resolved.limits, is_rented, render.tell)
         narrow = use_case.narrow_held(resolved, settings)
-        from scripts.runs.deploy import deploy
+        from scripts.runs import deploy
 
-        deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
+        deploy.deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
         with terminal.show_while("comparing the plan with the store, and estimating cost"):
@@ -93,13 +92,13 @@ def launch(spec: LaunchFlags) -> None:
             report_plan(plan, journal, spec)
             return
         from scripts.cli import prompts  # a dry run neither asks nor contacts machines
-        from scripts.runs import following
+        from scripts.runs import deploy, following
 
         if found.mounts_to_approve:
             prompts.ask_to_send(found.mounts_to_approve, use_case.refusal(found.mounts_to_approve), spec.yes)
             found = replace(found, may_send=True)
         if found.offers:
-            found = ask_which_offer(found, spec, spec.yes, settings)
+            found = deploy.ask_which_offer(found, spec, spec.yes, settings)
             if not found.offers:
                 render.say("nothing was rented")
                 return
@@ -141,35 +140,3 @@ def show_offers(found: use_case.Launch, settings: Settings) -> None:
 
     spec = found.resolved.spec
     offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
-
-
-def ask_which_offer(found: use_case.Launch, spec: LaunchSpec, yes: bool, settings: Settings) -> use_case.Launch:
-    """Return the launch on the picked offer, or without offers if the user declines.
-
-    If no mechanism would end a finished pod while the laptop is off, the question also offers self-deletion by the pod
-    and the always-on machines of packs.
-    """
-    from scripts.cli import prompts
-    from scripts.market import offers_table
-
-    is_named = bool(spec.cloud and spec.region and spec.instance_type)
-    while True:
-        takes_self_end = use_case.takes_self_end(found, settings)
-        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
-        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
-        others = (
-            {"s": "let the pod delete itself when its work is done, also with the laptop off"} if takes_self_end else {}
-        )
-        others |= {letter: one.answer for letter, one in machines.items()}
-        picked = prompts.pick_or(list(found.offers), is_named, yes, offers_table.show_table, others)
-        if picked == "s":
-            try:
-                found = use_case.with_self_end(found, settings)
-                render.say("--self-end: the pod deletes itself when its work is done")
-            except UsageError as error:
-                render.say(f"{error}; nothing was rented")
-        elif isinstance(picked, str):
-            render.say(machines[picked].setup_hint(context.rerun_command))
-            return use_case.with_picked_offers(found, [], settings)
-        else:
-            return use_case.with_picked_offers(found, picked, settings)
