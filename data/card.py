@@ -185,7 +185,7 @@ def license_of(about: Mapping[str, Any]) -> str:
 
 def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the options that select documents, without unset options."""
-    names = ("take", "val_ratio", "seed", "min_score", "language", "dedup", "filter", "text_column")
+    names = ("take", "val_ratio", "seed", "min_score", "language", "dedup", "filter", "text_column", "text_unit")
     return [(name, options[name]) for name in names if options.get(name)]
 
 

@@ -45,6 +45,8 @@ ON_DISK = ("state.json", "dataset_dict.json")  # files in a folder written by `s
 DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks with conversations for training
 TASKS = ("sort", "gsm8k", "math", "mbpp")  # tasks with verifiable answers
 FORMATS = ("txt", "jsonl", "parquet")
+NAMED_SOURCES = ("pydocs", "fineweb", "stdin", "stdin.jsonl")  # sources that are no files
+UNITS = ("line", "file", "folder")  # of `TextSpec.text_unit`; a user types one of the first two
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
@@ -112,6 +114,27 @@ def source_files(source: str) -> list[Path]:
             seen = (one.suffix or "a file without a suffix") if one.is_file() else other
             raise ConfigError(f"source {one}: cannot read {seen}; {', '.join((*SUFFIXES, *OF_DATASETS))} files can be")
     return found
+
+
+def text_unit(source: str, typed: str) -> tuple[str, str]:
+    """Return `TextSpec.text_unit` of a source of files on this machine, and the meaning as text, "" without .txt files.
+
+    typed: `line`, `file`, or "" for `folder` if the source has a folder of .txt files, else `line`. Raises ConfigError.
+    """
+    if typed not in ("", *UNITS[:2]):
+        raise ConfigError(f"--text-unit {typed}: known: {', '.join(UNITS[:2])}")
+    found = set()
+    for words in [one for one, _ in references.parse_mixture(source)] or [source]:
+        place = references.parse(words).place
+        path = Path(place).expanduser()
+        if words in NAMED_SOURCES or "://" in words or not (path.exists() or glob.has_magic(place)):
+            continue
+        if any(form_of(one.name)[0] == ".txt" and not manifest.is_shard(one) for one in source_files(place)):
+            found.add("folder" if path.is_dir() else "line")
+    unit = typed or ("folder" if "folder" in found else "line")
+    other = "" if typed else f"; --text-unit {'line: each line' if unit == 'folder' else 'file: each .txt file'}"
+    what = {"line": "line of a .txt file", "file": ".txt file", "folder": ".txt file in a folder"}[unit]
+    return unit, f"each {what} is a document{other}" if found else ""
 
 
 def is_on_disk(folder: Path) -> bool:
@@ -221,12 +244,17 @@ class TextSpec:
     """Leave out lines that are not documents, and damaged files, instead of raising an error."""
     exhausted: str = field(default="first", metadata={"newer": True})
     """End of a mixture: at the end of the `first` exhausted source, or after `all` were read at least once."""
+    text_unit: str = field(default="line", metadata={"newer": True})
+    """Document of .txt files: a `line`, a `file`, or for `folder` a file in a folder and a line of any other file. Of
+    Slipway's own shards, lines are the documents."""
 
     def __post_init__(self) -> None:
         if self.filter:
             filters.parse(self.filter)
         if self.exhausted not in ("first", "all"):
             raise ConfigError(f"exhausted is {self.exhausted!r}; known: first, all")
+        if self.text_unit not in UNITS:
+            raise ConfigError(f"text_unit is {self.text_unit!r}; known: {', '.join(UNITS)}")
         if not 0 <= self.val_ratio < 1:
             raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
         if self.lines_per_shard < 1:

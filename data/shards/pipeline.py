@@ -40,6 +40,7 @@ from store import extensions, untrusted_input
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
+COUNTED_BYTES = 64 << 20  # a source of this size is read to the end to count the documents beyond `take`
 # Seconds to wait after a stop request; a read or disk write without progress is then abandoned.
 SILENCE_S = 3.0
 MOST_WAITING = 4
@@ -110,7 +111,7 @@ def shard(
             run.close()
         if split and not held_out:
             remove_shards(folder / "val")  # stale shards must not lie beside new shards
-    return _summary(spec, made)
+    return _summary(spec, made) | ({} if run.available is None else {"available": run.available})
 
 
 def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
@@ -148,6 +149,7 @@ class Run:
         self.skipped: list[str] = []
         self.raw_bytes = 0
         self.seen: SeenHashes | None = None
+        self.available: int | None = None  # documents of the source if `take` stopped the run, None if not counted
         options = recorded_options(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
         identity += [one.uri for one in inputs.files if one.stream]  # positions count streams
@@ -196,9 +198,25 @@ class Run:
                 if now - self.told_at > 1:
                     self._report_progress(now, read_share)
                 if self.kept == self.spec.take and not self.spec.validation:
+                    self.available = self._count_rest(batches, stop)
                     break
         finally:
             batches.close()
+
+    def _count_rest(
+        self, batches: Iterator[tuple[Position | MixturePosition, PreparedBatch]], stop: Callable[[], int]
+    ) -> int | None:
+        """Return the number of documents of the whole source, or None for a source that is not small or not here."""
+        paths = [Path(one.uri) for one in self.inputs.files]
+        is_here = not self.inputs.mixture and all(path.is_file() for path in paths)
+        if not is_here or sum(path.stat().st_size for path in paths) > COUNTED_BYTES:
+            return None
+        found = self.documents
+        for _, made in batches:
+            found += sum(part.lines for part in made.parts)
+            if stop():
+                return None
+        return found
 
     def _batches(self) -> Generator[tuple[Position | MixturePosition, PreparedBatch], None, None]:
         at = self.position

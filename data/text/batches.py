@@ -33,6 +33,8 @@ from store import untrusted_input
 BATCH_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
 MOST_ROWS = 4096
+NAME_COLUMN = "; to name the text column: --text-column"
+MOST_DOCUMENT_BYTES = 64 << 20  # of a .txt file read as a single document
 
 
 class Pieces(Protocol):
@@ -79,7 +81,8 @@ def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) ->
         elif suffix == ".txt" and required:
             raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
         else:
-            pieces = LineFile(file.uri, suffix, packed, *named, file.source_column("text"), file.skips_invalid)
+            kind = WholeFile if file.is_document else LineFile
+            pieces = kind(file.uri, suffix, packed, *named, file.source_column("text"), file.skips_invalid)
     return Renamed(pieces, file) if file.names else pieces
 
 
@@ -165,7 +168,7 @@ class Parquet:
         if len(found) > 1:
             raise InputError(f"{uri}: {len(found)} columns are named {top!r}; available: {there}")
         if not found:
-            raise InputError(f"{uri}: no text column {text!r}; available: {there}")
+            raise InputError(f"{uri}: no text column {text!r}; available: {there}{NAME_COLUMN}")
         if wrong := type_problem(schema.field(found[0]).type, text.removeprefix(top)):
             raise InputError(f"{uri}: column {text!r} is {wrong}, not text; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
@@ -264,7 +267,7 @@ class LineFile:
             at = file.tell() if self.ranges else 0
             try:
                 is_noise = False
-                for lines in lines_between(file, at, stop):
+                for lines in self._lines(file, at, stop):
                     if lines and not start and not number and lines[0].startswith(BOM_UTF8):
                         lines[0] = lines[0][len(BOM_UTF8) :]
                     number_of_lines = len(lines)
@@ -279,6 +282,9 @@ class LineFile:
                     raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
                 why = f"damaged or cut short: {error}; what follows was left out"
                 yield left_out(self.uri, start, number, why)
+
+    def _lines(self, file: BinaryIO, at: int, stop: int) -> Iterator[TextList]:
+        return lines_between(file, at, stop)
 
     def _open(self) -> BinaryIO:
         if self.uri in STDIN:
@@ -339,7 +345,7 @@ class LineFile:
         """Record a line that is not a document. Raises InputError unless invalid lines are skipped."""
         if not self.skips:
             raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
-        skips.add(line, why.removesuffix(f"; {HOW}"))
+        skips.add(line, why.removesuffix(f"; {HOW}").removesuffix(NAME_COLUMN))
 
     def _objects(self, lines: TextList, start: int, number: int) -> Batch:
         rows, invalid, texts, skips = len(lines), replace_invalid_utf8(lines), TextList(), Skips(self.uri, start)
@@ -376,10 +382,28 @@ class LineFile:
         text = value_at(row, self.text) if isinstance(row, dict) else None
         if not isinstance(text, (str, bytearray)):
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            return row, None, f"no string under {self.text!r}; available: {keys}"
+            return row, None, f"no string under {self.text!r}; available: {keys}{NAME_COLUMN}"
         if missing := [name for name in self.required if name not in row]:
             return row, None, f"no {', '.join(missing)}; available: {', '.join(row)}"
         return row, text, ""
+
+
+class WholeFile(LineFile):
+    """A .txt file that is a single document: a single piece, with line breaks as newlines."""
+
+    def __init__(self, uri: str, *more: Any):
+        super().__init__(uri, *more)
+        self.ranges, self.count = False, 1
+
+    def _lines(self, file: BinaryIO, at: int, stop: int) -> Iterator[TextList]:
+        text = file.read(MOST_DOCUMENT_BYTES + 1)
+        if len(text) > MOST_DOCUMENT_BYTES:
+            raise InputError(
+                f"{self.uri}: more than {MOST_DOCUMENT_BYTES >> 20} MiB, too long for a single document; to read each "
+                "line as a document: --text-unit line"
+            )
+        text = text.replace(b"\r\n", b"\n").rstrip(b"\n")
+        yield TextList([bytearray(text) if len(text) > GIANT else text])
 
 
 def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[TextList]:

@@ -2,8 +2,8 @@
 
 `batches.documents(source)` yields the documents of a source. Files are streamed, never loaded whole:
 
-    .txt      one document per line, empty lines skipped. In a Slipway shard (listed in the manifest of the folder)
-              lines are unescaped; in any other file lines are used unchanged
+    .txt      one document per line, empty lines skipped, or one document per file (`TextSpec.text_unit`). In a Slipway
+              shard (listed in the manifest of the folder) lines are unescaped; any other text is used unchanged
     .jsonl    one object per line with a `text`
     .parquet  the column `text`, row group by row group
 
@@ -72,6 +72,8 @@ class InputFile:
     """Index of the source in a mixture."""
     code: str = ""
     """Source code of the extension that yields the documents instead of a file; `uri` is the extension's name."""
+    is_document: bool = False
+    """.txt only: the file is a single document."""
     skips_invalid: bool = False
     """True to leave out and count invalid lines; otherwise an invalid line raises an error."""
 

@@ -5,10 +5,12 @@ This module reads only names and sizes; `batches.py` reads the content.
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec, form_of, is_of_datasets, source_files
 from data.errors import ConfigError, InputError
+from data.manifest import is_shard
 from data.references import NAME, SetReference, parse, parse_mixture
 from data.text.documents import InputFile
 from data.text.remote import list_remote
@@ -125,7 +127,7 @@ def _list(source: str, spec: TextSpec) -> Inputs:
     if source == "pydocs":
         return Inputs((InputFile("pydocs", packages=spec.packages),))
     if source in STDIN:
-        return Inputs((InputFile(source),))
+        return Inputs((_text_file(source, STDIN[source], spec.text_unit == "file"),))
     if source == "fineweb" and not re.fullmatch(NAME, spec.split):
         reference = SetReference(
             place=spec.dataset, is_hub=True, config=spec.config, split=spec.split, revision=spec.revision
@@ -142,11 +144,18 @@ def _list(source: str, spec: TextSpec) -> Inputs:
         return _of_datasets(reference)
     if "://" in source:
         uris = _remote(source)
-        return Inputs(tuple(InputFile(uri) for uri in uris), {"files": len(uris)})
+        files = tuple(_text_file(uri, form_of(uri)[0], spec.text_unit == "file") for uri in uris)
+        return Inputs(files, {"files": len(uris)})
     paths = source_files(reference.place)
     named = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
     told: dict[str, Any] = {"files": named, **({"columns": dict(reference.columns)} if reference.columns else {})}
-    return Inputs(tuple(InputFile(str(path), names=reference.columns) for path in paths), told)
+    is_whole = spec.text_unit == "file" or spec.text_unit == "folder" and Path(reference.place).expanduser().is_dir()
+    found = (_text_file(str(path), form_of(path.name)[0], is_whole and not is_shard(path)) for path in paths)
+    return Inputs(tuple(replace(one, names=reference.columns) for one in found), told)
+
+
+def _text_file(uri: str, suffix: str, is_document: bool) -> InputFile:
+    return InputFile(uri, is_document=is_document and suffix == ".txt")
 
 
 def _of_datasets(reference: SetReference) -> Inputs:

@@ -52,7 +52,9 @@ class Streamed:
         there = ", ".join(names)
         top = self.text if self.text in names else self.text.split(".")[0]
         if top not in names:
-            raise InputError(f"no text column {self.text!r}; available: {there}; name one with --text-column")
+            raise InputError(
+                f"no text column {self.text!r}; available: {there}; to name the text column: --text-column"
+            )
         if missing := [name for name in self.required if name not in names]:
             raise InputError(f"no column {', '.join(missing)}; available: {there}")
         return list(dict.fromkeys([top, *(name for name in self.columns if name in names)]))

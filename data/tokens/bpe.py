@@ -147,7 +147,8 @@ def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
     if len(words) + len(SPECIALS) != vocab_size:
         most = len(words) + len(SPECIALS)
         raise InputError(
-            f"vocab_size is {vocab_size}, but this text yields only {most}; give more text, or a smaller vocab_size"
+            f"vocab_size is {vocab_size}, but this text yields only {most}; give more text, or a smaller vocabulary: "
+            f"--set model.vocab_size={most}, or for inv tokenizer --vocab-size {most}"
         )
     return assemble(words)
 

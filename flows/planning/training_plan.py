@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from data.config import text_unit
 from flows.planning import estimates, extensions
 from flows.planning.extensions import reward_text, use_phases, use_source
 from flows.specs.work import WorkSpec, typed_sizes
@@ -174,7 +175,7 @@ def plan_for(
     )
     plan = replace(
         estimates.of_plan(plan, settings, vendor, offer),
-        notes=(*plan.notes, *text_notes(plan, settings, there), *store_notes(there)),
+        notes=(*plan.notes, *text_notes(plan, settings, there, work.spec.text_unit), *store_notes(there)),
     )
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
@@ -347,12 +348,19 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
     return (*notes, f"the store holds {count(len(there.kept), 'artifact')}, {size(there.num_bytes)}{unread}")
 
 
-def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, ...]:
-    """Return a note on the default text of a plan if the user named no source; () if the plan uses no text."""
-    if settings.sources["source"] != "default" or f"datasets/{settings.source}/text" not in {
-        one.name for one in plan.artifacts
-    }:
+def text_notes(plan: Plan, settings: Settings, there: Inventory, unit: str) -> tuple[str, ...]:
+    """Return notes on the text of a plan: the documents of .txt files to read, and the default source; () without text.
+
+    unit: the typed `--text-unit`.
+    """
+    text = next(
+        (one for one in plan.artifacts if one.name == f"datasets/{planning.source_slug(settings.source)}/text"), None
+    )
+    if text is None:
         return ()
+    if settings.sources["source"] != "default":
+        said = text_unit(settings.source, unit)[1] if text.step else ""
+        return (f"text: {said}",) if said else ()
     where = " (text already in the store)" if "datasets/fineweb/text" in there.artifacts else ""
     return (
         f"no source was named, so the text is {settings.source}: Python's own documentation. For FineWeb{where}: "

@@ -78,6 +78,11 @@ class WorkSpec(Typed):
         group=TEXT,
     )
     text_column: str = flag("", "--source: name of the text column (default: `text`)", group=TEXT)
+    text_unit: str = flag(
+        "",
+        "--source: document of .txt files, line or file (default: file for a folder, line for a single file)",
+        group=TEXT,
+    )
     filter: str = flag(
         "", "--source: keep only rows that satisfy this expression, such as 'language_score > 0.9'", group=TEXT
     )

@@ -106,7 +106,8 @@ def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
     """Return the words for a step that makes text shards."""
     shards = count(record["shards"], "shard" if ended else "whole shard")
     if ended:
-        words = [f"{count(record.get('documents', 0), 'document')} in {shards}"]
+        made, available = record.get("documents", 0), record.get("available", 0)
+        words = [f"{f'{made:,} of ' if available > made else ''}{count(max(made, available), 'document')} in {shards}"]
         words += [f"{record['held_out']:,} held out"] if record.get("held_out") else []
         counts = record.get("counts") or {}
         return words + [f"{counts[name]:,} {told}" for name, told in LEFT_OUT.items() if counts.get(name)]

@@ -58,6 +58,11 @@ class ShardFlags(Output, Typed):
         "name of the text column (default: `text`); json.caption means a field inside a column",
         group="What is read",
     )
+    text_unit: str = flag(
+        "",
+        "document of .txt files: line or file (default: file for a folder, line for a single file)",
+        group="What is read",
+    )
     skip_invalid: bool = flag(
         False,
         "skip invalid lines and damaged files; manifest.json counts and lists them",
@@ -244,6 +249,7 @@ def describe_source(spec: ShardFlags, settings: Settings) -> str:
         parts = f"configuration {spec.config}, split {spec.split}, revision {spec.revision}"
         return f"FineWeb: {spec.dataset}, {parts}, of {hub()}"
     words = "pydocs: Python's own documentation" if settings.source == FALLBACK else settings.source
+    words = "; ".join(filter(None, (words, unit_of(spec, settings)[1])))
     where = settings.sources["source"]
     return words if where == "--source" else f"{words} (SLIPWAY_SOURCE, {where})"
 
@@ -325,10 +331,19 @@ def text_spec_fields(spec: ShardFlags, settings: Settings, is_stdin: bool) -> di
         "packages": list(filter(None, spec.packages.split(","))),
         "take": MODES[spec.mode] if spec.take is None else spec.take,
         "lines_per_shard": settings.shard_lines if spec.lines_per_shard is None else spec.lines_per_shard,
+        "text_unit": unit_of(spec, settings)[0],
         "val_ratio": val_ratio,
         "compression": "gzip" if spec.gzip else spec.compression,
         "engine_options": engine_options(spec.engine, settings),
     }
+
+
+def unit_of(spec: ShardFlags, settings: Settings) -> tuple[str, str]:
+    """Return `text_unit` of the sources, and the meaning as text. Raises UsageError."""
+    from data.config import text_unit
+
+    found = [text_unit(source, spec.text_unit) for source in (settings.source, spec.validation) if source]
+    return max(found, key=lambda one: one[0] == "folder")
 
 
 def engine_options(engine: str, settings: Settings) -> dict[str, str]:

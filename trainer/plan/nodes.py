@@ -26,6 +26,7 @@ from data.config import (
     TokensSpec,
     conversation_spec,
     filled_files,
+    text_unit,
 )
 from data.references import HUB
 from infra.errors import UsageError
@@ -75,9 +76,11 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
+    unit = wanted.rows.get("text_unit", "")
+    rows = {**wanted.rows, "text_unit": unit or "line" if "text" in wanted.given else text_unit(wanted.source, unit)[0]}
     text = replace(
         TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds),
-        **dict[str, Any](wanted.rows),
+        **dict[str, Any](rows),
     )
     data = f"datasets/{slug}"
     nodes = [

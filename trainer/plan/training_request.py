@@ -28,7 +28,7 @@ from trainer.records.phase_registry import (
     phase_names,
 )
 
-ROWS = ("text_column", "filter", "exhausted")
+ROWS = ("text_column", "filter", "exhausted", "text_unit")
 IMPORTED = "imported/"  # prefix of the names of imported models
 
 

@@ -30,7 +30,7 @@ KEPT = (".optimizer.", ".rl.loss", ".rl.clip", ".rl.beta")
 SIZES = ("saliency_warmup",)
 # Flags for models and data missing on this machine, and for GPUs missing on a rehearsed pod.
 OF_LARGE_MODELS = (
-    *("init", "source", "packages", "text_column", "filter", "mixture", "problems", "reward"),
+    *("init", "source", "packages", "text_column", "text_unit", "filter", "mixture", "problems", "reward"),
     *("engine", "engine_devices", "train_devices"),
 )
 

@@ -64,7 +64,11 @@ def test_a_folder_and_a_glob_are_read_in_the_order_of_names(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
     [
-        ("a.jsonl", b'{"text": "one"}\n{"body": 1}\n', "a.jsonl:2: no string under 'text'; available: body"),
+        (
+            "a.jsonl",
+            b'{"text": "one"}\n{"body": 1}\n',
+            "a.jsonl:2: no string under 'text'; available: body; to name the text column: --text-column",
+        ),
         ("a.jsonl", b"{oops\n", "a.jsonl:1: not JSON"),
         ("a.parquet", b"PAR1 but not really", "not a whole parquet file"),
         ("a.docx", b"text\n", "cannot read .docx"),

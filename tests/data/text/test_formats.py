@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.compute
@@ -16,12 +17,15 @@ import pyarrow.parquet
 import pytest
 
 from data.__main__ import main
+from data.config import ConfigError, TextSpec, text_unit
 from data.manifest import read_manifest
 from data.shards import encode, pipeline
 from data.shards.shards import read, shard_paths
+from data.text import batches
 from data.text.documents import COLUMNS
 from data.text.lines import SCORES
 from data.verify import verify
+from scripts.cli.steps_text import step_line
 from tests.data.conftest import ROOT
 
 TEXTS = ["one", "two\nlines\r\n", "back\\slash", "größer \u2028 \U0001f600", " spaces "] * 3
@@ -396,3 +400,57 @@ assert main() == 0
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
+
+
+def test_files_of_a_folder_or_lines_of_a_file_are_documents_unless_typed(shard, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "1.txt").write_bytes("\ufeffTitle\r\n\r\nfirst\n\n".encode())
+    (folder / "2.txt.gz").write_bytes(gzip.compress(b"second\nend"))
+    (folder / "3.txt").write_bytes(b"\n")
+    (folder / "4.jsonl").write_text('{"text": "third"}\n{"text": "fourth"}\n')
+    both = ["Title\n\nfirst", "second\nend", "third", "fourth"]
+    lines = ["Title", "first", "second", "end", "third", "fourth"]
+
+    def written(source, typed=""):
+        unit, said = text_unit(str(source), typed)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        assert shard(source, text_unit=unit) == (0, "")
+        return list(read(shard_paths(tmp_path / "out"))), said
+
+    assert written(folder) == (both, "each .txt file in a folder is a document; --text-unit line: each line")
+    assert read_manifest(tmp_path / "out")["counts"]["empty"] == 1
+    assert written(folder, "line") == (lines, "each line of a .txt file is a document")
+    per_line = "each line of a .txt file is a document; --text-unit file: each .txt file"
+    assert written(folder / "1.txt") == (["Title", "first"], per_line)
+    assert written(folder / "1.txt", "file") == (["Title\n\nfirst"], "each .txt file is a document")
+    assert written(f"{folder}=0.5,{folder / '1.txt'}=0.5")[1].startswith("each .txt file in a folder")
+    assert text_unit("fineweb", "") == ("line", "") == text_unit(str(folder / "4.jsonl"), "")
+    with pytest.raises(ConfigError, match="--text-unit word: known: line, file"):
+        text_unit(str(folder), "word")
+
+
+def test_own_shards_have_a_document_per_line_in_any_folder(shard, source, tmp_path):
+    assert shard(source) == (0, "")
+    os.rename(tmp_path / "out", tmp_path / "first")
+    assert text_unit(str(tmp_path / "first"), "") == ("line", "")
+    assert shard(tmp_path / "first", text_unit="file") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == TEXTS
+
+
+def test_a_text_file_too_long_for_a_document_is_refused_with_the_flag(shard, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "MOST_DOCUMENT_BYTES", 1 << 20)
+    (tmp_path / "a.txt").write_bytes(b"a line\n" * (1 << 18))
+    code, said = shard(tmp_path / "a.txt", text_unit="file")
+    assert code == 2 and "a.txt: more than 1 MiB" in said and "--text-unit line" in said
+
+
+def test_a_small_source_here_is_counted_beyond_the_taken_documents(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(3000)))
+    spec = TextSpec(source=str(tmp_path / "a.txt"), take=20, val_ratio=0.0)
+    made = pipeline.shard(spec, tmp_path / "out", split=False)
+    assert (made["documents"], made["available"]) == (20, 3000)
+    step = {"name": "shard", "state": "done", "result": made, "started_at": 1.0, "ended_at": 2.0}
+    assert step_line(step, 2.0).endswith(": 20 of 3,000 documents in 1 shard")
+    whole = pipeline.shard(replace(spec, take=3000), tmp_path / "all", split=False)
+    assert step_line({**step, "result": whole}, 2.0).endswith(": 3,000 documents in 1 shard")

@@ -86,7 +86,7 @@ def test_vocabulary_may_be_as_small_as_the_bytes_and_the_specials(words, tmp_pat
     [
         (264, "alone are 265"),
         (200, "alone are 265"),
-        (90_000, "yields only 355; give more text, or a smaller vocab_size"),
+        (90_000, "yields only 355; .* --set model.vocab_size=355, or for inv tokenizer --vocab-size 355"),
     ],
 )
 def test_impossible_vocabulary_size_is_refused(words, tmp_path, size, seen):
