@@ -19,10 +19,10 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import plain, secrets, store_kinds
 from infra.ledger import wait_queue
-from infra.ledger.journal import live_by_run
 from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
+from infra.runs.run_rows import live_by_run
 from infra.selection.machine_spec import disk_of_plan
 from infra.settings import Settings, pack_settings
 from infra.units import count, size

@@ -59,6 +59,14 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
     return min(ends) if ends else None
 
 
+def limit_words(limits: Limits) -> str:
+    """Return the limit that ends the pod first, as text: a spend limit in dollars, a time limit as a duration."""
+    limit_s = hard_limit_s(limits)
+    if limit_s == limits.time_s or limits.spend_micro_usd is None:
+        return f"limit of {duration(limit_s)}"
+    return f"spend limit of {limits.spend_micro_usd / 1e6:,.2f} USD ({duration(limit_s)} of this pod)"
+
+
 def leads_s(limit_s: float) -> Tuple[float, float]:
     """Return the seconds before the limit at which the step must save, and at which only uploads continue."""
     return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)

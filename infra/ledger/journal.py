@@ -332,15 +332,3 @@ def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:
     else:
         with journal_file.locked(path):
             db.close()
-
-
-def live_by_run(path: Path) -> dict[str, bool]:
-    """Return for each run of a journal whether a pod of the run is live; {} for a missing or unreadable journal.
-
-    Reads without a lock or check, and without creating the journal.
-    """
-    found: dict[str, bool] = {}
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(journal_file.read_only(path)) as db:
-        for run, state in db.execute("SELECT run, state FROM ops WHERE owner_kind != 'service' AND rank = 0"):
-            found[run] = found.get(run, False) or state not in ENDED
-    return found

@@ -1,13 +1,17 @@
 """Journal rows of a run: the nodes of a run, the run of a pod, and the check for the end of a run. Read-only."""
 
+import contextlib
 import itertools
 import json
+import sqlite3
+from pathlib import Path
 
+from infra import journal_file
 from infra.agent.job import NodeGroup
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.op import BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN, Op
+from infra.ledger.op import BOOTING, CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN, Op
 from infra.records import Address
 
 GOES_ON = ("", NODE_LOST)  # Outcomes after which a new pod may continue the run.
@@ -87,3 +91,15 @@ def _group_of(op: Op) -> NodeGroup:
         return op.read_job().group if op.job else NodeGroup()
     except UsageError:
         return NodeGroup()
+
+
+def live_by_run(path: Path) -> dict[str, bool]:
+    """Return for each run of a journal whether a pod of the run is live; {} for a missing or unreadable journal.
+
+    Reads without a lock or check, and without creating the journal.
+    """
+    found: dict[str, bool] = {}
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(journal_file.read_only(path)) as db:
+        for run, state in db.execute("SELECT run, state FROM ops WHERE owner_kind != 'service' AND rank = 0"):
+            found[run] = found.get(run, False) or state not in ENDED
+    return found

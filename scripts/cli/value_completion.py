@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import live_by_run
 from infra.market import gpus
 from infra.providers import by_name
+from infra.runs.run_rows import live_by_run
 from infra.settings import MARKET
 from scripts.cli import context
 from store import credentials, packs

@@ -13,7 +13,7 @@ from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import CommandParser
 from scripts.commands import COMMANDS as CORE
 from scripts.pods.held_pod import OnPodFlags
-from scripts.runs.status import WATCH_S
+from scripts.runs.watching import ELSEWHERE_S, HERE_S, VENDOR_S
 from store import packs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,7 +72,6 @@ def test_every_command_about_pods_can_be_rehearsed():
         "doctor",
         "test",
         "check",
-        "hosts",
     }
     of_none = {name for name in COMMANDS if name.startswith("pool.")}
     assert cannot == {"rehearse"} | without_pods | of_none
@@ -110,9 +109,11 @@ def test_flags_of_the_source_documents_equal_our_flags():
     assert spec_of("train", "--config", "configs/runpod_2b.yaml").config == "configs/runpod_2b.yaml"
 
 
-def test_launch_without_flags_is_sft_and_watch_refreshes_every_minute():
+def test_launch_without_flags_is_sft_and_watch_has_intervals():
     assert spec_of("launch").phase == "sft"
-    assert watch_seconds(spec_of("status", "--watch").watch, WATCH_S) == WATCH_S == 60
-    assert watch_seconds(spec_of("status", "--watch", "30").watch, WATCH_S) == 30
+    assert watch_seconds(spec_of("status", "--watch").watch, 0.0) == 0.0  # No interval is typed.
+    assert watch_seconds(spec_of("status", "--watch", "30").watch, 0.0) == 30
+    (about,) = (one.about for one in COMMANDS["status"].flags if one.spelling == "watch")
+    assert re.findall(r"\d+", about) == [f"{one:g}" for one in (HERE_S, ELSEWHERE_S, VENDOR_S)]
     (about,) = (one.about for one in COMMANDS["launch"].flags if one.spelling == "profile")
     assert "start with the smallest, runpod_1b, then 2b and 4b" in about

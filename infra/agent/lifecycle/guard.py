@@ -22,7 +22,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
-from infra.agent.job import STAYS, Job, Limits, PodFolder
+from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.lifecycle import log_rotation, self_terminate, start_timer
 from infra.agent.process import become_subreaper, current_identity, describe_survivors, end_all, hide_memory, reap
 from infra.agent.shortage import Backoff, exempt_from_oom_killer, retry_shortages, tolerate_shortage
@@ -82,14 +82,6 @@ def _key_of(job: Job) -> str:
     A guard restarted by the agent has no key; then the vendor's own limit ends the pod.
     """
     return self_terminate.read_key() if job.needs_key and hide_memory() else ""
-
-
-def limit_words(limits: Limits) -> str:
-    """Return the limit that ends the pod first, as text: a spend limit in dollars, a time limit as a duration."""
-    limit_s = ends.hard_limit_s(limits)
-    if limit_s == limits.time_s or limits.spend_micro_usd is None:
-        return f"limit of {duration(limit_s)}"
-    return f"spend limit of {limits.spend_micro_usd / 1e6:,.2f} USD ({duration(limit_s)} of this pod)"
 
 
 class Guard:
@@ -181,7 +173,7 @@ class Guard:
     def _reason_to_end(self) -> Tuple[str, str]:
         """Return (state, reason) for the end of a held pod; both "" while the pod may live on."""
         if self._is_limit_reached():
-            return "limit", f"the {limit_words(self.job.limits)} is reached"
+            return "limit", f"the {ends.limit_words(self.job.limits)} is reached"
         asked = read_json(stop_file(self.pod))
         if asked:
             return asked["state"], asked["reason"]
@@ -198,7 +190,7 @@ class Guard:
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
-                return self._end("limit", f"the {limit_words(self.job.limits)} is reached", patience_s=0.0)
+                return self._end("limit", f"the {ends.limit_words(self.job.limits)} is reached", patience_s=0.0)
             self._ask_to_save()
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
@@ -229,7 +221,7 @@ class Guard:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
             if left_s <= save_s:
-                scale, why = self.job.clock_scale, f"the {limit_words(self.job.limits)} is near"
+                scale, why = self.job.clock_scale, f"the {ends.limit_words(self.job.limits)} is near"
                 grace, carry = max(0.0, left_s - upload_s) / scale, min(left_s, upload_s) / scale
                 return ask_to_stop(self.pod, "limit", why, grace, carry)
         full = ends.full_disk(self.pod.root, self.job.limits)
@@ -243,7 +235,7 @@ class Guard:
         if self.saved_for_s != self.limit_s and ends.is_save_due(self.elapsed_s, self.limit_s):
             self.saved_for_s = self.limit_s
             if read_json(self.pod.save_request).get("limit_s") != self.limit_s:  # an earlier guard has not asked
-                say(f"{ends.SAVE_AT:.0%} of the {limit_words(self.job.limits)} is used: asking for a checkpoint")
+                say(f"{ends.SAVE_AT:.0%} of the {ends.limit_words(self.job.limits)} is used: asking for a checkpoint")
                 try_write_json(self.pod.save_request, {"limit_s": self.limit_s})
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
@@ -307,7 +299,7 @@ class Guard:
         say("the work has ended; the guard deletes the pod")
         self._sleep(self_terminate.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
-            say(f"waiting for the {limit_words(self.job.limits)}: {ending['reason']}")
+            say(f"waiting for the {ends.limit_words(self.job.limits)}: {ending['reason']}")
             self._sleep((self.limit_s - self.elapsed_s) / self.job.clock_scale)
         self_terminate.terminate_self(
             self.job.self_terminate_calls, self.job.clock_scale, os.getpid(), self._sleep, self.key
