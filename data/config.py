@@ -129,7 +129,8 @@ def text_unit(source: str, typed: str) -> tuple[str, str]:
         path = Path(place).expanduser()
         if words in NAMED_SOURCES or "://" in words or not (path.exists() or glob.has_magic(place)):
             continue
-        if any(form_of(one.name)[0] == ".txt" and not manifest.is_shard(one) for one in source_files(place)):
+        texts = {one for one in source_files(place) if form_of(one.name)[0] == ".txt"}
+        if texts - manifest.shards_among(texts):
             found.add("folder" if path.is_dir() else "line")
     unit = typed or ("folder" if "folder" in found else "line")
     other = "" if typed else f"; --text-unit {'line: each line' if unit == 'folder' else 'file: each .txt file'}"

@@ -17,7 +17,8 @@ Readers accept a folder only if the manifest is finished, or with `--partial`. F
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,12 +112,16 @@ def list_shards(folder: Path) -> set[str]:
 
 def is_shard(path: Path) -> bool:
     """Return True if the manifest in the same folder lists `path`; the lines of such a file are escaped."""
-    if not (path.parent / MANIFEST).is_file():
-        return False
-    try:
-        return path.name in list_shards(path.parent)
-    except DataError:  # a manifest.json of a different program: the folder holds plain text
-        return False
+    return path in shards_among([path])
+
+
+def shards_among(paths: Iterable[Path]) -> set[Path]:
+    """Return the files that the manifest of their folder lists; each manifest is read once."""
+    there, listed = list(paths), dict[Path, set[str]]()
+    for folder in {one.parent for one in there}:
+        with suppress(DataError):  # a manifest.json of a different program: the folder holds plain text
+            listed[folder] = list_shards(folder) if (folder / MANIFEST).is_file() else set()
+    return {one for one in there if one.name in listed.get(one.parent, ())}
 
 
 def sync(file: IO[Any]) -> None:

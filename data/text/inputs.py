@@ -10,7 +10,7 @@ from typing import Any
 
 from data.config import TextSpec, form_of, is_of_datasets, source_files
 from data.errors import ConfigError, InputError
-from data.manifest import is_shard
+from data.manifest import shards_among
 from data.references import NAME, SetReference, parse, parse_mixture
 from data.text.documents import InputFile
 from data.text.remote import list_remote
@@ -150,7 +150,8 @@ def _list(source: str, spec: TextSpec) -> Inputs:
     named = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
     told: dict[str, Any] = {"files": named, **({"columns": dict(reference.columns)} if reference.columns else {})}
     is_whole = spec.text_unit == "file" or spec.text_unit == "folder" and Path(reference.place).expanduser().is_dir()
-    found = (_text_file(str(path), form_of(path.name)[0], is_whole and not is_shard(path)) for path in paths)
+    shards = shards_among(paths) if is_whole else set()
+    found = (_text_file(str(path), form_of(path.name)[0], is_whole and path not in shards) for path in paths)
     return Inputs(tuple(replace(one, names=reference.columns) for one in found), told)
 
 
