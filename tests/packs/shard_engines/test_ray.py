@@ -27,7 +27,7 @@ from tests.world import World
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 WORLD = 4
 SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000}
-WORDS = ("--mode", "split", "--seed", "7", "--lines-per-shard", "9000", "--world", str(WORLD))
+WORDS = ("--mode", "split", "--seed", "7", "--lines-per-shard", "9000", "--text-unit", "line", "--world", str(WORLD))
 
 
 @pytest.fixture(scope="module")
