@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from flows.installation import first_keys
 from flows.runs import work_kinds
+from flows.runs.work_kinds import FileFinding
+from flows.specs import foreign_files
 from infra.agent.environments import environment, packages
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.timings import Timings
@@ -40,7 +42,7 @@ class DoctorLine:
     """One line of `inv doctor`."""
 
     name: str
-    state: str  # "ok", "off" (missing but optional), "bad" (local runs impossible)
+    state: str  # "ok", "off" (missing but optional), "warn" (of a file), "bad" (local runs impossible, or refused)
     detail: str
 
 
@@ -284,14 +286,28 @@ def _uploads(settings: Settings) -> list[DoctorLine]:
     return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parents[2].name}: {words}")]
 
 
-def lint(path: str) -> list[DoctorLine]:
-    """Report the faulty lines of a job file. Raises UsageError for an unreadable file."""
+def lint(path: str, provider: str = "") -> list[DoctorLine]:
+    """Report the lines of a job file that a launch refuses (bad), or that fail later (warn).
+
+    Raises UsageError for an unreadable file.
+    """
     try:
-        found = work_kinds.findings(Path(path))
+        found = file_findings(Path(path), provider)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    told = [DoctorLine(f"{path}:{one.line}", "bad", one.text) for one in found]
+    told = [DoctorLine(f"{path}:{one.line}", "bad" if one.is_refused else "warn", one.text) for one in found]
     return told or [DoctorLine(path, "ok", "nothing to mend")]
+
+
+def file_findings(path: Path, provider: str) -> list[FileFinding]:
+    """Return the findings of a file of any kind. Raises UsageError for other files; OSError."""
+    if missing := [why for word in packs.words("works") if (why := packs.missing_pack_message("works", word))]:
+        raise UsageError(missing[0])
+    if foreign := foreign_files.about(path):
+        return [FileFinding(1, foreign)]
+    kind = work_kinds.of_file(path)
+    kinds = [kind] if kind else [packs.load(entry.where)() for entry in packs.works()]
+    return [one for each in kinds for one in each.findings(path, provider)]
 
 
 def _vendor(name: str, settings: Settings) -> DoctorLine:

@@ -56,10 +56,12 @@ class EstimatedWork:
 
 @dataclass(frozen=True)
 class FileFinding:
-    """A line of a file that would fail later, with the correction."""
+    """A line of a file with the correction."""
 
     line: int
     text: str
+    is_refused: bool = True
+    """False for a line that a launch accepts, and that fails later."""
 
 
 class WorkKind:
@@ -87,8 +89,11 @@ class WorkKind:
         """Return the variables of a file of this kind: None for no value, `***` for a secret. Raises UsageError."""
         return {}
 
-    def findings(self, path: Path) -> Sequence[FileFinding]:
-        """Return the lines that would fail later. Raises UsageError for a file of a different kind; OSError."""
+    def findings(self, path: Path, provider: str) -> Sequence[FileFinding]:
+        """Return the lines that a launch on the provider refuses, and the lines that would fail later.
+
+        provider: "" for any vendor, or the provider of the file. Raises UsageError for a file of a different kind.
+        """
         return ()
 
 
@@ -122,15 +127,6 @@ def cost_variables(spec: Typed, profile: str) -> dict[str, str]:
 def work_to_estimate(spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
     """Return the work selected by flags of packs for `inv cost`; None without such flags. Raises UsageError."""
     return next((found for kind in _of_flags(spec) if (found := kind.work_to_estimate(spec, wanted, settings))), None)
-
-
-def findings(path: Path) -> list[FileFinding]:
-    """Return the lines of a file of any kind that would fail later. Raises UsageError for other files; OSError."""
-    if missing := [why for word in packs.words("works") if (why := packs.missing_pack_message("works", word))]:
-        raise UsageError(missing[0])
-    kind = of_file(path)
-    kinds = [kind] if kind else [packs.load(entry.where)() for entry in packs.works()]
-    return [one for each in kinds for one in each.findings(path)]
 
 
 def kind_of_file(path: Path) -> PackWork | None:

@@ -23,6 +23,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from store import packs
 
+FOREIGN = "flows.specs.foreign_files:about"  # loaded by path: only a launch with a file needs the module
 RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts": "volume"}
 SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 
@@ -34,6 +35,8 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
     file of a kind of work, which the kind itself parses.
     """
     try:
+        if path.is_file() and (foreign := packs.load(FOREIGN)(path)):
+            raise UsageError(f"{path}: {foreign}")
         if work_kinds.kind_of_file(path):
             return {}
         document = strict_yaml.read(path)

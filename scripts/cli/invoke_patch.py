@@ -405,7 +405,7 @@ class CommandParser:
             raise Exit(f"inv: {why}", code=2)
         if not here or not taken:
             raise usage_error(f"no task {word!r}", word, self.contexts)
-        if Path(word).suffix in (".yaml", ".yml"):
+        if Path(word).suffix in (".yaml", ".yml") or Path(word).is_file():
             taken = getattr(self.collection[here.name], "file_word", "") or taken
         argument = here.args[taken]
         if argument.raw_value is not None and argument.kind is not list:

@@ -20,7 +20,12 @@ class DoctorFlags(Output):
         f"and account), also {', '.join(packs.words('providers'))}",
     )
     for_: str = flag("", "check the requirements of train or serve before the start")
-    lint: str = flag("", "report lines of a job file that will fail later: Ray, quotes, ports", unit="FILE")
+    lint: str = flag(
+        "",
+        "report the lines of a job file that a launch refuses (bad), with --provider on this provider, and lines that "
+        "fail later (warn): Ray, quotes, ports",
+        unit="FILE",
+    )
     config: str = flag("", "--for serve: service file (default serve/service.yaml)", unit="FILE")
 
 
@@ -28,7 +33,7 @@ class DoctorFlags(Output):
 def doctor(spec: DoctorFlags) -> None:
     """Check this machine, own machines or vendor accounts.
 
-    The exit code is 0 if every required item is present.
+    The exit code is 0 if every required item is present; with --lint, if a launch refuses no line.
     """
     from flows.installation import doctor as machine
     from infra.errors import UsageError
@@ -37,8 +42,8 @@ def doctor(spec: DoctorFlags) -> None:
     from store import packs
 
     provider, for_ = spec.provider, spec.for_
-    if spec.lint and (provider or for_):
-        raise UsageError("--lint checks only a file; leave out --provider and --for")
+    if spec.lint and for_:
+        raise UsageError("--lint checks only a file; leave out --for")
     if provider not in ("", *by_name.known_providers()):
         why = packs.missing_pack_message("providers", provider) or f"known: {', '.join(by_name.known_providers())}"
         raise UsageError(f"--provider is {provider!r}; {why}")
@@ -47,7 +52,7 @@ def doctor(spec: DoctorFlags) -> None:
     settings = Settings.load(ROOT, {"provider": provider})
     with terminal.show_while(f"checking {provider or for_ or 'this machine'}"):
         if spec.lint:
-            found = machine.lint(spec.lint)
+            found = machine.lint(spec.lint, provider)
         elif for_ == "train":
             from flows.installation import checklist
             from scripts.cli.session import open_journal

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.installation import doctor
 from flows.runs import work_kinds
 from flows.runs.work_kinds import EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
@@ -34,7 +35,7 @@ class Dances(WorkKind):
     def work_to_estimate(self, spec, wanted, settings):
         return EstimatedWork(words="a dance", spec=wanted, machine=MachineSpec())
 
-    def findings(self, path):
+    def findings(self, path, provider):
         return [FileFinding(1, "too fast")]
 
 
@@ -75,7 +76,7 @@ def test_a_kind_is_used_if_its_flag_is_given_or_a_file_has_its_key(dances, tmp_p
     assert isinstance(work_kinds.work_of_command(spec(), str(theirs)), Dance)
     assert work_kinds.work_to_estimate(spec(), LaunchSpec(), None) is None
     assert work_kinds.work_to_estimate(spec(steps_of="waltz"), LaunchSpec(), None).words == "a dance"
-    assert [one.text for one in work_kinds.findings(ours)] == ["too fast"]
+    assert [one.text for one in doctor.file_findings(ours, "")] == ["too fast"]
 
 
 def test_work_of_phases_matches_the_typed_flags():
@@ -95,7 +96,7 @@ def test_a_file_or_request_of_a_missing_pack_names_the_pack(no_dances, tmp_path)
     for asked in (
         lambda: work_kinds.kind_of_file(path),
         lambda: work_kinds.work_of_command(LaunchSpec(), str(path)),
-        lambda: work_kinds.findings(path),
+        lambda: doctor.file_findings(path, ""),
     ):
         with pytest.raises(UsageError, match="belongs to the pack ball, and packs/ball is missing"):
             asked()

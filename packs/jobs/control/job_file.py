@@ -8,7 +8,7 @@ import difflib
 import re
 import shlex
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from typing import Any
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import schema
+from packs.jobs.control import conversion, schema
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import Resources, Storage, TaskFile
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables set by Slipway for each task
+HEAD_KEYS = {"name", "execution", "primary_tasks", "termination_delay"}  # of a first document without a task
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
 TORCHRUN = """gpus=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))
@@ -131,7 +133,16 @@ def of_script(script: Path, workdir: Path | None) -> JobFile:
 
 
 def load(path: Path) -> JobFile:
-    """Read and check a job file. Raise UsageError with the line number."""
+    """Read and check a job file. Raise UsageError with the line number of every refusal."""
+    refused = Refusals(str(path))
+    file = read(path, refused)
+    refuse_keys(file, refused)
+    refused.raise_all()
+    return file
+
+
+def read(path: Path, refused: Refusals) -> JobFile:
+    """Read a job file and collect the refusals. Raise UsageError for a file that is not YAML."""
     try:
         documents = strict_yaml.documents(path)
     except FileNotFoundError:
@@ -139,67 +150,102 @@ def load(path: Path) -> JobFile:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     name = ""
-    if len(documents) > 1 and isinstance(documents[0].value, dict) and set(documents[0].value) <= {"name", "execution"}:
+    if len(documents) > 1 and isinstance(documents[0].value, dict) and set(documents[0].value) <= HEAD_KEYS:
         head, *documents = documents
         if head.value.get("execution", "serial") != "serial":
-            raise UsageError(
-                f"{path}: line {head.line('execution')}: execution: tasks run one after the other; write: serial"
+            each = " and ".join(f"inv launch {str(one.value.get('name'))}.yaml" for one in documents[:2])
+            refused.add(
+                head.line("execution"),
+                "execution: Slipway runs the tasks of a file one after the other, on the same machines; write serial. "
+                f"For tasks that run in parallel, write each task into a separate file: {each}",
             )
-        name = _name(f"{path}: line {head.line('name')}: name", head.value.get("name"))
-    tasks = tuple(_task(path, one) for one in documents)
+        with refused.collecting():
+            name = _name(f"{path}: line {head.line('name')}: name", head.value.get("name"))
+    tasks = tuple(_task(path, one, refused) for one in documents)
     if not tasks:
-        raise UsageError(f"{path}: the file is empty; a job has at least `run: COMMAND`")
+        refused.add(1, "the file is empty; a job has at least `run: COMMAND`")
+        tasks = (JobTask(),)
     return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
 
 
-def _task(path: Path, document: YamlDocument) -> JobTask:
-    said = _convert(path, document)
+def refuse_keys(file: JobFile, refused: Refusals) -> None:
+    """Collect the keys of a file that only SkyPilot carries out."""
+    for task in file.tasks:
+        line = task.document.line
+        for key, instead in schema.REFUSED.items():
+            if getattr(task.said, key) is not None:
+                refused.add(line(key), f"{key}: {instead.replace('FILE', file.where)}")
+        for place, one in _resources_of(task.resources):
+            for key, instead in schema.REFUSED_RESOURCES.items():
+                if getattr(one, key) is not None:
+                    refused.add(line(*place, key), f"{key}: {instead}")
 
-    def fail(what: str, *place: str | int) -> UsageError:
-        return UsageError(f"{path}: line {document.line(*place)}: {what}")
 
-    for key, instead in schema.REFUSED.items():
-        if getattr(said, key) is not None:
-            raise fail(f"{key}: {instead.replace('FILE', str(path))}", key)
+def _resources_of(said: Resources) -> Iterator[tuple[strict_yaml.Place, Resources]]:
+    """Yield the resources of a task with the place in the document, then each alternative."""
+    yield ("resources",), said
+    for key in ("any_of", "ordered"):
+        for number, one in enumerate(getattr(said, key) or ()):
+            yield ("resources", key, number), one
+
+
+def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
+    if not isinstance(document.value, dict):
+        refused.add(document.line(), "expected lines of the form `key: value`, such as `run: ...`")
+        return JobTask(document=document)
+    if _has_unwritable(document, refused):
+        return JobTask(document=document)
+    _check_keys(document, document.value, TaskFile, (), refused)
+    said = conversion.convert(document, TaskFile, refused)
+
+    def refuse(what: str, *place: str | int) -> None:
+        refused.add(document.line(*place), what)
+
     if not 1 <= said.num_nodes <= MOST_NODES:
-        raise fail(f"num_nodes is {said.num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
+        refuse(f"num_nodes is {said.num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
     resources = said.resources or Resources()
-    _check_resources(resources, ("resources",), fail)
+    _check_resources(resources, ("resources",), refuse)
+    workdir, name = None, ""
     if isinstance(said.workdir, dict):
-        raise fail("workdir: Slipway does not clone a git address; clone the repository here, or in `setup`", "workdir")
-    workdir = None
-    if said.workdir is not None:
-        workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
-    if said.slipway.train is None and not (said.run or said.setup or "").strip():
-        raise fail("the task has neither `run` nor `setup`, so nothing would run")
+        url = said.workdir.get("url", "URL")
+        refuse(
+            "workdir: Slipway sends folders of this machine; clone the repository first (git clone "
+            f"{url} code) and write `workdir: code`, or write the line into `setup`",
+            "workdir",
+        )
+    elif said.workdir is not None:
+        with refused.collecting():
+            workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
+    has_text = any(str(document.value.get(key) or "").strip() for key in ("run", "setup"))
+    if said.slipway.train is None and not has_text:
+        refuse(_nothing_to_run(said))
     for key in ("run", "setup", "workdir", "file_mounts", "secrets") if said.slipway.train is not None else ():
         if getattr(said, key):
-            raise fail(
+            refuse(
                 f"{key}: slipway.train describes a training of Slipway, which does not use {key}; remove the key", key
             )
     if said.slipway.environment not in ("", "train"):
-        raise fail(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
+        refuse(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
     secrets = dict.fromkeys(said.secrets) if isinstance(said.secrets, list) else _values(document, "secrets")
     envs = _values(document, "envs")
     for section, names in (("envs", envs), ("secrets", secrets)):
         for one in names:
             if not VARIABLE.fullmatch(one):
-                raise fail(f"{section}: {one!r} is not a valid name of a variable", section, one)
+                refuse(f"{section}: {one!r} is not a valid name of a variable", section, one)
             if one.startswith(RESERVED):
-                raise fail(
-                    f"{section}: {one}: Slipway sets variables with the prefix {one.split('_')[0]}_", section, one
-                )
-    twice = sorted(set(envs) & set(secrets))
-    if twice:
-        raise fail(f"{twice[0]} is both in envs and in secrets", "secrets", twice[0])
+                refuse(f"{section}: {one}: Slipway sets variables with the prefix {one.split('_')[0]}_", section, one)
+    for one in sorted(set(envs) & set(secrets)):
+        refuse(f"{one} is both in envs and in secrets; remove the line under envs", "secrets", one)
+    with refused.collecting():
+        name = _name(f"{path}: line {document.line('name')}: name", said.name)
     return JobTask(
-        name=_name(f"{path}: line {document.line('name')}: name", said.name),
+        name=name,
         workdir=workdir,
         num_nodes=said.num_nodes,
         resources=resources,
         envs=envs,
         secrets=secrets,
-        mounts=_mounts(path, said, fail, document),
+        mounts=_mounts(path, said, refused, document),
         setup=said.setup or "",
         run=said.run or "",
         environment=said.slipway.environment,
@@ -209,47 +255,46 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
     )
 
 
-def _convert(path: Path, document: YamlDocument) -> TaskFile:
-    """Return a YAML document as a `TaskFile`. Raise UsageError for unknown keys, wrong types or invalid characters."""
-    import msgspec
+def _nothing_to_run(said: TaskFile) -> str:
+    """Return the refusal of a task without a command; for a file of resources alone, with the command that rents."""
+    if said.resources is None or said.service is not None:
+        return "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`"
+    from packs.jobs.control import machine_words
 
-    if not isinstance(document.value, dict):
-        raise UsageError(f"{path}: line {document.line()}: expected lines of the form `key: value`, such as `run: ...`")
+    return (
+        "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`, or rent the "
+        f"machine without work: inv pod.create {machine_words.of(said.resources)}"
+    )
+
+
+def _has_unwritable(document: YamlDocument, refused: Refusals) -> bool:
+    """Return whether a text has a character that no file can hold, and collect the lines."""
+    found = False
     for place in document.lines:
         for text in (*place[-1:], document.texts.get(place, "")):
             if isinstance(text, str) and UNWRITABLE.search(text):
-                raise UsageError(
-                    f"{path}: line {document.line(*place)}: the text has a character that a file cannot hold: "
-                    "NUL, or half of a pair (\\ud800)"
+                found = True
+                refused.add(
+                    document.line(*place),
+                    "the text has a character that a file cannot hold: NUL, or half of a pair (\\ud800)",
                 )
-    _check_keys(path, document, document.value, TaskFile, ())
-    for section in ("envs", "secrets"):
-        names = document.value.get(section)
-        if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
-            where = f"{path}: line {document.line(section)}"
-            raise UsageError(f"{where}: {section}: put the names yes, no, on and off in quotes")
-    try:
-        return msgspec.convert(document.value, TaskFile)
-    except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at ")
-        place = tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", at))
-        named = at.strip("`").removeprefix("$.").removeprefix("$")
-        raise UsageError(f"{path}: line {document.line(*place)}: {named or 'the file'}: {what}") from None
+    return found
 
 
-def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: strict_yaml.Place) -> None:
+def _check_keys(document: YamlDocument, body: Any, kind: type, at: strict_yaml.Place, refused: Refusals) -> None:
     hints = typing.get_type_hints(kind)
     for key, value in body.items():
         place = (*at, key)
         if key not in hints:
             flag = str(key).replace("_", "-")
-            where = f"{path}: line {document.line(*place) if isinstance(key, str) else document.line(*at)}"
             hint = near(str(key), hints)
             if not at and key in schema.IN_SERVICE:
                 hint = key_hint(str(key))
             if not at and flag in FLAGS:
                 hint = f"in a job file write {FLAGS[flag]}; or add the flag --{flag}"
-            raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")
+            line = document.line(*place) if isinstance(key, str) else document.line(*at)
+            refused.add(line, f"unknown key {'.'.join(map(str, place))!r}; {hint}")
+            continue
         record = schema.inner(hints[key])
         if record is None:
             continue
@@ -262,81 +307,84 @@ def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: s
             parts = [(None, value)]
         for name, part in parts:
             if isinstance(part, dict):
-                _check_keys(path, document, part, record, place if name is None else (*place, name))
+                _check_keys(document, part, record, place if name is None else (*place, name), refused)
 
 
-def _check_resources(said: Resources, at: strict_yaml.Place, fail: Any) -> None:
-    for key, instead in schema.REFUSED_RESOURCES.items():
-        if getattr(said, key) is not None:
-            raise fail(f"{key}: {instead}", *at, key)
+def _check_resources(said: Resources, at: strict_yaml.Place, refuse: Callable[..., None]) -> None:
     if said.any_of is not None and said.ordered is not None:
-        raise fail("any_of and ordered exclude each other", *at, "ordered")
+        refuse("any_of and ordered exclude each other; keep one of them", *at, "ordered")
     for key in ("any_of", "ordered"):
         several = getattr(said, key)
         if several == []:
-            raise fail(f"{key} is empty", *at, key)
+            refuse(f"{key} is empty", *at, key)
         for number, one in enumerate(several or ()):
             if one.any_of is not None or one.ordered is not None:
-                raise fail(f"{key} within {key}", *at, key, number)
-            _check_resources(one, (*at, key, number), fail)
+                refuse(f"{key} within {key}", *at, key, number)
+            _check_resources(one, (*at, key, number), refuse)
     if said.max_hourly_cost is not None and not 0 < said.max_hourly_cost < float("inf"):
-        raise fail(f"max_hourly_cost is {said.max_hourly_cost:g}; expected more than 0", *at, "max_hourly_cost")
+        refuse(f"max_hourly_cost is {said.max_hourly_cost:g}; expected more than 0", *at, "max_hourly_cost")
     for port in said.ports if isinstance(said.ports, list) else [] if said.ports is None else [said.ports]:
         ends = [int(one) for one in str(port).split("-") if one.isdecimal() and len(one) <= 5]
         if len(ends) != str(port).count("-") + 1 or len(ends) > 2 or ends != sorted(ends) or not 0 < max(ends) < 65536:
-            raise fail(f"ports: {port!r} is neither a port nor a range such as 8000-8010", *at, "ports")
+            refuse(f"ports: {port!r} is neither a port nor a range such as 8000-8010", *at, "ports")
     recovery = said.job_recovery
     if isinstance(recovery, schema.Recovery):
         codes = recovery.recover_on_exit_codes
         for code in codes if isinstance(codes, list) else [codes]:
             if not 0 <= code <= 255:
-                raise fail(f"recover_on_exit_codes: {code} is not an exit code (0 to 255)", *at, "job_recovery")
+                refuse(f"recover_on_exit_codes: {code} is not an exit code (0 to 255)", *at, "job_recovery")
         if recovery.max_restarts_on_errors < 0:
-            raise fail("max_restarts_on_errors cannot be negative", *at, "job_recovery", "max_restarts_on_errors")
+            refuse("max_restarts_on_errors cannot be negative", *at, "job_recovery", "max_restarts_on_errors")
 
 
-def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tuple[Mount, ...]:
+def _mounts(path: Path, said: TaskFile, refused: Refusals, document: YamlDocument) -> tuple[Mount, ...]:
     found = []
     for wanted, one in (said.file_mounts or {}).items():
-        at = ("file_mounts", wanted)
-        if not wanted or wanted in ("/", "~", "~/", ".", "./") or ".." in Path(wanted).parts:
-            raise fail(f"file_mounts: {wanted!r} cannot be the path of a mount", *at)
-        storage = Storage(source=one, mode="COPY") if isinstance(one, str) else one
-        mode = storage.mode.upper()
-        if mode not in MODES:
-            raise fail(f"mode is {storage.mode!r}; {near(mode, MODES)}", *at, "mode")
-        if storage.store is not None and storage.store.lower() not in STORES:
-            raise fail(f"store is {storage.store!r}; {near(storage.store.lower(), STORES)}", *at, "store")
-        if isinstance(storage.source, list):
-            raise fail("source: several folders cannot be mounted at one path; give each folder a path", *at, "source")
-        if storage.source is None and not storage.name:
-            empty = (
-                "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
-            )
-            raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
-        source = storage.source or ""
-        if storage.source is not None and not source.strip():
-            raise fail(f"{wanted}: source is empty: write the file or folder to mount", *at)
-        if source and "://" not in source:
-            local = _path(path, source)
-            if local.exists() and not (local.is_dir() or local.is_file()):  # Opening a named pipe would block.
-                raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)
-            try:
-                list(local.iterdir()) if local.is_dir() else local.open("rb").close()
-            except OSError as error:
-                raise fail(f"{wanted}: {source} cannot be read: {error.strerror}", *at) from None
-            source = str(local)
-        found.append(
-            Mount(
-                path=wanted,
-                source=source,
-                mode=mode,
-                name=storage.name or "",
-                store=(storage.store or "").lower(),
-                line=document.line(*at),
-            )
-        )
+        with refused.collecting():
+            found.append(_mount(path, wanted, one, document))
     return tuple(found)
+
+
+def _mount(path: Path, wanted: str, one: str | Storage, document: YamlDocument) -> Mount:
+    """Return the mount at the path `wanted`. Raise UsageError with the line number."""
+    at = ("file_mounts", wanted)
+
+    def fail(what: str, *place: str | int) -> UsageError:
+        return UsageError(f"{path}: line {document.line(*place)}: {what}")
+
+    if not wanted or wanted in ("/", "~", "~/", ".", "./") or ".." in Path(wanted).parts:
+        raise fail(f"file_mounts: {wanted!r} cannot be the path of a mount", *at)
+    storage = Storage(source=one, mode="COPY") if isinstance(one, str) else one
+    mode = storage.mode.upper()
+    if mode not in MODES:
+        raise fail(f"mode is {storage.mode!r}; {near(mode, MODES)}", *at, "mode")
+    if storage.store is not None and storage.store.lower() not in STORES:
+        raise fail(f"store is {storage.store!r}; {near(storage.store.lower(), STORES)}", *at, "store")
+    if isinstance(storage.source, list):
+        raise fail("source: several folders cannot be mounted at one path; give each folder a path", *at, "source")
+    if storage.source is None and not storage.name:
+        empty = "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
+        raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
+    source = storage.source or ""
+    if storage.source is not None and not source.strip():
+        raise fail(f"{wanted}: source is empty: write the file or folder to mount", *at)
+    if source and "://" not in source:
+        local = _path(path, source)
+        if local.exists() and not (local.is_dir() or local.is_file()):  # Opening a named pipe would block.
+            raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)
+        try:
+            list(local.iterdir()) if local.is_dir() else local.open("rb").close()
+        except OSError as error:
+            raise fail(f"{wanted}: {source} cannot be read: {error.strerror}", *at) from None
+        source = str(local)
+    return Mount(
+        path=wanted,
+        source=source,
+        mode=mode,
+        name=storage.name or "",
+        store=(storage.store or "").lower(),
+        line=document.line(*at),
+    )
 
 
 def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]:
@@ -348,7 +396,9 @@ def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]
 
 def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
     """Return the variables of a section with the text of each value as written in the file."""
-    said = document.value.get(section) or {}
+    said = document.value.get(section)
+    if not isinstance(said, dict):
+        return {}
     return {
         str(name): None if value is None else document.texts.get((section, name), str(value))
         for name, value in said.items()

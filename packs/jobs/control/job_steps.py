@@ -20,8 +20,10 @@ from infra.records import Carried, PlannedMount
 from infra.transport import shipment
 from infra.transport.scan import home_folders
 from infra.transport.scan.inspector import named
+from packs.jobs.control import fetching
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
+from packs.jobs.control.refusals import Refusals
 
 RUN = "run"
 ALONE = ("-u",)  # extra Python arguments of a step on all nodes: unbuffered output
@@ -75,7 +77,8 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
         copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
         if is_own:
-            _check_paths(file, task, is_rehearsed)
+            for one in task.mounts:
+                _check_path(file, one, is_rehearsed)
         mounts.append(tuple(_mount(file, one, name_of) for one in copied))
         kept.append(tuple(_kept(file, one) for one in task.mounts if one.mode == "MOUNT_CACHED"))
     # Raises before any machine is rented.
@@ -103,32 +106,43 @@ def _planned(one: Carried, at: str, weight: shipment.SendSize, anyway: Sequence[
     )
 
 
-def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
+def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: bool, refused: Refusals) -> None:
+    """Collect the mounts of a task that cannot be carried out."""
+    for one in task.mounts:
+        with refused.collecting():
+            _kept(file, one) if one.mode == "MOUNT_CACHED" else _refuse_bucket(file, one)
+        if is_own:
+            with refused.collecting():
+                _check_path(file, one, is_rehearsed)
+
+
+def _check_path(file: JobFile, one: Mount, is_rehearsed: bool) -> None:
     """Raise UsageError for a mount at an absolute path if the job cannot have a root file system of its own."""
-    outside = [one for one in task.mounts if one.path.startswith("/")]
-    for one in outside:
-        where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
-        if not Path(one.path).name:
-            raise UsageError(f"{where}: a mount cannot replace the root of the machine; name a folder below /")
-        if not is_rehearsed:
-            raise UsageError(
-                f"{where}: on a machine of your own Slipway writes only to the pod's folder; write ~{one.path}"
-            )
-    if outside and (why := own_root.problem()):
-        one = outside[0]
+    where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if not one.path.startswith("/"):
+        return
+    if not Path(one.path).name:
+        raise UsageError(f"{where}: a mount cannot replace the root of the machine; name a folder below /")
+    if not is_rehearsed:
         raise UsageError(
-            f"{file.where}: line {one.line}: file_mounts: {one.path}: a rehearsed pod is a folder of this "
-            f"machine, which cannot give a job a separate root ({why}); write ~{one.path}"
+            f"{where}: on a machine of your own Slipway writes only to the pod's folder; write ~{one.path}"
+        )
+    if why := own_root.problem():
+        raise UsageError(
+            f"{where}: a rehearsed pod is a folder of this machine, which cannot give a job a separate root ({why}); "
+            f"write ~{one.path}"
         )
 
 
 def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
     """Return name and path of a folder kept in the store between runs. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if "://" in one.source:
+        _refuse_bucket(file, one)
     if one.source:
         raise UsageError(
-            f"{where}: MOUNT_CACHED starts from the folder in the store, by name, and takes no source; "
-            "copy the files first with mode: COPY at a separate path"
+            f"{where}: MOUNT_CACHED starts from the folder in the store, by name, and takes no source; write "
+            f"{one.path}: {one.source}, which copies the files"
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
         raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
@@ -136,15 +150,24 @@ def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
 
 
 def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
-    where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
-    if one.mode == "MOUNT":
-        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write mode: MOUNT_CACHED or mode: COPY")
-    if "://" in one.source:
-        raise UsageError(f"{where}: Slipway copies only files of this machine; fetch {one.source} in `setup`")
+    _refuse_bucket(file, one)
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path
     return name_of("mount", source.resolve().parent, source.name), source.name, one.path
+
+
+def _refuse_bucket(file: JobFile, one: Mount) -> None:
+    """Raise UsageError for the contents of a bucket, with the lines that fetch them."""
+    where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if "://" in one.source:
+        raise UsageError(f"{where}: Slipway copies only files of this machine; {fetching.advice(one)}")
+    if one.mode == "MOUNT" and one.source:
+        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write {one.path}: {one.source}")
+    if one.mode == "MOUNT":
+        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write mode: MOUNT_CACHED")
+    if not one.source:
+        raise UsageError(f"{where}: COPY needs a source; write mode: MOUNT_CACHED")
 
 
 def steps_of(

@@ -6,7 +6,7 @@ This module also provides estimates, variables and lint findings of job files.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +19,13 @@ from infra.errors import UsageError
 from infra.flags import Typed
 from infra.market import gpus
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec
-from infra.settings import Settings, is_secret
+from infra.settings import MARKET, Settings, is_secret
 from packs.jobs.control import job_file, lint, machines, resolve, training
 from packs.jobs.control.flags import JobCostFlags, JobFlags
 from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 
 JOBS = ROOT / "examples" / "jobs"
@@ -37,9 +39,22 @@ class RequestedJob(RequestedWork):
     """The job of a command line."""
 
     file: JobFile
+    refused: Refusals = field(default_factory=lambda: Refusals(""))
+    """Refusals of the file that hold for every provider."""
 
     def with_provider(self, spec: S) -> S:
         return replace(spec, provider=resolve.provider_of(self.file, spec))
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """Return no variables; raise UsageError with all lines of the file that the provider cannot carry out."""
+        vendor, is_rehearsed = registry.candidates(settings)[0], bool(settings.rehearsal)
+        is_own = not vendor.is_ephemeral or is_rehearsed
+        named = "" if settings.sources["provider"].startswith("default") and vendor.is_rented else vendor.name
+        if settings.provider == MARKET:
+            named = ""
+        resolve.check(self.file, self.refused, named, vendor.is_rented, is_own, is_rehearsed)
+        self.refused.raise_all()
+        return {}
 
 
 class OwnCommands(RequestedJob):
@@ -61,9 +76,10 @@ class OwnCommands(RequestedJob):
 class TrainingFile(RequestedJob):
     """A Slipway training with flags from a job file."""
 
-    is_tag_typed: bool
+    is_tag_typed: bool = False
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
+        super().variables(settings)
         return training.variables(self.file, settings)
 
     def with_flags(self, spec: S, settings: Settings, tell: Say) -> S:
@@ -80,10 +96,11 @@ class JobFiles(WorkKind):
 
     def work_of_command(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
         typed = spec.added_record(JobFlags)
-        job = resolve.load(file, typed.cmd, typed.script, typed.workdir)
+        refused = Refusals(file)
+        job = resolve.load(file, typed.cmd, typed.script, typed.workdir, refused)
         if job is None:
             return None
-        return TrainingFile(job, bool(spec.tag)) if training.is_training(job) else OwnCommands(job)
+        return TrainingFile(job, refused, bool(spec.tag)) if training.is_training(job) else OwnCommands(job, refused)
 
     def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
         named = {"STAGE": spec.added_record(JobCostFlags).stage, "MODEL": profile}
@@ -115,8 +132,8 @@ class JobFiles(WorkKind):
         }
         return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
 
-    def findings(self, path: Path) -> list[FileFinding]:
-        return lint.lint(path)
+    def findings(self, path: Path, provider: str) -> list[FileFinding]:
+        return lint.lint(path, provider)
 
 
 def _file_of(job: str) -> Path:

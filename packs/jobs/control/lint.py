@@ -1,6 +1,6 @@
 """Linter for job and service files: finds valid keys and commands that fail at run time, mainly under SkyPilot.
 
-Each finding has a line number and suggests a replacement. Errors of the parser are reported as findings too. Source:
+Each finding has a line number and suggests a replacement. The refusals of a launch are findings too. Source:
 SkyPilot's guides on distributed training and on Ray.
 """
 
@@ -9,10 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flows.runs.work_kinds import FileFinding
+from flows.specs.launch import LaunchSpec
 from infra import strict_yaml
 from infra.errors import UsageError
+from infra.settings import is_rented
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import job_file
+from packs.jobs.control import job_file, resolve, training
+from packs.jobs.control.refusals import Refusals
+from serve import service
+from store import packs
 
 TEXTS = ("setup", "run")
 LISTS = "SKYPILOT_NODE_IPS|SKYPILOT_SETUP_NODE_IPS|SKYPILOT_TASK_IDS"
@@ -36,25 +41,41 @@ RULES = (
 LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
 
 
-def lint(path: Path) -> list[FileFinding]:
-    """Return the findings of a file, ordered by line.
+def lint(path: Path, provider: str = "") -> list[FileFinding]:
+    """Return the lines that a launch refuses, and the lines that fail later, ordered by line.
 
-    Raise UsageError for a file without job or service keys, and OSError for an unreadable file.
+    provider: the provider of the launch; "" = the provider of the file, or any vendor. Raise UsageError for a file
+    without job or service keys, and OSError for an unreadable file.
     """
-    documents = strict_yaml.documents(path)
-    if not any(
-        isinstance(one.value, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.value) for one in documents
-    ):
+    path.open("rb").close()
+    refused = Refusals(str(path))
+    documents: list[YamlDocument] = []
+    with refused.collecting():
+        documents = strict_yaml.documents(path)
+    said = [one.value for one in documents if isinstance(one.value, dict)]
+    if not refused.found and not any({*job_file.schema.JOB_KEYS, "service"} & set(one) for one in said):
         raise UsageError(f"{path}: not a job file: `run`, `setup`, `resources` and `service` are missing")
-    written = path.read_text(encoding="utf-8").splitlines()
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written)]
-    if not any("service" in one.value for one in documents if isinstance(one.value, dict)):
-        try:
-            job_file.load(path)
-        except UsageError as error:
-            line, _, words = str(error).removeprefix(f"{path}: line ").partition(": ")
-            found.append(FileFinding(int(line), words) if line.isdecimal() else FileFinding(1, str(error)))
-    return sorted(dict.fromkeys(found), key=lambda one: one.line)
+    if any("service" in one for one in said):
+        with refused.collecting():
+            service.load(path)
+    elif not refused.found:
+        _collect(path, provider, refused)
+    return sorted(dict.fromkeys([*refused.found, *found]), key=lambda one: one.line)
+
+
+def _collect(path: Path, provider: str, refused: Refusals) -> None:
+    """Collect the lines that a launch refuses."""
+    file = job_file.read(path, refused)
+    name = provider or resolve.provider_of(file, LaunchSpec(dry_run=True))
+    is_own = bool(name) and not is_rented(name) and name not in packs.engines()
+    resolve.check(file, refused, name, not is_own, is_own, is_rehearsed=False)
+    if training.is_training(file) and not refused.found:
+        values = {key: value for key, value in file.tasks[0].envs.items() if value is not None}
+        if len(values) == len(file.tasks[0].envs):  # Otherwise a flag may depend on a typed value.
+            with refused.collecting():
+                training.given_flags(file, LaunchSpec(), values)
 
 
 def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
@@ -69,12 +90,13 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
         for line, words in enumerate(words_of, begins):
             if words.lstrip().startswith("#"):
                 continue
-            yield from (FileFinding(line, f"{key}: {told}") for rule, told in RULES if re.search(rule, words))
+            yield from (FileFinding(line, f"{key}: {told}", False) for rule, told in RULES if re.search(rule, words))
             if key == "setup" and re.search(r"\bray\s+start\b", words):
                 yield FileFinding(
                     line,
                     "setup: this section runs once per machine, and a Ray from `setup` is gone when `run` starts "
                     "again; start Ray in `run`",
+                    False,
                 )
             listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
     resources = said.get("resources")
@@ -85,10 +107,11 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
                 line,
                 f"port {one} is not among resources.ports, so SkyPilot does not open the port (Slipway: inv "
                 f"forward RUN {one})",
+                False,
             )
     if "service" in said and not ports:
         yield FileFinding(
-            document.line("service"), "service: resources.ports is missing, so replicas cannot be reached"
+            document.line("service"), "service: resources.ports is missing, so replicas cannot be reached", False
         )
     for section in ("envs", "secrets"):
         values = said.get(section)
@@ -96,5 +119,7 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
             as_written = document.texts.get((section, name))
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
                 yield FileFinding(
-                    document.line(section, name), f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'"
+                    document.line(section, name),
+                    f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'",
+                    False,
                 )

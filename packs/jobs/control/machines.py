@@ -7,12 +7,14 @@ effect on the selected provider.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from infra.errors import UsageError
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from packs.jobs.control.job_file import JobTask, near
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from store import packs
 
@@ -97,6 +99,20 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     return MachineWishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
 
+def collect_refusals(task: JobTask, where: str, refused: Refusals) -> None:
+    """Collect every key of the resources that no provider can carry out, each by itself."""
+    for one in _alternatives(task.resources):
+        for key in ("infra", "accelerators", "cpus", "memory", "disk_size", "network_tier"):
+            if getattr(one, key) is not None:
+                more = {"cpus": one.cpus} if key == "memory" and str(one.memory).endswith("x") else {}
+                alone = Resources(**{**more, key: getattr(one, key)})
+                for check in (_place, _accelerators, partial(_flags, gpu="", num_gpus=0, region="")):
+                    with refused.collecting():
+                        check(alone, where=where, task=task)
+        with refused.collecting():
+            _place(one, where, task)
+
+
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
     """Return the maximum number of restarts after errors, and the exit codes for unconditional restarts."""
     said = task.resources.job_recovery
@@ -122,7 +138,7 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
     """Return provider, region, zone and pool, each "" for any. Raise UsageError for an unknown cloud."""
     line = f"{where}: line {task.document.line('resources', 'infra')}"
     if said.infra and (said.cloud or said.region or said.zone):
-        raise UsageError(f"{line}: infra and cloud, region or zone exclude each other")
+        raise UsageError(f"{line}: infra and cloud, region or zone exclude each other; keep infra: CLOUD/REGION/ZONE")
     parts = (said.infra or "").strip("/").split("/")
     cloud, region, zone = [*parts, "", "", ""][:3] if said.infra else (said.cloud, said.region, said.zone)
     cloud, region, zone = ("" if one in (None, ANY) else str(one) for one in (cloud, region, zone))

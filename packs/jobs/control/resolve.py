@@ -5,6 +5,7 @@
 The result holds the requests, the limits and a `JobWork`, which makes the plan.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,15 +28,19 @@ from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
-from packs.jobs.control import job_file, machines
+from packs.jobs.control import job_file, job_steps, machines
 from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
-    """Return the requested job, or None if the user launches Slipway phases. Raise UsageError for conflicting flags."""
+def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals) -> JobFile | None:
+    """Return the requested job, or None if the user launches Slipway phases; collect the refusals of a file.
+
+    Raise UsageError for conflicting flags.
+    """
     if script:
         if cmd or path:
             raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
@@ -48,11 +53,24 @@ def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
         if workdir:
             raise UsageError("--workdir needs a job of your own: --cmd COMMAND, or a job file")
         return None
-    file = job_file.load(Path(path))
+    file = job_file.read(Path(path), refused)
     if workdir:
         sent = job_file.folder("--workdir", Path(workdir))
         file = replace(file, tasks=tuple(replace(one, workdir=sent) for one in file.tasks))
     return file
+
+
+def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_own: bool, is_rehearsed: bool) -> None:
+    """Collect the refusals of a job file for a provider; "" for any provider that rents.
+
+    is_own: the job runs in a folder of this machine or of a machine of the user.
+    """
+    job_file.refuse_keys(file, refused)
+    for task in file.tasks:
+        machines.collect_refusals(task, file.where, refused)
+        job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
+    with refused.collecting():
+        common_alternatives(file, MachineSpec(), provider, is_rented)
 
 
 def provider_of(file: JobFile, spec: LaunchSpec) -> str:
@@ -62,7 +80,11 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
     """
     if spec.provider:
         return spec.provider
-    named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
+    named: set[str] = set()
+    for one in file.tasks:
+        with contextlib.suppress(UsageError):  # `check` names the line of an unknown cloud.
+            named.add(machines.provider_of(one, file.where))
+    named -= {""}
     found = named.pop() if len(named) == 1 else ""
     if found and found in machines.accepted_providers() and not is_rented(found):
         raise _own_machine(file, f"--provider {found}")
@@ -157,6 +179,7 @@ def values_of(
     written = read_dotenv(ROOT / ".env")
     envs: list[Mapping[str, str]] = []
     secrets: dict[str, str] = {}
+    refused = Refusals(file.where)
     for task in file.tasks:
         plain: dict[str, str] = {}
         for section, names in (("envs", task.envs), ("secrets", task.secrets)):
@@ -172,11 +195,12 @@ def values_of(
                 )
                 if value is None:
                     flag = "--secret" if section == "secrets" else "-e"
-                    line = task.document.line(section, name)
-                    raise UsageError(
-                        f"{file.where}: line {line}: {section}: {name} has no value; give {flag} {name}=VALUE (or "
-                        f"{flag} {name}, if the shell has a value), or set the variable in .env"
+                    refused.add(
+                        task.document.line(section, name),
+                        f"{section}: {name} has no value; give {flag} {name}=VALUE (or {flag} {name}, if the shell has "
+                        "a value), or set the variable in .env",
                     )
+                    continue
                 (secrets if section == "secrets" or is_secret(name) or name in secret else plain)[name] = value
         for name, value in given.items():
             if name not in task.envs and name not in task.secrets:
@@ -184,7 +208,11 @@ def values_of(
         envs.append(plain)
     for name in secrets:
         if name in NOT_SECRETS:
-            raise UsageError(f"{file.where}: secrets: all programs read {name}, so the variable cannot be a secret")
+            refused.add(
+                next((one.document.line("secrets", name) for one in file.tasks if name in one.secrets), 1),
+                f"secrets: all programs read {name}, so the variable cannot be a secret; move {name} to envs",
+            )
+    refused.raise_all()
     return tuple(envs), secrets
 
 
@@ -206,9 +234,13 @@ def shared_alternatives(
     file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider
 ) -> machines.MachineWishes:
     """Return the machine alternatives shared by all tasks. Raise UsageError if two tasks ask for different machines."""
-    said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
-    found = [machines.wishes(one, typed, provider, vendor.is_rented, file.where) for one in said]
+    return common_alternatives(file, typed, provider, vendor.is_rented)
+
+
+def common_alternatives(file: JobFile, typed: MachineSpec, provider: str, is_rented: bool) -> machines.MachineWishes:
+    said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
+    found = [machines.wishes(one, typed, provider, is_rented, file.where) for one in said]
     for task, one in zip(said, found, strict=True):
         if one.wishes != found[0].wishes or task.num_nodes != said[0].num_nodes:
             line = task.document.line("resources" if one.wishes != found[0].wishes else "num_nodes")

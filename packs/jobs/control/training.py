@@ -94,15 +94,15 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     nodes = (task.num_nodes if task.num_nodes > 1 else None) if spec.nodes is None else spec.nodes
     asked = {one.name: getattr(machine, one.name) for one in fields(MachineSpec)}
     more = {"pool": spec.pool or found.wishes[0].pool, "nodes": nodes, **asked}
-    return filled(spec, {**_of_training(file, spec, variables(file, settings)), **more})
+    return filled(spec, {**given_flags(file, spec, variables(file, settings)), **more})
 
 
 def work_spec(file: JobFile, spec: S, settings: Settings) -> S:
     """Return the training without a machine. `spec` holds the typed flags. Raise UsageError with the line number."""
-    return filled(spec, _of_training(file, spec, variables(file, settings)))
+    return filled(spec, given_flags(file, spec, variables(file, settings)))
 
 
-def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
+def given_flags(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields set by the file and not overridden by a flag. Raise UsageError with the line number."""
     task = file.tasks[0]
     where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"

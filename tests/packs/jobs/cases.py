@@ -165,7 +165,8 @@ CASES = {
         "user, host and key of the configuration were not used",
         {
             "pools.yaml": "lab:\n  hosts: [rack-1, rack-2]\n",
-            "home/.ssh/config": "Host rack-*\n  HostName %h.lab.example.org\n  User ada\n  IdentityFile ~/.ssh/id_lab\n",
+            "home/.ssh/config": "Host rack-*\n  HostName %h.lab.example.org\n  User ada\n"
+            "  IdentityFile ~/.ssh/id_lab\n",
             "home/.ssh/id_lab": "",
         },
         [("pool.list",)],
@@ -193,7 +194,8 @@ CASES = {
     "10-sweeps": Case(
         "a fault of inv itself, and no list at all",
         {
-            "sweeps.py": "from packs.sweeps.control.experiment import ExperimentConfig, PodSpec\n\n\ndef dealt(experiments):\n"
+            "sweeps.py": "from packs.sweeps.control.experiment import ExperimentConfig, PodSpec\n\n\n"
+            "def dealt(experiments):\n"
             "    for number, one in enumerate(experiments):\n        one.train_gpu_device = str(number)\n"
             '    return experiments\n\n\ndef rates():\n    """Two rates on one pod."""\n'
             '    pods = [PodSpec(name="a", gpu_type="A100", gpu_count=8, ttl_hours=2)]\n'

@@ -10,6 +10,7 @@ from infra.flags import command_words, nondefault_flags
 from packs.jobs.control import resolve, schema
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.pack import PACK
 from scripts.runs.launch import LaunchFlags
 from tests.flows.test_launch import journal as journal
@@ -48,7 +49,7 @@ def test_flags_of_the_pack_reach_a_plan_and_a_second_process():
 
 
 def understood(settings, **flags) -> launch.ResolvedLaunch:
-    job = resolve.load("", "true", "", "")
+    job = resolve.load("", "true", "", "", Refusals(""))
     assert job is not None
     return resolve.understand(spec_of(cmd="true", **flags), job, {}, settings)
 

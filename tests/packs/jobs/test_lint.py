@@ -58,7 +58,7 @@ def test_any_file_is_linted_or_refused_in_one_line(tmp_path, text):
 def test_lines_to_fix_are_reported_and_other_files_are_refused(tmp_path):
     (tmp_path / "job.yaml").write_text("run: ray stop\n")
     (one,) = doctor.lint(str(tmp_path / "job.yaml"))
-    assert (one.name, one.state) == (f"{tmp_path}/job.yaml:1", "bad")
+    assert (one.name, one.state) == (f"{tmp_path}/job.yaml:1", "warn")
     for path in (tmp_path, tmp_path / "nowhere.yaml"):
         with pytest.raises(UsageError):
             doctor.lint(str(path))

@@ -87,7 +87,7 @@ WE_REFUSE = {
     "resources: {cpus: 2}": "neither `run` nor `setup`",
     "resources: {image_id: 'docker:ubuntu'}\nrun: x": "pods boot the image that Slipway has checked",
     "volumes: {/mnt: my-volume}\nrun: x": "give the volume of a vendor as a flag",
-    "workdir: {url: 'https://x/y.git', ref: main}\nrun: x": "Slipway does not clone a git address",
+    "workdir: {url: 'https://x/y.git', ref: main}\nrun: x": "clone the repository first (git clone https",
     "event_callback: echo\nrun: x": "Slipway makes no callbacks",
     "run: x\nworkdir: /no/such/folder": "the folder /no/such/folder does not exist",
     "run: x\nfile_mounts: {/a: /no/such/file}": "cannot be read",
