@@ -13,6 +13,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.transport.scan.inspector import FileInspector, is_checkout, listed_by_git, listed_with_submodules, why_unfit
+from store import packs
 
 POINTER_BYTES = 1024  # a pointer is smaller
 _NOT_WALKED = frozenset({".git", ".hg", ".svn", ".venv", "var", "__pycache__", ".mypy_cache", ".ruff_cache"})
@@ -70,7 +71,11 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     if Path.home().resolve().is_relative_to(root):  # would include all hidden folders of the home
         raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
-    for path in sorted(listed_with_submodules(root) if is_checkout(root) else _walked(root)):
+    if os.path.lexists(root / ".skyignore"):
+        paths = packs.load("infra.transport.sky_ignore:kept")(root, _walked(root))
+    else:
+        paths = listed_with_submodules(root) if is_checkout(root) else _walked(root)
+    for path in sorted(paths):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, but listed by git
             found[path] = os.lstat(f"{root}/{path}")
     if not found:
