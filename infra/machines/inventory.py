@@ -40,9 +40,9 @@ NO_PASSWORDS = "passwords are not supported: set identity_file to a private key,
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _told: set[str] = set()
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]{0,63}")
 _REACH = re.compile(
-    r"(?:(?P<user>[A-Za-z_][A-Za-z0-9._-]{0,63})@)?"
+    r"(?:(?P<user>[A-Za-z_][A-Za-z0-9._@\\-]{0,63})@)?"
     r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\])"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )

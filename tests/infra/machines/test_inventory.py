@@ -334,6 +334,8 @@ def test_a_machine_is_found_by_place_or_name_and_a_pool_by_name(home):
         ("1.2.3.4", (getpass.getuser(), "1.2.3.4", 22)),
         ("mike@pod.example.com:2222", ("mike", "pod.example.com", 2222)),
         pytest.param("box", ("boxer", "9.9.9.9", 77), marks=[pytest.mark.process, pytest.mark.needs("ssh")]),
+        ("ada@corp.example@1.2.3.4", ("ada@corp.example", "1.2.3.4", 22)),
+        ("CORP\\ada@1.2.3.4:2222", ("CORP\\ada", "1.2.3.4", 2222)),
         ("[2001:db8::7]", (getpass.getuser(), "2001:db8::7", 22)),
         ("root@[::1]:2222", ("root", "::1", 2222)),
     ],
