@@ -344,9 +344,10 @@ def read_dotenv(path: Path) -> dict[str, str]:
             _warn(f"{path}: line {line} is left out: expected NAME=value")
         elif one.key and one.value is not None:
             known = {**os.environ, **read}
-            # As in a shell, single quotes protect everything; python-dotenv expands ${NAME} inside them as well.
             is_literal = one.original.string.partition("=")[2].lstrip().startswith("'")
-            parts = [] if is_literal else list(parse_variables(one.value))
+            # As in a shell, single quotes protect everything. Outside of `export NAME=`, `$` may belong to a password.
+            own = r"[A-Za-z_]\w*" if one.original.string.lstrip().startswith("export ") else re.escape(one.key)
+            parts = [] if is_literal else list(parse_variables(re.sub(rf"\$({own})\b", r"${\1}", one.value)))
             unknown = [f"${{{part.name}}}" for part in parts if isinstance(part, Variable) and part.default is None
                        and part.name not in known]  # fmt: skip
             if unknown:
@@ -355,8 +356,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
             read[one.key] = one.value if is_literal else "".join(part.resolve(known) for part in parts)
     read = {name: value for name, value in read.items() if value}
     _refuse_unknown(read, ".env")
-    keys = [name for name in read if is_secret(name)]
-    if mode & 0o077 and keys:
+    if mode & 0o077 and (keys := [name for name in read if is_secret(name)]):
         _warn(f"{path} holds {', '.join(keys)}, and other users can read the file; run: chmod 600 {quote(str(path))}")
     return read
 

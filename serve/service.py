@@ -241,6 +241,8 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
         envs.setdefault("SERVED_NAME", ours.served_name or str(service.file.name))
     if "HOST" in envs:
         envs["HOST"] = EVERYWHERE
+    document["run"] = re.sub(r"(--(?:host|bind)[= ]\s*)['\"]?(?:127\.0\.0\.1|localhost)\b['\"]?", rf"\g<1>{EVERYWHERE}",
+                             service.file.run)  # fmt: skip
     resources = dict(document.get("resources", {}))
     resources.setdefault("ports", service.port)
     order = ("name", "workdir", "service", "resources", "envs", "file_mounts", "setup", "run")

@@ -25,6 +25,12 @@ from infra.agent.execution.steps import RESUME_ME
 
 POLL_S = 0.05
 BIN = "bin"
+TASK_VARIABLES = (  # variables of SkyPilot that every script gets
+    *("SKYPILOT_TASK_ID", "SKYPILOT_TASK_IDS", "SKYPILOT_NUM_JOBS", "SKYPILOT_JOB_RANK", "SKYPILOT_USER"),
+    *("SKYPILOT_INTERNAL_JOB_ID", "SKYPILOT_CLUSTER_INFO", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
+    *("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_GPUS_PER_NODE", "SKYPILOT_SETUP_NODE_IPS", "SKYPILOT_SETUP_NODE_RANK"),
+    "SKYPILOT_SETUP_NUM_GPUS_PER_NODE",
+)
 NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # variables of the agent, not of the job
 
 
@@ -124,9 +130,10 @@ def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
         "SKYPILOT_TASK_IDS": "\n".join(ids),
         "SKYPILOT_NUM_JOBS": "1",
         "SKYPILOT_JOB_RANK": "0",
+        "SKYPILOT_INTERNAL_JOB_ID": str(script.task + 1),
         "SKYPILOT_USER": environ.get("USER", ""),
     }
-    about = {"cluster_name": run, "cloud": environ.get("SLIPWAY_PROVIDER", ""), "region": None, "zone": None}
+    about = {"cluster_name": run, "cloud": environ.get("SLIPWAY_CLOUD", ""), "region": None, "zone": None}
     found["SKYPILOT_CLUSTER_INFO"] = json.dumps(about)
     for name in ("NODE_IPS", "NODE_RANK", "NUM_GPUS_PER_NODE"):
         found[f"SKYPILOT_SETUP_{name}"] = environ.get(f"SKYPILOT_{name}", "")

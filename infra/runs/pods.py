@@ -81,9 +81,8 @@ PLAIN = RowDraft()
 def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN) -> Op:
     """Rent one pod from `offer` for `job`, and return the row; the `job` field adds the token and the price.
 
-    Raises AlreadyLive if the run, or the target in the store, is live, and Leased if the machine of the offer is
-    occupied. In these cases, and for errors of `row.admit` and `check_end`, no request was sent. After Ambiguous, the
-    pod may exist and the row is UNKNOWN. After any other SlipwayError, no pod was rented.
+    Raises AlreadyLive if the run, or the target in the store, is live, and Leased if the offered machine is occupied;
+    no request was sent then. After Ambiguous, a pod may exist: the row is UNKNOWN. After other errors, no pod exists.
     """
     if provider.is_rented:
         check_end(offer, job.limits)
@@ -91,7 +90,8 @@ def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: 
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     spec_hash = row.spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
-    job = replace(job, run=request.run, token=token, limits=limits)
+    environ = {**job.environ, "SLIPWAY_CLOUD": offer.provider}
+    job = replace(job, run=request.run, token=token, limits=limits, environ=environ)
 
     def admit(rows: list[Op], new: Op) -> None:
         wait_queue.admit(journal, rows, new, row.ticket)

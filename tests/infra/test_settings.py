@@ -99,6 +99,16 @@ def test_dotenv_keeps_single_quoted_text_and_reports_an_unknown_variable(tmp_pat
     assert read == wanted
 
 
+def test_dotenv_expands_the_lines_of_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("PLACE", "/data")
+    lines = ("export PATH=$PATH:/x", "export BOOKS=$PLACE/books", "LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/y", "COST=a$PLACE")
+    (tmp_path / ".env").write_text("\n".join((*lines, "export KEPT='$PLACE'", 'export B="$BOOKS/b"')))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
+    wanted = {"PATH": "/usr/bin:/x", "BOOKS": "/data/books", "LD_LIBRARY_PATH": "/lib:/y", "COST": "a$PLACE"}
+    assert settings.read_dotenv(tmp_path / ".env") == {**wanted, "KEPT": "$PLACE", "B": "/data/books/b"}
+
+
 @pytest.mark.process  # botocore looks up this machine
 def test_addresses_of_stores_work_from_dotenv(tmp_path, monkeypatch):
     for name in (*settings.ENVIRONMENT, "SLIPWAY_INSTALLER"):
@@ -180,7 +190,8 @@ def test_the_example_file_names_every_variable_read_by_our_programs():
                 re.findall(r"environ(?:\.get\(|\[)[\"'](SLIPWAY_\w+|HF_\w+|SHARD_\w+)", path.read_text("utf-8"))
             )
     given_to_a_step = {
-        f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT", "VOLUME")
+        f"SLIPWAY_{name}"
+        for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT", "VOLUME", "CLOUD")
     }
     of_a_pod = given_to_a_step | settings.SHELL_ONLY.keys()
     assert {name for name in read - of_a_pod if name not in settings.example()} == set()

@@ -176,3 +176,16 @@ def test_every_scaling_number_has_a_description():
         "higher: steadier, dearer",
     ):
         assert advice in text
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("vllm serve x --host 127.0.0.1 --port 80", "vllm serve x --host 0.0.0.0 --port 80"),
+        ("python -m http.server --bind localhost", "python -m http.server --bind 0.0.0.0"),
+        ("serve --host='127.0.0.1'", "serve --host=0.0.0.0"),
+        ("curl http://127.0.0.1:1 && serve --host 0.0.0.0", "curl http://127.0.0.1:1 && serve --host 0.0.0.0"),
+    ],
+)
+def test_exported_engine_listens_on_every_address(said, written):
+    assert service.to_skyserve(service.parse("x", {"service": {"replicas": 1}, "run": said}))["run"] == written
