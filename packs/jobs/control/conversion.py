@@ -1,6 +1,7 @@
 """Conversion of a YAML document into a record that goes on after a refused part, so that all parts are checked."""
 
 import copy
+import datetime
 import re
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ def convert(document: YamlDocument, kind: type[T], refused: Refusals) -> T:
     """Return the document as a record, without the refused parts."""
     import msgspec
 
-    body = copy.deepcopy(document.value)
+    body = _with_texts_of_dates(copy.deepcopy(document.value), document, ())
     for _ in range(MOST_REFUSALS):
         try:
             return msgspec.convert(body, kind)
@@ -30,6 +31,15 @@ def convert(document: YamlDocument, kind: type[T], refused: Refusals) -> T:
             if not place:
                 break
     return msgspec.convert({}, kind)
+
+
+def _with_texts_of_dates(said: Any, document: YamlDocument, at: Place) -> Any:
+    """Return the value with each date as the text in the file, such as `2026-03-14`."""
+    if isinstance(said, dict):
+        return {key: _with_texts_of_dates(one, document, (*at, key)) for key, one in said.items()}
+    if isinstance(said, list):
+        return [_with_texts_of_dates(one, document, (*at, number)) for number, one in enumerate(said)]
+    return document.texts.get(at, str(said)) if isinstance(said, datetime.date) else said
 
 
 def _place(body: Any, kind: type, at: str, message: str) -> Place:

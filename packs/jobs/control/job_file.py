@@ -9,11 +9,12 @@ import re
 import shlex
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infra import strict_yaml
+from infra.agent import shell
 from infra.errors import UsageError
 from infra.strict_yaml import YamlDocument
 from packs.jobs.control import conversion, schema
@@ -22,7 +23,7 @@ from packs.jobs.control.schema import Resources, Storage, TaskFile
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables set by Slipway for each task
+RESERVED = "SLIPWAY_"  # prefix of variables of Slipway
 HEAD_KEYS = {"name", "execution", "primary_tasks", "termination_delay"}  # of a first document without a task
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
@@ -201,9 +202,10 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
     def refuse(what: str, *place: str | int) -> None:
         refused.add(document.line(*place), what)
 
-    if not 1 <= said.num_nodes <= MOST_NODES:
-        refuse(f"num_nodes is {said.num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
-    resources = said.resources or Resources()
+    num_nodes = 1 if said.num_nodes is None else said.num_nodes
+    if not 1 <= num_nodes <= MOST_NODES:
+        refuse(f"num_nodes is {num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
+    resources = _without_aliases(said.resources or Resources(), ("resources",), refuse)
     _check_resources(resources, ("resources",), refuse)
     workdir, name = None, ""
     if isinstance(said.workdir, dict):
@@ -218,7 +220,7 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
             workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
     has_text = any(str(document.value.get(key) or "").strip() for key in ("run", "setup"))
     if said.slipway.train is None and not has_text:
-        refuse(_nothing_to_run(said))
+        refuse(_nothing_to_run(said, resources))
     for key in ("run", "setup", "workdir", "file_mounts", "secrets") if said.slipway.train is not None else ():
         if getattr(said, key):
             refuse(
@@ -232,8 +234,10 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
         for one in names:
             if not VARIABLE.fullmatch(one):
                 refuse(f"{section}: {one!r} is not a valid name of a variable", section, one)
-            if one.startswith(RESERVED):
-                refuse(f"{section}: {one}: Slipway sets variables with the prefix {one.split('_')[0]}_", section, one)
+            if one.startswith(RESERVED) or one in shell.TASK_VARIABLES:
+                refuse(
+                    f"{section}: {one}: Slipway sets this variable for each task; choose a different name", section, one
+                )
     for one in sorted(set(envs) & set(secrets)):
         refuse(f"{one} is both in envs and in secrets; remove the line under envs", "secrets", one)
     with refused.collecting():
@@ -241,7 +245,7 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
     return JobTask(
         name=name,
         workdir=workdir,
-        num_nodes=said.num_nodes,
+        num_nodes=num_nodes,
         resources=resources,
         envs=envs,
         secrets=secrets,
@@ -255,7 +259,23 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
     )
 
 
-def _nothing_to_run(said: TaskFile) -> str:
+def _without_aliases(said: Resources, at: strict_yaml.Place, refuse: Callable[..., None]) -> Resources:
+    """Return the resources with the usual key in place of each alias."""
+    found: dict[str, Any] = {}
+    for alias, key in schema.ALIASES.items():
+        value = getattr(said, alias)
+        if value is not None and getattr(said, key) is not None:
+            refuse(f"{alias} and {key} exclude each other; keep {key}", *at, alias)
+        elif value is not None:
+            found |= {key: value, alias: None}
+    for key in ("any_of", "ordered"):
+        several = getattr(said, key) or ()
+        if several:
+            found[key] = [_without_aliases(one, (*at, key, number), refuse) for number, one in enumerate(several)]
+    return replace(said, **found)
+
+
+def _nothing_to_run(said: TaskFile, resources: Resources) -> str:
     """Return the refusal of a task without a command; for a file of resources alone, with the command that rents."""
     if said.resources is None or said.service is not None:
         return "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`"
@@ -263,7 +283,7 @@ def _nothing_to_run(said: TaskFile) -> str:
 
     return (
         "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`, or rent the "
-        f"machine without work: inv pod.create {machine_words.of(said.resources)}"
+        f"machine without work: inv pod.create {machine_words.of(resources)}"
     )
 
 
@@ -424,9 +444,10 @@ def _name(where: str, text: str | None) -> str:
     """Return a valid job name, "" for None. The rules are SkyPilot's; raise UsageError for a violation."""
     if text is None:
         return ""
-    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:
         raise UsageError(
-            f"{where}: {text!r} is not a valid name; names start with a letter and contain letters, digits, . _ -"
+            f"{where}: {text!r} is not a valid name: letters and digits, with . _ - between them, at most {MOST_NAME}; "
+            f"write {re.sub('[^A-Za-z0-9]+', '-', text).strip('-')[:MOST_NAME].strip('-') or 'job'}"
         )
     return text
 

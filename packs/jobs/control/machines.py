@@ -4,6 +4,7 @@ Flags override the file. The result has one `MachineWish` per acceptable alterna
 effect on the selected provider.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,9 +14,17 @@ from typing import Any
 from infra.errors import UsageError
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
+from infra.settings import LOCAL
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
-from packs.jobs.control.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
+from packs.jobs.control.schema import (
+    NO_EFFECT,
+    NO_EFFECT_MOUNTS,
+    NO_EFFECT_RESOURCES,
+    Recovery,
+    Resources,
+    Storage,
+)
 from store import packs
 
 SKYPILOTS = (
@@ -24,6 +33,7 @@ SKYPILOTS = (
 ).split()
 ANY = "*"
 MOST_GPUS = 1024
+UNITS = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 1000, "p": 10**6}  # in GB; MB and KB as SkyPilot counts them
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
 
 
@@ -216,25 +226,24 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
     if said.max_hourly_cost is not None:
         found["max_price"] = f"{said.max_hourly_cost:f}"
     if said.network_tier is not None:
-        if said.network_tier not in ("best", "standard"):
+        if said.network_tier.lower() not in ("best", "standard"):
             raise UsageError(
                 f"{where}: line {line('resources', 'network_tier')}: network_tier is {said.network_tier!r}; "
                 "known: best, standard"
             )
-        found["network"] = "best" if said.network_tier == "best" else ""
+        found["network"] = "best" if said.network_tier.lower() == "best" else ""
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
 
 
 def _amount(said: str | int | float, where: str) -> int:
-    """Return an amount such as `16`, `16+`, `500GB` or `1TB` as a whole number of GB or units, rounded up.
+    """Return an amount such as `16`, `16+`, `500GB`, `512Mi` or `1TB` as a whole number of GB or units, rounded up.
 
     Raise UsageError for other text or zero.
     """
-    found = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\s*(gb|gi|g|tb|ti|t)?\+?", str(said).strip().lower())
-    if not found or not int(found[1]) + int(found[2] or 0):
-        raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+ or 500GB")
-    whole = int(found[1]) + (1 if int(found[2] or 0) else 0)
-    return whole * (1000 if (found[3] or "g").startswith("t") else 1)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgtp]?)(?:i?b|i)?\+?", str(said).strip().lower())
+    if not found or not float(found[1]):
+        raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+, 500GB or 16384MB")
+    return math.ceil(float(found[1]) * UNITS[found[2] or "g"])
 
 
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
@@ -246,10 +255,15 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
         return any(getattr(one, key) is not None for one in alternatives)
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
+    for path, one in (task.said.file_mounts or {}).items():
+        is_copy = isinstance(one, Storage) and one.mode.upper() == "COPY"
+        keys = (*(("name",) if is_copy else ()), *NO_EFFECT_MOUNTS)
+        if idle := [key for key in keys if getattr(one, key, None) is not None]:
+            found.append(f"file_mounts: {path}: {', '.join(idle)}: no effect, because Slipway itself moves the files")
     if any(_strategy(one) for one in alternatives):
         found.append("job_recovery.strategy has no effect: a preempted run continues at the next best offer")
     if not is_rented:
-        own = [key for key in RENTED_ONLY if says(key)]
+        own = [key for key in (*RENTED_ONLY, *(("cpus", "memory") if provider == LOCAL else ())) if says(key)]
         if own:
             found.append(f"{', '.join(own)}: no effect on a machine of your own ({provider})")
     elif any(

@@ -26,10 +26,14 @@ class Resources:
     zone: str | None = None
     instance_type: str | None = None
     accelerators: str | dict[str, float | None] | list[str] | None = None
+    gpus: str | dict[str, float | None] | list[str] | None = None
+    """An alias of `accelerators`."""
     accelerator_args: dict[str, Any] | None = None
     cpus: Number | None = None
     memory: Number | None = None
     disk_size: int | str | None = None
+    ephemeral_storage: int | str | None = None
+    """The disk of a container; an alias of `disk_size`."""
     disk_tier: str | None = None
     local_disk: str | None = None
     network_tier: str | None = None
@@ -76,7 +80,7 @@ class TaskFile:
 
     name: str | None = None
     workdir: str | dict[str, str] | None = None
-    num_nodes: int = 1
+    num_nodes: int | None = None
     resources: Resources | None = None
     envs: dict[str, Scalar] | None = None
     secrets: dict[str, Scalar] | list[str] | None = None
@@ -116,11 +120,13 @@ REFUSED_RESOURCES = {
     "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent",
     "volumes": "give the volume of a vendor as a flag: --volume ID",
 }
+ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 NO_EFFECT = {
     "inputs": "Slipway's providers do not count egress",
     "outputs": "Slipway's providers do not count egress",
     "config": "this key configures SkyPilot's own clouds",
 }
+NO_EFFECT_MOUNTS = ("store", "persistent", "type", "config")
 NO_EFFECT_RESOURCES = {
     "disk_tier": "vendors do not publish the speed of disks",
     "local_disk": "vendors do not publish the kind of disks",

@@ -73,11 +73,11 @@ BAD = {
     "run: x\ngpu: H100": "line 2: unknown key 'gpu'; in a job file write resources.accelerators",
     "run: x\nresources:\n  acelerators: H100": "line 3: unknown key 'resources.acelerators'; did you mean acc",
     "run: x\nresources:\n  any_of:\n    - {cpu: 1}": "unknown key 'resources.any_of.0.cpu'; did you mean cpus?",
-    "run: x\nnum_nodes: two": "line 2: num_nodes: Expected `int`, got `str`",
+    "run: x\nnum_nodes: two": "line 2: num_nodes: Expected `int | null`, got `str`",
     "run: x\nnum_nodes: -2": "line 2: num_nodes is -2",
     "run: x\nenvs:\n  A=B: 1": "line 3: envs: 'A=B' is not a valid name of a variable",
     "run: x\nenvs: {ON: 1}": "line 2: envs: put the names yes, no, on and off in quotes",
-    "run: x\nenvs: {SKYPILOT_TASK_ID: 1}": "line 2: envs: SKYPILOT_TASK_ID: Slipway sets",
+    "run: x\nenvs: {SKYPILOT_TASK_ID: 1}": "line 2: envs: SKYPILOT_TASK_ID: Slipway sets this variable",
     "run: x\nenvs: {A: 1}\nsecrets: {A: 2}": "line 3: A is both in envs and in secrets",
     "run: x\nworkdir: /etc/passwd": "line 2: workdir: /etc/passwd is a file",
     "run: x\nworkdir: /no/where": "line 2: workdir: the folder /no/where does not exist",
@@ -209,7 +209,7 @@ def test_every_key_of_skypilot_is_known():
     resources = (
         "infra cloud region zone accelerators accelerator_args cpus memory instance_type use_spot job_recovery "
         "max_hourly_cost disk_size disk_tier network_tier local_disk ports image_id labels autostop priority "
-        "priority_class volumes any_of ordered"
+        "priority_class volumes any_of ordered gpus ephemeral_storage"
     )
     assert set(task.split()) == set(schema.TaskFile.__dataclass_fields__) - {"slipway"}
     assert set(resources.split()) == set(schema.Resources.__dataclass_fields__)

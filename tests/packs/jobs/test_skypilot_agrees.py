@@ -56,6 +56,10 @@ BOTH_TAKE = (
     "config: {nvidia_gpus: {disable_ecc: true}}\nrun: x",
     "setup: pip install x\nresources: {cpus: 2}\nrun: python -c 'print(1)'",
     "resources: {instance_type: p4d.24xlarge}\nrun: x",
+    "resources: {gpus: 'L40S:2'}\nrun: x",
+    "resources: {memory: 16384MB}\nrun: x",
+    "name: 7b-chat\nrun: x",
+    "envs: {SKYPILOT_SHELF: a}\nrun: x",
     "resources: {priority: 10}\nrun: x",
 )
 BOTH_REFUSE = (
