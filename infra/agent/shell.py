@@ -5,6 +5,9 @@ job file allows a retry. The text runs in the folder of the job's files, in a se
 receives the SIGTERM of this process, and this process waits for the whole group: a program can save its work, although
 bash itself exits at once.
 
+Before the text, bash reads `begin.bash`: `run` finds what `setup` wrote into `~/.bashrc` or installed into
+`~/.local/bin`, and an installed conda.
+
 Standard library only, and syntax that Python 3.9 accepts, because this module runs on any machine.
 """
 
@@ -25,6 +28,7 @@ from infra.agent.execution.steps import RESUME_ME
 
 POLL_S = 0.05
 BIN = "bin"
+BEGIN = Path(__file__).with_name("begin.bash")
 TASK_VARIABLES = (  # variables of SkyPilot that every script gets
     *("SKYPILOT_TASK_ID", "SKYPILOT_TASK_IDS", "SKYPILOT_NUM_JOBS", "SKYPILOT_JOB_RANK", "SKYPILOT_USER"),
     *("SKYPILOT_INTERNAL_JOB_ID", "SKYPILOT_CLUSTER_INFO", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
@@ -78,6 +82,7 @@ def main(words: Sequence[str]) -> int:
     text.write_text(script.text if script.text.endswith("\n") else script.text + "\n", encoding="utf-8")
     at = root / "state" / "root"
     at.mkdir(exist_ok=True)
+    environ = {**environ, "BASH_ENV": str(BEGIN), "SLIPWAY_BASH_ENV": environ.get("BASH_ENV", "")}
     code, is_told = _run(["bash", str(text)], environ, folder, binds, at)
     return code if is_told else _verdict(code, script, root / "state" / "scripts" / f"{name}.restarts")
 

@@ -14,7 +14,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.settings import is_rented
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import job_file, resolve, training
+from packs.jobs.control import conda, job_file, resolve, training
 from packs.jobs.control.refusals import Refusals
 from serve import service
 from store import packs
@@ -81,6 +81,7 @@ def _collect(path: Path, provider: str, refused: Refusals) -> None:
 def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
     said = document.value
     listens: list[tuple[int, str]] = []
+    needs_conda = conda.is_missing(*(str(said.get(key) or "") for key in TEXTS))
     for key in TEXTS:
         text = said.get(key)
         words_of = text.splitlines() if isinstance(text, str) else []
@@ -91,6 +92,13 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
             if words.lstrip().startswith("#"):
                 continue
             yield from (FileFinding(line, f"{key}: {told}", False) for rule, told in RULES if re.search(rule, words))
+            if needs_conda and conda.is_called(words):
+                needs_conda = False
+                yield FileFinding(
+                    line,
+                    f"{key}: the machines of vendors have no conda; write as the first line of setup: {conda.INSTALL}",
+                    False,
+                )
             if key == "setup" and re.search(r"\bray\s+start\b", words):
                 yield FileFinding(
                     line,

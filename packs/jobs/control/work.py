@@ -1,5 +1,6 @@
 """The work of a user's own job: turns steps, files, variables and secrets into the plan of a launch."""
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from infra.runs.engine import RunEngine, engine_of
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
 from infra.settings import Settings
 from infra.units import count
-from packs.jobs.control import job_steps
+from packs.jobs.control import conda, job_steps
 from packs.jobs.control.job_file import JobFile
 
 
@@ -111,6 +112,10 @@ class JobWork:
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
             nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
+            if conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
+                found.append(
+                    f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"
+                )
             for one in task.mounts:
                 if one.mode == "MOUNT_CACHED":
                     at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
@@ -129,3 +134,8 @@ class JobWork:
                 "files that the job leaves on the pod are lost with the pod, except checkpoints of slipway.checkpoint"
             )
         return found
+
+
+def _has_conda() -> bool:
+    """Return whether conda or micromamba is installed on this machine."""
+    return any(map(shutil.which, ("conda", "micromamba", "/opt/conda/bin/conda")))

@@ -235,7 +235,7 @@ CASES = {
         "nothing to mend; the run failed with 127",
         job("setup: conda create -n lesson python=3.11 -y\nrun: |\n  conda activate lesson\n  python --version\n"),
         [LINT],
-        r"micromamba",
+        "conda.*miniforge",
     ),
 }  # fmt: skip
 
