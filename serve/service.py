@@ -13,11 +13,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from infra import strict_yaml
 from infra.errors import UsageError
+from infra.file_variables import filled
 from serve import request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
@@ -195,6 +197,7 @@ def load(path: Path) -> Service:
 
 def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
+    document = _with_variables(where, document)
     try:
         strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
     except strict_records.RecordMismatch as error:
@@ -218,6 +221,24 @@ def parse(where: str, document: Any) -> Service:
         port=_port(where, section, file.resources),
         envs=_envs(where, file.envs),
     )
+
+
+def _with_variables(where: str, document: Any) -> Any:
+    """Return the document with `$NAME` of `envs` replaced in `service`, `workdir` and `file_mounts`, as in SkyServe.
+
+    Raises UsageError for an unknown variable.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("envs") or {}, dict):
+        return document
+    envs = {str(name): str(value) for name, value in (document.get("envs") or {}).items() if value is not None}
+
+    def unknown(section: str, name: str) -> None:
+        raise UsageError(
+            f"{where}: {section}: ${name} is not a variable of envs; write the value, or {name}: VALUE under envs"
+        )
+
+    own = {key: document[key] for key in ("service", "workdir", "file_mounts") if key in document}
+    return {**document, **{key: filled(one, envs, partial(unknown, key)) for key, one in own.items()}}
 
 
 def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:

@@ -11,9 +11,10 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from infra import strict_yaml
+from infra import file_variables, strict_yaml
 from infra.agent import shell
 from infra.errors import UsageError
 from infra.strict_yaml import YamlDocument
@@ -142,8 +143,11 @@ def load(path: Path) -> JobFile:
     return file
 
 
-def read(path: Path, refused: Refusals) -> JobFile:
-    """Read a job file and collect the refusals. Raise UsageError for a file that is not YAML."""
+def read(path: Path, refused: Refusals, given: Mapping[str, str] = MappingProxyType({})) -> JobFile:
+    """Read a job file and collect the refusals. Raise UsageError for a file that is not YAML.
+
+    given: values of variables, which override the values in `envs`.
+    """
     try:
         documents = strict_yaml.documents(path)
     except FileNotFoundError:
@@ -162,7 +166,7 @@ def read(path: Path, refused: Refusals) -> JobFile:
             )
         with refused.collecting():
             name = _name(f"{path}: line {head.line('name')}: name", head.value.get("name"))
-    tasks = tuple(_task(path, one, refused) for one in documents)
+    tasks = tuple(_task(path, _with_variables(one, given, refused), refused) for one in documents)
     if not tasks:
         refused.add(1, "the file is empty; a job has at least `run: COMMAND`")
         tasks = (JobTask(),)
@@ -190,6 +194,38 @@ def _resources_of(said: Resources) -> Iterator[tuple[strict_yaml.Place, Resource
             yield ("resources", key, number), one
 
 
+def _with_variables(document: YamlDocument, given: Mapping[str, str], refused: Refusals) -> YamlDocument:
+    """Return the document with `$NAME` and `${NAME}` replaced in the paths of files, by the variables of `envs`."""
+    said = document.value
+    if not isinstance(said, dict):
+        return document
+    values = {**_values(document, "envs"), **given}
+    lines, body = dict(document.lines), dict(said)
+
+    def fill(one: Any, *place: str) -> Any:
+        def unknown(name: str) -> None:
+            refused.add(
+                document.line(*place),
+                f"{place[0]}: ${name} is not a variable of envs; write the value, or a line {name}: VALUE under envs",
+            )
+
+        return file_variables.filled(one, values, unknown)
+
+    if isinstance(said.get("workdir"), str):
+        body["workdir"] = fill(said["workdir"], "workdir")
+    if isinstance(said.get("file_mounts"), dict):
+        body["file_mounts"] = {}
+        for key, one in said["file_mounts"].items():
+            path = fill(key, "file_mounts", key)
+            body["file_mounts"][path] = fill(one, "file_mounts", key)
+            lines |= {
+                ("file_mounts", path, *place[2:]): line
+                for place, line in document.lines.items()
+                if place[:2] == ("file_mounts", key)
+            }
+    return replace(document, value=body, lines=lines)
+
+
 def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
     if not isinstance(document.value, dict):
         refused.add(document.line(), "expected lines of the form `key: value`, such as `run: ...`")
@@ -215,7 +251,7 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
             f"{url} code) and write `workdir: code`, or write the line into `setup`",
             "workdir",
         )
-    elif said.workdir is not None:
+    elif said.workdir is not None and not file_variables.NAMED.search(said.workdir):
         with refused.collecting():
             workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
     has_text = any(str(document.value.get(key) or "").strip() for key in ("run", "setup"))
@@ -388,7 +424,7 @@ def _mount(path: Path, wanted: str, one: str | Storage, document: YamlDocument) 
     source = storage.source or ""
     if storage.source is not None and not source.strip():
         raise fail(f"{wanted}: source is empty: write the file or folder to mount", *at)
-    if source and "://" not in source:
+    if source and "://" not in source and not file_variables.NAMED.search(source):
         local = _path(path, source)
         if local.exists() and not (local.is_dir() or local.is_file()):  # Opening a named pipe would block.
             raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)

@@ -6,7 +6,7 @@ This module also provides estimates, variables and lint findings of job files.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from flows.planning.training_plan import PlannedWork
 from flows.runs import launch
 from flows.runs.work_kinds import EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
+from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import Typed
@@ -34,13 +35,14 @@ OF_JOBS = {"dlm": "dlm_train"}  # aliases for example jobs
 S = TypeVar("S", bound=LaunchSpec)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestedJob(RequestedWork):
     """The job of a command line."""
 
     file: JobFile
-    refused: Refusals = field(default_factory=lambda: Refusals(""))
-    """Refusals of the file that hold for every provider."""
+    path: str = ""
+    """Path of the file; "" for --cmd and --script."""
+    workdir: str = ""
 
     def with_provider(self, spec: S) -> S:
         return replace(spec, provider=resolve.provider_of(self.file, spec))
@@ -52,8 +54,13 @@ class RequestedJob(RequestedWork):
         named = "" if settings.sources["provider"].startswith("default") and vendor.is_rented else vendor.name
         if settings.provider == MARKET:
             named = ""
-        resolve.check(self.file, self.refused, named, vendor.is_rented, is_own, is_rehearsed)
-        self.refused.raise_all()
+        refused = Refusals(self.file.where)
+        if self.path:  # Now the values of the variables are known.
+            file = resolve.load(self.path, "", "", self.workdir, refused, job_environment.of_own_job(settings))
+            assert file is not None
+            self.file = file
+        resolve.check(self.file, refused, named, vendor.is_rented, is_own, is_rehearsed)
+        refused.raise_all()
         return {}
 
 
@@ -72,7 +79,7 @@ class OwnCommands(RequestedJob):
         return resolved
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingFile(RequestedJob):
     """A Slipway training with flags from a job file."""
 
@@ -96,11 +103,12 @@ class JobFiles(WorkKind):
 
     def work_of_command(self, spec: LaunchSpec, file: str) -> RequestedWork | None:
         typed = spec.added_record(JobFlags)
-        refused = Refusals(file)
-        job = resolve.load(file, typed.cmd, typed.script, typed.workdir, refused)
+        job = resolve.load(file, typed.cmd, typed.script, typed.workdir, Refusals(file))
         if job is None:
             return None
-        return TrainingFile(job, refused, bool(spec.tag)) if training.is_training(job) else OwnCommands(job, refused)
+        if training.is_training(job):
+            return TrainingFile(job, file, typed.workdir, bool(spec.tag))
+        return OwnCommands(job, file, typed.workdir)
 
     def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
         named = {"STAGE": spec.added_record(JobCostFlags).stage, "MODEL": profile}

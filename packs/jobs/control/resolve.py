@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from flows.limits import shared_resources
 from flows.runs import launch, same_request
@@ -36,7 +37,9 @@ from packs.jobs.control.work import JobWork
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals) -> JobFile | None:
+def load(
+    path: str, cmd: str, script: str, workdir: str, refused: Refusals, given: Mapping[str, str] = MappingProxyType({})
+) -> JobFile | None:
     """Return the requested job, or None if the user launches Slipway phases; collect the refusals of a file.
 
     Raise UsageError for conflicting flags.
@@ -53,7 +56,7 @@ def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals) -> J
         if workdir:
             raise UsageError("--workdir needs a job of your own: --cmd COMMAND, or a job file")
         return None
-    file = job_file.read(Path(path), refused)
+    file = job_file.read(Path(path), refused, given)
     if workdir:
         sent = job_file.folder("--workdir", Path(workdir))
         file = replace(file, tasks=tuple(replace(one, workdir=sent) for one in file.tasks))
