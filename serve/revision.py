@@ -116,6 +116,24 @@ def with_full_paths(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "service": section}
 
 
+def with_probed_name(document: dict[str, Any], service: Service, name: str, tell: Say) -> dict[str, Any]:
+    """Return the document with the model name of the readiness probe as the name for clients.
+
+    An engine answers a probe for a different model with status 404, and every replica would end.
+    """
+    said = service.probe.post_data
+    asked = said.get("model") if isinstance(said, dict) else None
+    if not isinstance(asked, str) or asked == service_state.served_name(name, service):
+        return document
+    if service.slipway.served_name:
+        raise UsageError(
+            f"service.readiness_probe.post_data asks for the model {asked}, and slipway.served_name is "
+            f"{service.slipway.served_name}; write the same name in both"
+        )
+    tell(f"the readiness probe asks for the model {asked}, so clients use this name too")
+    return {**document, "slipway": {**(document.get("slipway") or {}), "served_name": asked}}
+
+
 def check_file(service: Service, tell: Say) -> None:
     """Report settings without effect here. Raises UsageError for an unusable certificate."""
     if service.tls is not None:

@@ -70,6 +70,8 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
+    document = revision.with_probed_name(document, service, name, tell)
+    service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
     said = revision.requested_model(service, spec.config, spec.model, spec.tag, before)
     source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())

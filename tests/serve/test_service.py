@@ -5,7 +5,7 @@ import yaml
 
 from infra.errors import UsageError
 from scripts.project import reference
-from serve import service
+from serve import revision, service
 from serve.controller import limits_of
 from serve.service import Probe
 from tests.serve.scripted_engine import ROOT
@@ -189,3 +189,20 @@ def test_every_scaling_number_has_a_description():
 )
 def test_exported_engine_listens_on_every_address(said, written):
     assert service.to_skyserve(service.parse("x", {"service": {"replicas": 1}, "run": said}))["run"] == written
+
+
+PROBED = {"service": {"readiness_probe": {"path": "/v1/chat/completions", "post_data": {"model": "lab/tiny-talker"}}}}
+
+
+def test_model_name_of_the_probe_is_the_name_for_clients():
+    told = []
+    for data in ({"model": "lab/tiny-talker"}, '{"model": "lab/tiny-talker"}', {"model": "$WHICH"}):
+        probe = {"path": "/v1/chat/completions", "post_data": data}
+        document = {"envs": {"WHICH": "lab/tiny-talker"}, "service": {"readiness_probe": probe}}
+        made = revision.with_probed_name(document, service.parse("x", document), "t", told.append)
+        assert made["slipway"] == {"served_name": "lab/tiny-talker"} and "lab/tiny-talker" in told.pop()
+    for same in ({**PROBED, "slipway": {"served_name": "lab/tiny-talker"}}, {"service": {"replicas": 1}}):
+        assert revision.with_probed_name(same, service.parse("x", same), "t", told.append) is same and told == []
+    other = {**PROBED, "slipway": {"served_name": "other"}}
+    with pytest.raises(UsageError, match="write the same name in both"):
+        revision.with_probed_name(other, service.parse("x", other), "t", told.append)
