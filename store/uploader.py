@@ -64,8 +64,12 @@ class Config:
     """Step whose mark starts the uploads."""
     secrets: Sequence[str] = ()
     """Names of the environment variables whose values are masked."""
-    mounts: Sequence[str] = ()
-    """Names of the mounted folders that outlive the run."""
+    mounts: Sequence[Sequence[str]] = ()
+    """Mounted folders: name, address in a bucket or "" for the folder of the store, "still" if changes stay here."""
+
+    def mount_folders(self, root: Path) -> list[MountFolder]:
+        """Return all mounted folders."""
+        return [MountFolder(self.store, name, root, place) for name, place, _ in self.mounts]
 
 
 class Uploader:
@@ -74,7 +78,9 @@ class Uploader:
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
         self.root, self.config, self.say = root, config, say
         self.folder = RunFolder(config.store, config.run)
-        self.mounts = [MountFolder(config.store, name, root) for name in config.mounts]
+        self.mounts = [
+            one for one, (*_, kind) in zip(config.mount_folders(root), config.mounts, strict=True) if not kind
+        ]
         self.known = read_acknowledged(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
         self.carried: dict[str, tuple[int, int]] = {}  # size and mtime of uploaded files
@@ -339,9 +345,11 @@ def main(words: list[str]) -> int:
             lower_priority()
             return carry(root, config)
         if os.environ.get("SLIPWAY_NODE_RANK", "0") != "0":
+            own = [one for one in config.mount_folders(root) if not one.under]
+            Fetch(root, RunFolder(config.store, config.run), {}, emit, _say, own).bring_mounts()
             emit("result", note="node 0 has the files of the store")
             return 0
-        Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say, config.mounts).run()
+        Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say, config.mount_folders(root)).run()
         return 0
     except StoreError as error:
         print(f"uploader: {error}", file=sys.stderr)

@@ -51,7 +51,8 @@ class Script:
     mounts: Sequence[Sequence[str]] = ()
     """Uploaded files and folders: [folder beside the code, file name in the folder or "", target path in the job]."""
     kept: Sequence[Sequence[str]] = ()
-    """Folders that the uploader downloads from the store and uploads again: [name in `work/mounts`, path]."""
+    """Folders that the uploader downloads and uploads again: [name in `work/mounts`, file in it or "", path in the job,
+    address in a bucket or "", "still" for a copy whose changes stay on the pod]."""
     own_home: bool = False
     """True on the user's own machine: `~` and packages from `pip install` are in the folder of the pod.
 
@@ -108,9 +109,9 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
         environ = {**environ, **_python(work / "python", environ)}
     binds: Binds = []
     there = [(root / sent / file if file else root / sent, wanted) for sent, file, wanted in script.mounts]
-    for name, wanted in script.kept:
+    for name, file, wanted, *_ in script.kept:
         (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
-        there.append((work / "mounts" / name, wanted))
+        there.append((work / "mounts" / name / file, wanted))
     for target, wanted in there:
         if script.own_home and wanted.startswith("/"):
             binds.append((str(target.resolve()), wanted))

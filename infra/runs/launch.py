@@ -405,9 +405,9 @@ def _rent(renting: _RentalState, offer: Offer, provider: Provider, rank: int) ->
     )
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
-    if rank == 0 and (provider.is_ephemeral or mounts_of(job)):
+    if rank == 0 and provider.is_ephemeral or mounts_of(job):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
-        job = with_uploader(job, store, plan.request.run)
+        job = with_uploader(job, store, plan.request.run, rank)
     row = pods.RowDraft(
         target="" if rank else plan.target,
         store=plan.store,

@@ -1,4 +1,4 @@
-"""The folders that a job file mounts as MOUNT_CACHED, kept in the store as `<store>/mounts/<name>/` beyond every run.
+"""The folders that a job file mounts: `<store>/mounts/<name>/` beyond every run, or a folder of a bucket.
 
 A pod has a local copy, `work/mounts/<name>/`: the uploader downloads the stored files before the job starts and uploads
 changes of the job. A file is uploaded once unchanged between two looks, the oldest first, so that a marker written last
@@ -25,10 +25,12 @@ Stamp = tuple[int, int]  # size in bytes and mtime in ns
 class MountFolder:
     """A mounted folder, on the pod and in a store. All methods may raise StoreError and OSError."""
 
-    def __init__(self, store: str, name: str, root: Path) -> None:
-        self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
+    def __init__(self, store: str, name: str, root: Path, place: str = "") -> None:
+        """Open the folder. `place`: address of a folder or file of a bucket, "" = the folder `name` of the store."""
+        self.name, self.under = check_name(name), "" if place else f"mounts/{check_name(name)}"
         self.here = root / WORK / name
-        self._place = open_place(str(store))
+        self.place, self.uri = place, place or f"{store}/{self.under}"
+        self._place = open_place(place or str(store))
         self._record_path = self.here.parent / f".{name}.kept"  # record of files in sync with the store
         self._seen: dict[str, Stamp] = {}
         self._synced: dict[str, Stamp] = self._read_record()
@@ -47,7 +49,7 @@ class MountFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.here.parent, prefix=".tmp-", delete=False) as draft:
                 try:
-                    for piece in self._place.read_chunks(f"{self.under}/{name}", self._place.current_revision()):
+                    for piece in self._place.read_chunks(self._at(name), self._place.current_revision()):
                         draft.write(piece)
                         told(done + draft.tell(), total)
                     draft.flush()
@@ -71,7 +73,7 @@ class MountFolder:
         now = self._local_stamps()
         for name in self.pending():
             if name not in now:
-                self._place.put({}, [f"{self.under}/{name}"])
+                self._place.put({}, [self._at(name)])
                 del self._synced[name]
             elif last or self._seen.get(name) == now[name]:
                 self._put(name, now[name])
@@ -85,7 +87,7 @@ class MountFolder:
             source, digest = spool(_pieces(path), Path(folder, "0"))
             if stamp_of(path) != stamp:
                 return  # still being written; retry at the next look
-            at = f"{self.under}/{name}"
+            at = self._at(name)
             self._place.put({at: source})
             if self._place.sha256(at, self._place.current_revision()) == digest:
                 self._synced[name] = stamp
@@ -98,8 +100,16 @@ class MountFolder:
                     found[path.relative_to(self.here).as_posix()] = stamp_of(path)
         return found
 
+    def _at(self, name: str) -> str:
+        return f"{self.under}/{name}" if self.under else name
+
     def _stored_files(self) -> dict[str, ListedFile]:
         listed = self._place.listing(self.under)
+        above, _, last = self.uri.rstrip("/").rpartition("/")
+        if not listed and not self.under and not above.endswith("/"):  # The address may name a file.
+            place = open_place(above)
+            if last in (found := place.listing()):
+                self._place, listed = place, {last: found[last]}
         named = {path.removeprefix(f"{self.under}/"): one for path, one in listed.items()}
         return {name: one for name, one in named.items() if is_inside(name)}
 

@@ -54,12 +54,12 @@ class Fetch:
         makings: Mapping[str, Mapping[str, str]],
         emit: Callable[..., None],
         say: Callable[[str], None],
-        mounts: Sequence[str] = (),
+        mounts: Sequence[MountFolder] = (),
     ) -> None:
         """Prepare the restore of a run.
 
-        makings: by step, the name and fingerprint of the output artifact and the URI of its store. mounts: names of the
-        mounted folders that outlive the run.
+        makings: by step, the name and fingerprint of the output artifact and the URI of its store. mounts: the
+        mounted folders.
         """
         self.mounts = mounts
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
@@ -80,14 +80,17 @@ class Fetch:
         if self.checkpoints:
             acknowledged = {**read_acknowledged(self.root), **dict.fromkeys(self.checkpoints, time.time())}
             local_files.replace(self.root / ACKNOWLEDGED, json.dumps(acknowledged, indent=1).encode())
-        for name in self.mounts:
-            mount = MountFolder(self.folder.uri, name, self.root)
-            number = self._retry(lambda mount=mount: mount.download_missing(self._progress))  # type: ignore[misc]
-            self._report(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
+        self.bring_mounts()
         brought = sorted(self.checkpoints)
         said = ", ".join([*brought, *(f"the work of step {one}" for one in marks), *figures, f"{len(logs)} logs"])
         self._report(f"brought from the store: {said}" if names else "the store holds no files of this run yet")
         self.emit("result", checkpoints=brought, marks=marks, figures=figures, logs=len(logs), damaged=self.damaged)
+
+    def bring_mounts(self) -> None:
+        """Download the missing files of all mounted folders. Raise StoreError if a store stays unreachable."""
+        for mount in self.mounts:
+            number = self._retry(lambda mount=mount: mount.download_missing(self._progress))  # type: ignore[misc]
+            self._report(f"mount {mount.name}: {number} files brought from {mount.uri}")
 
     def _restore_checkpoints(self, names: Mapping[str, int]) -> None:
         there = by_folder(names)

@@ -1,5 +1,6 @@
 """Results of a run in the store are complete after any end of the uploader, and can be fetched from the store."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -490,6 +491,30 @@ def test_a_secret_is_found_across_any_piece_boundary():
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         assert b"".join(Mask(["secret-1234", ""])(pieces)) == wanted
     assert b"".join(Mask([])([b"a", b"b"])) == b"ab"
+
+
+def test_a_folder_of_a_bucket_is_mounted_at_its_own_address(tmp_path):
+    shelf = tmp_path / "bucket" / "shelf"
+    (shelf / "deep").mkdir(parents=True)
+    (shelf / "a.txt").write_text("a")
+    (shelf / "deep" / "b.txt").write_text("b")
+    mount = MountFolder("/no/store", "books-1", tmp_path / "pod", str(shelf))
+    assert mount.download_missing(lambda done, total: None) == 2 and mount.pending() == []
+    (mount.here / "deep" / "c.txt").write_text("c")
+    (mount.here / "a.txt").unlink()
+    assert mount.upload_changes(last=True) == []
+    assert {one.name for one in shelf.rglob("*.txt")} == {"b.txt", "c.txt"}
+    one = MountFolder("/no/store", "words-2", tmp_path / "pod", str(shelf / "deep" / "b.txt"))
+    assert one.download_missing(lambda done, total: None) == 1 and (one.here / "b.txt").read_text() == "b"
+    (one.here / "b.txt").write_text("changed")
+    assert one.upload_changes(last=True) == [] and (shelf / "deep" / "b.txt").read_text() == "changed"
+
+
+def test_a_copied_folder_of_a_bucket_is_not_uploaded(tmp_path):
+    config = Config(store="", run="a", makings={}, mounts=[["a", "/x", "still"], ["b", "/y", ""]])
+    assert [(one.name, one.uri) for one in config.mount_folders(tmp_path)] == [("a", "/x"), ("b", "/y")]
+    config = dataclasses.replace(config, store=str(tmp_path / "store"))
+    assert [one.name for one in Uploader(tmp_path, config, lambda _: None).mounts] == ["b"]
 
 
 def test_a_mounted_folder_is_uploaded_and_available_to_the_next_run(tmp_path):

@@ -9,7 +9,7 @@ FETCH, CARRY = "fetch", "carry"
 EVERY_S = {"hf": 600.0}  # Each look is a commit, and a Hugging Face repository limits the number of commits.
 
 
-def with_uploader(job: Job, store: str, run: str) -> Job:
+def with_uploader(job: Job, store: str, run: str, rank: int = 0) -> Job:
     """Return the job with a first step that restores earlier output from `store`, and an uploader beside all steps.
 
     `store` is the address as seen from the pod. A job with an uploader stays unchanged, as does a job without training
@@ -29,12 +29,13 @@ def with_uploader(job: Job, store: str, run: str) -> Job:
     fetch = Step(FETCH, ("-m", "store.uploader", "fetch"), environment, config)
     carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
     carry = Step(CARRY, ("-m", "store.uploader", "carry"), environment, carrying)
-    return replace(job, steps=(fetch, *job.steps), beside=carry)
+    return replace(job, steps=(fetch, *job.steps), beside=None if rank else carry)  # Only node 0 writes to stores.
 
 
-def mounts_of(job: Job) -> list[str]:
-    """Return the names of the folders that the job's script keeps beyond the run, without duplicates."""
-    return list(dict.fromkeys(name for step in job.steps for name, _ in step.config.get("kept", ())))
+def mounts_of(job: Job) -> list[list[str]]:
+    """Return name, address and kind of the folders that the job's script mounts; see `store.uploader.Config.mounts`."""
+    every = (one for step in job.steps for one in step.config.get("kept", ()))
+    return [list(one) for one in dict.fromkeys((name, place, kind) for name, _, _, place, kind in every)]
 
 
 def _makings(job: Job) -> dict[str, dict[str, str]]:

@@ -26,8 +26,30 @@ from packs.jobs.control.machines import recovery_of
 from packs.jobs.control.refusals import Refusals
 
 RUN = "run"
+STILL = "still"
+BUCKET = r"(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?|hf://[^/\s]+/[^\s]+"
 ALONE = ("-u",)  # extra Python arguments of a step on all nodes: unbuffered output
 ALWAYS = 1000  # restarts for a job without its own limit; the time and spend limits still apply
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptFolder:
+    """A folder that the uploader downloads before a task, and uploads again."""
+
+    name: str
+    path: str
+    """Path in the task."""
+    place: str = ""
+    """Address in a bucket; "" for a folder of the store."""
+    file: str = ""
+    """The file at the path, if the address names a file."""
+    is_still: bool = False
+    """True for a copy: changes stay on the pod."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the folder in the format of `Script.kept`."""
+        return self.name, self.file, self.path, self.place, STILL if self.is_still else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +61,8 @@ class Layout:
     """The sent work folder of each task; "" for a task without one."""
     mounts: tuple[tuple[tuple[str, str, str], ...], ...]
     """The mounts of each task, in the format of `Script.mounts`."""
-    kept: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """The persistent folders of each task, in the format of `Script.kept`."""
+    kept: tuple[tuple[KeptFolder, ...], ...] = ()
+    """The folders of each task that the uploader brings."""
     planned: tuple[PlannedMount, ...] = ()
     """The sent folders and files, one entry per target path."""
 
@@ -75,12 +97,12 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
 
     for task in file.tasks:
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
-        copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
+        copied = [one for one in task.mounts if not is_kept(one)]
         if is_own:
             for one in task.mounts:
                 _check_path(file, one, is_rehearsed)
         mounts.append(tuple(_mount(file, one, name_of) for one in copied))
-        kept.append(tuple(_kept(file, one) for one in task.mounts if one.mode == "MOUNT_CACHED"))
+        kept.append(tuple(_kept(file, one) for one in task.mounts if is_kept(one)))
     # Raises before any machine is rented.
     weights = {one.name: shipment.measure(Path(one.source), one.file, one.anyway) for one in carried}
     at = [(name, path) for task in mounts for name, _, path in task]
@@ -110,7 +132,7 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     """Collect the mounts of a task that cannot be carried out."""
     for one in task.mounts:
         with refused.collecting():
-            _kept(file, one) if one.mode == "MOUNT_CACHED" else _refuse_bucket(file, one)
+            _kept(file, one) if is_kept(one) else _refuse_mode(file, one)
         if is_own:
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
@@ -134,40 +156,52 @@ def _check_path(file: JobFile, one: Mount, is_rehearsed: bool) -> None:
         )
 
 
-def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
-    """Return name and path of a folder kept in the store between runs. Raise UsageError for an invalid mount."""
+def is_kept(one: Mount) -> bool:
+    """Return whether the uploader brings the files of a mount, from a bucket or from the store."""
+    return one.mode == "MOUNT_CACHED" or "://" in one.source or (one.mode == "MOUNT" and not one.source)
+
+
+def _kept(file: JobFile, one: Mount) -> KeptFolder:
+    """Return the folder of a mount that the uploader brings. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if "://" in one.source:
-        _refuse_bucket(file, one)
+        if not re.fullmatch(BUCKET, one.source):
+            raise UsageError(f"{where}: Slipway reads buckets of s3://, gs:// and hf://; {fetching.advice(one)}")
+        last = one.source.rstrip("/").rpartition("/")[2]
+        is_file = bool(Path(last).suffix) and Path(last).suffix == Path(one.path).suffix
+        name = f"{re.sub('[^A-Za-z0-9]+', '-', last)[:40].strip('-') or 'bucket'}-{digest([one.source, one.path])[:8]}"
+        return KeptFolder(
+            name=name,
+            path=one.path,
+            place=one.source.rstrip("/"),
+            file=last if is_file else "",
+            is_still=one.mode == "COPY",
+        )
     if one.source:
         raise UsageError(
-            f"{where}: MOUNT_CACHED starts from the folder in the store, by name, and takes no source; write "
-            f"{one.path}: {one.source}, which copies the files"
+            f"{where}: MOUNT_CACHED starts from the folder in the store, by name, and takes no source of this machine; "
+            f"write {one.path}: {one.source}, which copies the files"
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
         raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
-    return one.name, one.path
+    return KeptFolder(name=one.name, path=one.path)
 
 
 def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
-    _refuse_bucket(file, one)
+    _refuse_mode(file, one)
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path
     return name_of("mount", source.resolve().parent, source.name), source.name, one.path
 
 
-def _refuse_bucket(file: JobFile, one: Mount) -> None:
-    """Raise UsageError for the contents of a bucket, with the lines that fetch them."""
+def _refuse_mode(file: JobFile, one: Mount) -> None:
+    """Raise UsageError for a folder of this machine that is to be mounted, and not copied."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
-    if "://" in one.source:
-        raise UsageError(f"{where}: Slipway copies only files of this machine; {fetching.advice(one)}")
-    if one.mode == "MOUNT" and one.source:
-        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write {one.path}: {one.source}")
     if one.mode == "MOUNT":
-        raise UsageError(f"{where}: MOUNT needs FUSE, which pods lack; write mode: MOUNT_CACHED")
+        raise UsageError(f"{where}: MOUNT is for buckets; write {one.path}: {one.source}, which copies the files")
     if not one.source:
-        raise UsageError(f"{where}: COPY needs a source; write mode: MOUNT_CACHED")
+        raise UsageError(f"{where}: COPY needs a source; write mode: MOUNT_CACHED, or a source")
 
 
 def steps_of(
@@ -191,7 +225,7 @@ def steps_of(
                 workdir=layout.workdirs[number],
                 envs=dict(envs[number]),
                 mounts=layout.mounts[number],
-                kept=layout.kept[number],
+                kept=tuple(one.words for one in layout.kept[number]),
                 own_home=is_own,
                 environment=task.environment,
                 task=number,

@@ -27,7 +27,7 @@ from packs.jobs.control import job_file, lint, machines, resolve, training
 from packs.jobs.control.flags import JobCostFlags, JobFlags
 from packs.jobs.control.job_file import JobFile
 from packs.jobs.control.refusals import Refusals
-from packs.jobs.control.work import JobWork
+from packs.jobs.control.work import JobWork, bucket_secrets
 
 JOBS = ROOT / "examples" / "jobs"
 STAGES = "train"  # name of the job with the 1.58-bit stages
@@ -75,7 +75,7 @@ class OwnCommands(RequestedJob):
         secrets = resolve.secrets_of(spec.added_record(JobFlags).secret, os.environ)
         resolved = resolve.understand(spec, self.file, secrets, settings)
         assert isinstance(resolved.work, JobWork)
-        os.environ.update(resolved.work.secrets)
+        os.environ.update({**bucket_secrets(self.file, settings), **resolved.work.secrets})
         return resolved
 
 

@@ -1,5 +1,6 @@
 """The work of a user's own job: turns steps, files, variables and secrets into the plan of a launch."""
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from infra.settings import Settings
 from infra.units import count
 from packs.jobs.control import conda, job_steps
 from packs.jobs.control.job_file import JobFile
+from store import credentials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,8 @@ class JobWork:
         """
         is_own = not vendor.is_ephemeral or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
-        ours = job_environment.secrets(settings)
-        stores = training_plan.store_endpoints(settings)
+        ours = {**job_environment.secrets(settings), **bucket_secrets(self.file, settings)}
+        stores = {**training_plan.store_endpoints(settings), **_bucket_endpoints(self.file)}
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
         own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
         torch, environments = training_plan.environments_of(settings, request, vendor)
@@ -91,7 +93,7 @@ class JobWork:
             request=request,
             carried=layout.carried,
             mounts=layout.planned,
-            notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
+            notes=(*self._shown(is_own, vendor, settings), *self.notes, *notes),
         )
         return estimates.of_plan(plan, settings, vendor, offer)
 
@@ -104,9 +106,9 @@ class JobWork:
             )
         return taker.job_keys(self.file.tasks[0].document.value, vars(self.typed), request, self.file.where)
 
-    def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
+    def _shown(self, is_own: bool, vendor: Provider, settings: Settings) -> list[str]:
         """Return descriptions of the planned actions for the user."""
-        found = []
+        found, store = [], settings.store
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
@@ -117,11 +119,18 @@ class JobWork:
                     f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"
                 )
             for one in task.mounts:
-                if one.mode == "MOUNT_CACHED":
+                if job_steps.is_kept(one):
                     at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
-                    found.append(f"{one.path} starts from {at}, and changes are written back to the store")
+                    back = "changes stay on the pod" if one.mode == "COPY" else "changes are written back"
+                    back += " by node 0 alone" if task.num_nodes > 1 and one.mode != "COPY" else ""
+                    how = " (MOUNT has the meaning of MOUNT_CACHED: a copy on the pod)" if one.mode == "MOUNT" else ""
+                    found.append(f"{one.path} starts from {one.source or at}, and {back}{how}")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
+        for kind in sorted(_kinds(self.file)):
+            if kind in ("s3", "gs") and not bucket_secrets(self.file, settings).keys() & {*credentials.KEYS[kind]}:
+                names = " and ".join(credentials.KEYS[kind][:2])
+                found.append(f"{names} not set, so {kind}:// is read without a key; set the key in .env")
         if self.secrets:
             found.append(f"secrets: {', '.join(sorted(self.secrets))} (set; values go to the pod in a private file)")
         for one in (mount for task in self.file.tasks for mount in task.mounts if is_own):
@@ -134,6 +143,25 @@ class JobWork:
                 "files that the job leaves on the pod are lost with the pod, except checkpoints of slipway.checkpoint"
             )
         return found
+
+
+def bucket_secrets(file: JobFile, settings: Settings) -> dict[str, str]:
+    """Return the keys of the buckets that a file mounts; the uploader has the keys, and the job has none."""
+    names = {name for kind in _kinds(file) for name in credentials.KEYS.get(kind, ())}
+    found = {name: getattr(settings, name.lower()) for name in names}
+    if "GOOGLE_CREDENTIALS" in found:
+        found["GOOGLE_CREDENTIALS"] = credentials.google_key(found["GOOGLE_CREDENTIALS"])
+    return {name: value for name, value in found.items() if value}
+
+
+def _bucket_endpoints(file: JobFile) -> dict[str, str]:
+    names = [name for kind in _kinds(file) for name in credentials.PLACES.get(kind, ())]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def _kinds(file: JobFile) -> set[str]:
+    """Return the kinds of the buckets that a file mounts: s3, gs, hf."""
+    return {credentials.kind(one.source) for task in file.tasks for one in task.mounts if "://" in one.source}
 
 
 def _has_conda() -> bool:

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from infra.agent.job import Job
 from infra.errors import UsageError
-from packs.jobs.control import job_file, lint, resolve
+from infra.runs.sync import sync_step
+from packs.jobs.control import job_file, job_steps, lint, resolve
 from packs.jobs.control.refusals import Refusals
 
 BUCKET = "file_mounts:\n  ~/books: {{source: {0}, mode: {1}}}\nrun: ls ~/books\n"
@@ -31,11 +33,12 @@ REFUSED = {  # the lines of the refusals, with a pattern of each
         5: "cannot be the path",
         6: "exit with the state",
     },
-    BUCKET.format("s3://shelf/books", "MOUNT"): {2: r"aws s3 sync s3://shelf/books ~/books, with secrets"},
-    BUCKET.format("gs://shelf/books", "COPY"): {2: "gsutil -m rsync -r gs://shelf/books ~/books"},
-    BUCKET.format("hf://lab/books", "MOUNT_CACHED"): {2: "hf download lab/books --local-dir ~/books"},
+    BUCKET.format("r2://shelf/books", "MOUNT"): {2: r"rclone copy :s3:shelf/books ~/books"},
+    BUCKET.format("cos://us-east/books", "MOUNT_CACHED"): {2: "fetch cos://us-east/books in `setup`"},
     BUCKET.format("https://example.org/b.txt", "COPY"): {2: "curl .* -o ~/books https://example.org/b.txt"},
-    "file_mounts: {~/out: {name: shelf}}\nrun: x\n": {1: "write mode: MOUNT_CACHED"},
+    BUCKET.format("/etc/hostname", "MOUNT"): {2: "write ~/books: /etc/hostname, which copies the files"},
+    BUCKET.format("/etc/hostname", "MOUNT_CACHED"): {2: "write ~/books: /etc/hostname, which copies the files"},
+    "file_mounts: {~/out: {name: shelf, mode: COPY}}\nrun: x\n": {1: "write mode: MOUNT_CACHED"},
     "resources: {accelerators: 'A100:1', disk_size: 300}\n": {1: r"inv pod.create --gpu A100:1 --disk-size 300"},
     "resources: {accelerators: {H100: 8}, use_spot: true}\n": {1: r"inv pod.create --gpu H100:8 --use-spot"},
     "resources:\n  infra: aws\nrun: x\n": {1: "--provider skypilot"},
@@ -82,9 +85,42 @@ def test_lint_refuses_an_absolute_mount_only_where_launch_does(tmp_path, provide
 
 def test_advice_on_a_mount_leads_to_an_accepted_file(tmp_path):
     path = tmp_path / "job.yaml"
-    for source, mode in (("s3://shelf/books", "MOUNT"), ("gs://shelf/books", "COPY"), ("hf://a/b", "MOUNT_CACHED")):
+    for source, mode in (("https://example.org/b.txt", "COPY"), ("r2://shelf/books", "MOUNT")):
         path.write_text(BUCKET.format(source, mode))
         (advice,) = launch_refusals(path).values()
-        line = re.search(r"write into setup: (.*?)(?:, with secrets: (\[.*\]))?$", advice)
-        path.write_text(f"setup: {line[1]}\nrun: ls ~/books\nsecrets: {line[2] or '[]'}\n")
+        line = re.search(r"write into setup: (.*)$", advice)
+        path.write_text(f"setup: {line[1]!r}\nrun: ls ~/books\n")
         assert launch_refusals(path) == {} and not [one for one in lint.lint(path) if one.is_refused]
+
+
+@pytest.mark.parametrize("mode", ["MOUNT", "MOUNT_CACHED", "COPY"])
+@pytest.mark.parametrize(
+    ("source", "path", "file"),
+    [
+        ("s3://shelf/books", "~/books", ""),
+        ("s3://shelf", "~/all", ""),
+        ("gs://shelf/books/", "~/books", ""),
+        ("gs://shelf/a.b/words.txt", "~/w.txt", "words.txt"),
+        ("hf://lab/model", "~/model", ""),
+    ],
+)
+def test_bucket_is_brought_by_the_uploader(tmp_path, mode, source, path, file):
+    written = tmp_path / "job.yaml"
+    written.write_text(f"file_mounts:\n  {path}: {{source: '{source}', mode: {mode}}}\nrun: x\n")
+    assert launch_refusals(written) == {} and lint.lint(written) == []
+    read = job_file.load(written)
+    layout = job_steps.lay_out(read, is_own=True)
+    (kept,) = layout.kept[0]
+    assert (kept.place, kept.path, kept.file, kept.is_still) == (source.rstrip("/"), path, file, mode == "COPY")
+    (step,) = job_steps.steps_of(read, layout, [{}], (), True, "1")
+    still = "still" if mode == "COPY" else ""
+    assert step.config["kept"] == [[kept.name, file, path, kept.place, still]]
+    config = sync_step.with_uploader(Job(run="a", token="", steps=(step,)), "/store", "a").beside.config
+    assert config["mounts"] == [[kept.name, kept.place, still]]
+
+
+def test_folder_of_the_store_is_mounted_by_name_in_both_modes(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("file_mounts: {~/a: {name: shelf}, ~/b: {name: desk, mode: MOUNT_CACHED}}\nrun: x\n")
+    kept = job_steps.lay_out(job_file.load(path), is_own=True).kept[0]
+    assert [(one.name, one.path, one.place) for one in kept] == [("shelf", "~/a", ""), ("desk", "~/b", "")]

@@ -9,6 +9,9 @@ import pytest
 from infra.agent.job import Job
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
+from store.backends.backend import open_place
+from tests.store.conftest import KEY
+from tests.store.conftest import s3_server as s3_server
 from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
@@ -104,6 +107,28 @@ def test_pending_uploads_of_a_mounted_folder_are_shown(world, tmp_path):
     until(lambda: world.json("status", "kept")[0]["state"] == "succeeded", "it ends")
     assert "kept: pending 0;" in world.inv("ckpt.status", "kept")
     assert (store / "growing").read_text() == (world.folder / "pods/kept/work/mounts/numbers/growing").read_text()
+
+
+@pytest.mark.nightly
+def test_job_reads_and_writes_a_bucket(world, tmp_path, s3_server, monkeypatch):
+    uri = s3_server.bucket()
+    environ = {**KEY, "AWS_ENDPOINT_URL": s3_server.url}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    bucket = open_place(uri)
+    bucket.create()
+    bucket.put({"shelf/a.txt": b"words", "one.txt": b"one"})
+    world.extra.update(environ)
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"file_mounts:\n  ~/shelf: {{source: {uri}/shelf}}\n  ~/copy: {{source: {uri}/shelf, mode: COPY}}\n"
+        f"  ~/w.txt: {{source: {uri}/one.txt, mode: COPY}}\n"
+        "run: |\n  cat ~/shelf/a.txt ~/copy/a.txt ~/w.txt && echo new > ~/shelf/b.txt && echo lost > ~/copy/c.txt\n"
+        '  [ -z "$AWS_SECRET_ACCESS_KEY" ]\n'
+    )
+    world.inv("launch", str(file), "--provider", "local", "-n", "books")
+    assert "wordswordsone" in (world.folder / "pods" / "books" / "logs" / "run.log").read_text()
+    assert set(bucket.listing()) == {"shelf/a.txt", "shelf/b.txt", "one.txt"}
 
 
 def test_invalid_job_is_refused_before_any_process_starts(world, tmp_path):
@@ -325,3 +350,24 @@ def test_secret_equal_to_a_field_name_is_masked_and_changes_no_state(tmp_path):
         progress = json.loads((tmp_path / "pods" / f"one-{value}" / "state" / "progress.json").read_text())
         assert progress["run"] == f"one-{value}" and progress["steps"][-1]["state"] == "failed" and progress["token"]
         assert "[A_TOKEN]" in world.inv("why", f"one-{value}")
+
+
+@pytest.mark.nightly
+def test_every_node_finds_the_files_of_a_bucket(world, tmp_path, s3_server, monkeypatch):
+    uri = s3_server.bucket()
+    environ = {**KEY, "AWS_ENDPOINT_URL": s3_server.url}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    bucket = open_place(uri)
+    bucket.create()
+    bucket.put({"a.txt": b"words"})
+    world.extra.update(environ)
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"num_nodes: 2\nfile_mounts: {{~/shelf: {{source: '{uri}'}}}}\n"
+        "run: cat ~/shelf/a.txt && echo x > ~/shelf/of-$SKYPILOT_NODE_RANK\n"
+    )
+    world.inv("launch", str(file), "--provider", "local", "-n", "pair")
+    for name in ("pair", "pair.1"):
+        assert (world.folder / "pods" / name / "logs" / "run.log").read_text() == "words"
+    assert set(bucket.listing()) == {"a.txt", "of-0"}
