@@ -375,7 +375,12 @@ def list_configs(settings: Settings, as_json: bool) -> None:
     found = []
     table: list[tuple[str, ...]] = [("name", "pods", "runs", "GPU-hours", "hours", "dollars", "per GPU", "per pod", "")]
     for one in configurations.known(settings).values():
-        spec = one.make()
+        try:
+            spec = one.make()
+        except UsageError as error:  # The other sweeps are listed all the same.
+            found.append({"name": one.name, "where": one.where, "error": str(error)})
+            table.append((one.name, *[""] * 7, str(error)))
+            continue
         price = prices.price_sweep(spec, settings, render.tell, only_catalogue=True)
         found.append({**described(spec, price), "where": one.where})
         kind = price.kinds[0] if price.kinds else None

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.settings import Settings
-from packs.sweeps.control import experiment, sweep_file
+from packs.sweeps.control import experiment, grail, sweep_file
 from packs.sweeps.control.experiment import ExperimentConfig, PodSpec
 from packs.sweeps.control.settings import SweepSettings
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial, check_arms
@@ -145,13 +146,22 @@ def functions(path: Path) -> Iterator[Callable[[], Any]]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # The user's dataclasses look up their module.
     try:
-        spec.loader.exec_module(module)
+        with grail.modules():
+            spec.loader.exec_module(module)
     except Exception as error:  # user code may raise anything
-        raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
+        raise UsageError(f"{_place(str(path), error)}: {type(error).__name__}: {error}") from None
     for name, one in vars(module).items():
         is_own = inspect.isfunction(one) and one.__module__ == spec.name and not name.startswith("_")
         if is_own and not inspect.signature(one).parameters:
             yield one
+
+
+def _place(path: str, error: Exception) -> str:
+    """Return the file with the line of an error of the user's own code."""
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == path and one.lineno]
+    if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
+        lines.append(error.lineno)
+    return f"{path}: line {lines[-1]}" if lines else path
 
 
 def of_function(function: Callable[[], Any]) -> SweepSpec:
@@ -159,8 +169,11 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
     name = function.__name__
     try:
         said = function()
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise UsageError(f"{name}(): {type(error).__name__}: {error}") from None
+    except UsageError:
+        raise
+    except Exception as error:  # user code may raise anything
+        where = _place(inspect.getfile(function), error)
+        raise UsageError(f"{where}: {name}(): {type(error).__name__}: {error}") from None
     pods, dealt = experiment.parse_result(name, said)
     machines = {one.name: one for one in pods}
     different = experiment.differing(one for some in dealt.values() for one in some)

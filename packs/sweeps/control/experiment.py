@@ -4,6 +4,7 @@ A sweep function returns `(pods, {pod: [experiments]})`, built from `PodSpec` an
 settings reach the trainer as options of the phase rl, which the first line of the run's figures repeats.
 """
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,9 +35,9 @@ def key(default: Any, about: str) -> Any:
     return field(default=default, metadata={"about": about})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ExperimentConfig:
-    """Experiment of reinforcement learning; the defaults are GRAIL's."""
+    """Experiment of reinforcement learning; the defaults are GRAIL's. A sweep function may set the fields."""
 
     name: str = field(metadata={"about": "name of the experiment; the run is called <configuration>.<name>"})
     dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or another task of --task")
@@ -60,7 +61,14 @@ class ExperimentConfig:
         },
     )
 
-    def __post_init__(self) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ExperimentConfig.__dataclass_fields__:
+            near = difflib.get_close_matches(name, ExperimentConfig.__dataclass_fields__, 1)
+            raise AttributeError(f"an experiment has no {name}{f'; did you mean {near[0]}?' if near else ''}")
+        super().__setattr__(name, value)
+
+    def check(self) -> None:
+        """Raise UsageError for numbers below 1, and for devices in both roles."""
         for name in ("batch_size", "grad_accum_steps", "total_steps", "vllm_tensor_parallel"):
             if getattr(self, name) < 1:
                 raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; expected at least 1")
@@ -105,6 +113,7 @@ class ExperimentConfig:
 
         Raises UsageError for unknown custom_args, and for GPUs missing on the pod.
         """
+        self.check()
         where = f"experiment {self.name}: custom_args"
         own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
         words = [

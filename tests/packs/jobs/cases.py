@@ -199,7 +199,7 @@ CASES = {
             'ExperimentConfig(name="high")])}\n'
         },
         [("sweep", "--list-configs")],
-        "rates.*Two rates on one pod",
+        r"batch_grid.*rates\b.*device 1 is in both gpu_devices and train_gpu_device",
         "fault of inv",
         variables={"SLIPWAY_SWEEPS": "FILE"},
     ),

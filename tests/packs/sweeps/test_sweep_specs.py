@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -434,3 +435,58 @@ def test_named_sweeps_are_listed_without_an_account_with_cost_and_preparation(tm
     assert "the same sweep with few steps on one pod; --spend-limit limits all runs together" in " ".join(
         listed.err.split()
     )
+
+
+GRAIL = """
+from experiment_runner import ExperimentConfig
+from lium_manager import PodSpec
+
+def deal(some: list[ExperimentConfig]):
+    for number, one in enumerate(some):
+        one.vllm_gpu, one.train_gpu, one.vllm_port = str(2 * number), str(2 * number + 1), 9000 + number
+    return some
+
+def rates() -> tuple[list[PodSpec], dict[str, list[ExperimentConfig]]]:
+    some = [ExperimentConfig(name=f"r{number}", learning_rate=number * 1e-6, dataset="math") for number in (1, 2, 3)]
+    return [PodSpec(name="p", gpu_count=8, min_upload_mbps=500, ttl_hours=6)], {"p": deal(some)}
+
+def one():
+    said = {"vllm_gpu": "2,3", "train_gpu": "4", "vllm_port": 8000, "custom_env": {"WANDB_TAGS": "a,b"}}
+    return [PodSpec(name="q")], {"q": [ExperimentConfig(name="only", **said)]}
+
+def names() -> list[str]:
+    return ["rates", "one"]
+"""
+
+
+def test_file_of_grail_is_a_file_of_sweeps(tmp_path):
+    (tmp_path / "sweeps.py").write_text(GRAIL)
+    own = settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "sweeps.py"))
+    rates = configurations.named("rates", own)
+    assert [one.devices for one in rates.trials.values()] == ["0,1", "2,3", "4,5"]
+    assert {one.spec.task for one in rates.trials.values()} == {"math"}
+    (only,) = configurations.named("one", own).trials.values()
+    assert (only.devices, only.spec.engine_tensor_parallel, only.env) == ("2,3,4", 2, {"WANDB_TAGS": "a,b"})
+    with pytest.raises(UsageError, match=r"names\(\) must return"):
+        configurations.named("names", own)
+    assert "experiment_runner" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def a():\n    x = 1\n    return 1 / 0\n", r"sweeps.py: line 3: a\(\): ZeroDivisionError"),
+        ("def a():\n    return b()\ndef b(x=1):\n    raise RuntimeError('no')\n", r"line 4: a\(\): RuntimeError: no"),
+        (
+            "from packs.sweeps.control.experiment import ExperimentConfig\ndef a():\n"
+            "    one = ExperimentConfig(name='a')\n    one.learning_rat = 1\n",
+            r"line 4: a\(\): AttributeError: an experiment has no learning_rat; did you mean learning_rate",
+        ),
+        ("x = 1\ny = (\n", r"sweeps.py: line 2: SyntaxError"),
+        ("import no_such_module\n", r"sweeps.py: line 1: ModuleNotFoundError"),
+    ],
+)
+def test_error_in_a_file_of_sweeps_names_its_line(tmp_path, text, said):
+    (tmp_path / "sweeps.py").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        configurations.named("a", settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "sweeps.py")))
