@@ -147,8 +147,8 @@ CASES = {
             'command: [/bin/bash, -lc, "echo $AGAIN"]\n'
         },
         [RENTED],
-        "imageName",
-        "no such flag",
+        r"imageName: no effect: .* this account has no volume shelf",
+        code=3,
     ),
     "08-python": Case(
         "expected lines of the form `flag: value`",

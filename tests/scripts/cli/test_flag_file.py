@@ -128,6 +128,42 @@ def test_command_block_is_a_custom_job_with_the_variables_of_the_file(tmp_path, 
     assert found == {"gpu": ["A100"], "cmd": [command], "env": ["RUN_SHARD=1", "RUN_CONFIG=smoke"]}
 
 
+MANIFESTS = {
+    "kind: Pod\nname: writer-1b\nimageName: lab/torch:1\ngpuType: NVIDIA A100-PCIE-80GB\nminVcpus: 8\nminMemory: 64\n"
+    "ports: [{containerPort: 6006, protocol: tcp}]\ncommand: [/bin/bash, -lc, 'echo $AGAIN']\n": (
+        {"run-name": "writer-1b", "gpu": "NVIDIA A100-PCIE-80GB", "cpus": "8", "memory": "64", "cmd": "echo $AGAIN"},
+        ("kind", "imageName", "ports"),
+    ),
+    "name: a\ngpuTypeId: A40\nminMemoryInGb: 16\ncontainerDiskInGb: 50\nnetworkVolumeId: v1\ndockerArgs: sleep 9\n"
+    "startSsh: true\ninterruptible: true\n": (
+        {"run-name": "a", "gpu": "A40", "memory": "16", "disk-size": "50", "volume": "v1", "cmd": "sleep 9",
+         "use-spot": True},
+        ("startSsh",),
+    ),
+    "imageName: x\nvolumeMounts: [{volumeName: v, mountPath: /data}]\n": ({"volume": "v"}, ("imageName", "mountPath")),
+}  # fmt: skip
+
+
+@pytest.mark.pack("jobs")
+@pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
+def test_manifest_of_runpod_is_read_with_its_field_names(tmp_path, capsys, text):
+    flags = {one.spelling for one in tasks.namespace["launch"].flags}
+    (tmp_path / "pod.yaml").write_text(text)
+    found, idle = MANIFESTS[text]
+    assert {name: values[0] for name, values in flag_file.read(tmp_path / "pod.yaml", flags).items()} == found
+    told = " ".join(capsys.readouterr().err.split())
+    assert [name for name in idle if f"{name}: no effect" not in told and f"{name} has no effect" not in told] == []
+
+
+def test_every_unknown_key_of_a_file_is_named_at_once(tmp_path):
+    (tmp_path / "flags.yaml").write_text("gpux: H100\nstepz: 3\nname: a\ncountry: {a: b}\n")
+    with pytest.raises(UsageError) as refused:
+        flag_file.read(tmp_path / "flags.yaml", {"gpu", "steps", "run-name", "country"})
+    assert [line.split(":")[0].strip() for line in str(refused.value).splitlines()[1:]] == [
+        "gpux", "stepz", "name", "country",
+    ]  # fmt: skip
+
+
 @pytest.mark.pack("jobs")
 def test_pod_manifest_lacks_only_the_id_of_a_volume():
     """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
