@@ -173,14 +173,14 @@ def read(path: Path, refused: Refusals, given: Mapping[str, str] = MappingProxyT
     return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
 
 
-def refuse_keys(file: JobFile, refused: Refusals) -> None:
-    """Collect the keys of a file that only SkyPilot carries out."""
+def refuse_keys(file: JobFile, refused: Refusals, is_engine: bool = False) -> None:
+    """Collect the keys of a file that only SkyPilot carries out. `is_engine`: SkyPilot itself runs the job."""
     for task in file.tasks:
         line = task.document.line
         for key, instead in schema.REFUSED.items():
-            if getattr(task.said, key) is not None:
+            if getattr(task.said, key) is not None and not (is_engine and key in schema.OF_ENGINES):
                 refused.add(line(key), f"{key}: {instead.replace('FILE', file.where)}")
-        for place, one in _resources_of(task.resources):
+        for place, one in _resources_of(task.resources) if not is_engine else ():
             for key, instead in schema.REFUSED_RESOURCES.items():
                 if getattr(one, key) is not None:
                     refused.add(line(*place, key), f"{key}: {instead}")

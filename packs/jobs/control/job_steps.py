@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,19 @@ def _check_path(file: JobFile, one: Mount, is_rehearsed: bool) -> None:
             f"{where}: a rehearsed pod is a folder of this machine, which cannot give a job a separate root ({why}); "
             f"write ~{one.path}"
         )
+
+
+def for_engine(file: JobFile) -> JobFile:
+    """Return the job without the mounts that the engine itself makes."""
+    tasks = (replace(one, mounts=tuple(each for each in one.mounts if not is_of_engine(each))) for one in file.tasks)
+    return replace(file, tasks=tuple(tasks))
+
+
+def is_of_engine(one: Mount) -> bool:
+    """Return whether only an engine can make a mount: a bucket that Slipway does not read, or a folder as a bucket."""
+    if "://" in one.source:
+        return not re.fullmatch(BUCKET, one.source)
+    return bool(one.source) and one.mode != "COPY"
 
 
 def is_kept(one: Mount) -> bool:

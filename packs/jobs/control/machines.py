@@ -76,13 +76,14 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     """
     notes: list[str] = []
     found: list[MachineWish] = []
+    is_engine = provider in packs.engines()
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
+        if is_engine:
+            cloud, zone, pool, one = "", "", "", _known_part(one, where, task)
         if cloud and cloud not in accepted_providers() and not provider:
             notes.append(f"infra: Slipway does not rent at {cloud}, a cloud of SkyPilot; the entry is left out")
             continue
-        if provider in packs.engines():
-            cloud, zone, pool = "", "", ""
         if cloud and provider and cloud != provider:
             notes.append(f"infra: {cloud} has no effect, because --provider {provider} was given")
             cloud, region, zone, pool = "", "", "", ""
@@ -104,7 +105,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             "--provider skypilot, which rents at these clouds, --provider runpod, or write `infra: "
             f"runpod` (known: {', '.join(accepted_providers())})"
         )
-    notes += [] if provider in packs.engines() else _without_effect(task, is_rented, provider)
+    notes += [] if is_engine else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
     return MachineWishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
@@ -121,6 +122,21 @@ def collect_refusals(task: JobTask, where: str, refused: Refusals) -> None:
                         check(alone, where=where, task=task)
         with refused.collecting():
             _place(one, where, task)
+
+
+def _known_part(said: Resources, where: str, task: JobTask) -> Resources:
+    """Return the resources without values that only the engine understands, such as TPUs and parts of a GPU.
+
+    The engine gets the keys of the file as written; our request serves estimates.
+    """
+    for key in ("accelerators", "cpus", "memory", "disk_size"):
+        alone = Resources(**{"cpus": said.cpus, key: getattr(said, key)})
+        try:
+            _accelerators(alone, where, task)
+            _flags(alone, "", 0, "", where, task)
+        except UsageError:
+            said = replace(said, **{key: None})
+    return said
 
 
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:

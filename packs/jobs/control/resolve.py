@@ -33,6 +33,7 @@ from packs.jobs.control import job_file, job_steps, machines
 from packs.jobs.control.job_file import JobFile
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
+from store import packs
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
@@ -68,9 +69,11 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
 
     is_own: the job runs in a folder of this machine or of a machine of the user.
     """
-    job_file.refuse_keys(file, refused)
-    for task in file.tasks:
-        machines.collect_refusals(task, file.where, refused)
+    is_engine = provider in packs.engines()
+    job_file.refuse_keys(file, refused, is_engine)
+    for task in job_steps.for_engine(file).tasks if is_engine else file.tasks:
+        if not is_engine:
+            machines.collect_refusals(task, file.where, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)

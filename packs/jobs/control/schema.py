@@ -121,6 +121,8 @@ REFUSED_RESOURCES = {
     "volumes": "give the volume of a vendor as a flag: --volume ID",
 }
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
+OF_ENGINES = ("managed_secrets", "volumes", "event_callback", "api_server_access")
+"""Keys of a task that an engine such as SkyPilot carries out; an engine carries out all keys of `resources`."""
 NO_EFFECT = {
     "inputs": "Slipway's providers do not count egress",
     "outputs": "Slipway's providers do not count egress",

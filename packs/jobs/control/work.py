@@ -57,11 +57,13 @@ class JobWork:
         Raise UsageError for invalid mounts or keys.
         """
         is_own = not vendor.is_ephemeral or bool(settings.rehearsal)
-        layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
+        taker = engine_of(vendor)
+        file = job_steps.for_engine(self.file) if taker else self.file
+        layout = job_steps.lay_out(file, is_own, self.send_anyway, bool(settings.rehearsal))
         ours = {**job_environment.secrets(settings), **bucket_secrets(self.file, settings)}
         stores = {**training_plan.store_endpoints(settings), **_bucket_endpoints(self.file)}
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
-        own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
+        own = job_steps.steps_of(file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
         torch, environments = training_plan.environments_of(settings, request, vendor)
         job = Job(
             run=request.run,
@@ -83,7 +85,7 @@ class JobWork:
         sent = sum(one.bytes for one in layout.planned)
         need = disk_needed(OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
         request = replace(request, work_disk_bytes=need)
-        keys, notes = self._engine_keys(request, taker) if (taker := engine_of(vendor)) else ({}, [])
+        keys, notes = self._engine_keys(request, taker) if taker else ({}, [])
         plan = Plan(
             engine_keys=keys,
             target=target,
@@ -104,7 +106,12 @@ class JobWork:
                 f"{self.file.where}: with --provider {taker.name} a job has one task, because each task would "
                 "get a separate machine; launch the tasks one at a time"
             )
-        return taker.job_keys(self.file.tasks[0].document.value, vars(self.typed), request, self.file.where)
+        task = self.file.tasks[0]
+        said = {key: value for key, value in task.document.value.items() if key != "file_mounts"}
+        theirs = [one.path for one in task.mounts if job_steps.is_of_engine(one)]
+        if theirs:
+            said["file_mounts"] = {path: task.document.value["file_mounts"][path] for path in theirs}
+        return taker.job_keys(said, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, settings: Settings) -> list[str]:
         """Return descriptions of the planned actions for the user."""

@@ -90,7 +90,10 @@ class ManagedJobs(RunEngine):
     ) -> tuple[dict[str, Any], list[str]]:
         keys = {key: said[key] for key in task.ENGINE_KEYS if said.get(key)}
         keys["resources"], notes = task.overlaid(said.get("resources") or {}, typed, request)
-        task.check(keys, request.nodes, False, where)
+        mounts = [
+            one.get("mode", "MOUNT") for one in (keys.get("file_mounts") or {}).values() if isinstance(one, Mapping)
+        ]
+        task.check(keys, request.nodes, any(mode.upper() != "COPY" for mode in mounts), where)
         return keys, notes
 
     def quote(self, plan: Plan, tell: Say) -> list[Offer]:

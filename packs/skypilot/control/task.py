@@ -16,6 +16,7 @@ from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.market import gpus
+from infra.providers.by_name import known_providers
 from infra.records import Request
 from packs.skypilot.agent.managed import SUBMITTED_AT, WORDS
 
@@ -24,7 +25,10 @@ CLOUDS = (
     "slurm hyperbolic seeweb shadeform yotta mithril verda kubernetes k8s"
 ).split()
 OWN = ("ssh", "slurm", "kubernetes", "k8s")  # the user's own clusters, without a price in SkyPilot
-ENGINE_KEYS = ("resources", "config", "volumes", "event_callback")
+ENGINE_KEYS = (
+    *("resources", "config", "volumes", "event_callback", "managed_secrets", "api_server_access", "inputs", "outputs"),
+    "file_mounts",
+)
 GB = 10**9
 CODE = "code"
 RUN = f'cd "$HOME/sky_workdir" && PYTHONPATH={CODE} exec python3 {WORDS}'
@@ -106,9 +110,11 @@ def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request
         "accelerators": typed["gpu"],
     }
     found = copy.deepcopy(dict(said))
+    aliases = {"accelerators": "gpus", "disk_size": "ephemeral_storage"}
     for key in [key for key, value in keys.items() if value]:
         for one in (found, *(found.get("any_of") or ()), *(found.get("ordered") or ())):
             one.pop(key, None)
+            one.pop(aliases.get(key, key), None)
             if key == "infra":
                 for old in ("cloud", "region", "zone"):
                     one.pop(old, None)
@@ -151,11 +157,16 @@ def task_of(
 
 
 def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None:
-    """Raise UsageError for a requested feature missing on a named cloud, or for an unknown cloud."""
+    """Raise UsageError if each alternative asks for a feature missing on its cloud, or for a vendor of Slipway alone.
+
+    SkyPilot itself judges a cloud unknown here, before anything is rented.
+    """
     resources = keys.get("resources") or {}
+    problems: list[str] = []
     for cloud, one in _ways(resources):
-        if cloud and cloud not in CLOUDS:
-            raise UsageError(f"{where}: SkyPilot has no back end for {cloud}; known: {', '.join(CLOUDS)}")
+        if cloud in known_providers() and cloud not in CLOUDS:
+            problems.append(f"{where}: SkyPilot has no back end for {cloud}; known: {', '.join(CLOUDS)}")
+            continue
         wanted = {
             MULTI_NODE: nodes > 1,
             MOUNTS: mounts,
@@ -168,7 +179,11 @@ def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None
         for feature in LACKING.get("kubernetes" if cloud == "k8s" else cloud, ()):
             if wanted[feature]:
                 key, what, instead = IN_WORDS[feature]
-                raise UsageError(f"{where}: {key}: SkyPilot has no {what} on {cloud}; {instead}")
+                problems.append(f"{where}: {key}: SkyPilot has no {what} on {cloud}; {instead}")
+                break
+        else:
+            return
+    raise UsageError(problems[0])
 
 
 def _ways(resources: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

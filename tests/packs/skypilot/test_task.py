@@ -128,7 +128,7 @@ def test_flags_request_resources_and_override_a_file():
             "file_mounts: SkyPilot has no buckets as folders on runpod; write mode: MOUNT",
         ),
         ({"infra": "shadeform", "use_spot": True}, 1, False, "use_spot: SkyPilot has no spot machines on shadeform"),
-        ({"any_of": [{"cloud": "aws"}, {"infra": "ssh/p"}], "use_spot": True}, 1, False, "spot machines on ssh"),
+        ({"any_of": [{"cloud": "slurm"}, {"infra": "ssh/p"}], "use_spot": True}, 1, False, "spot machines on slurm"),
         ({"infra": "slurm", "ports": 80}, 1, False, "ports: SkyPilot has no open ports on slurm; leave them out"),
         ({"infra": "lium"}, 1, False, "SkyPilot has no back end for lium"),
     ],
