@@ -36,6 +36,7 @@ from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
 from serve.budget import ServiceBudget, limit_of
+from serve.engines import OWN_RUN
 from serve.gateway import keys
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
@@ -95,9 +96,14 @@ class Controller:
             host=self.wanted.host,
             port=self.wanted.port or self.seen.port,
             patience_s=FREED_S if self.took_over else 0.0,
-            limits=limits_of(self.service),
+            limits=limits_of(self.service, self._is_own_run),
             tls=self.service.tls,
         )
+
+    @property
+    def _is_own_run(self) -> bool:
+        """Return whether the replicas run a program of the user, with routes of its own."""
+        return self.wanted.newest.engine == OWN_RUN
 
     # Main loop.
 
@@ -328,7 +334,7 @@ class Controller:
             run=f"{self.name}-{number}",
             spot=is_spot,
             gpu=placement.gpu_of(request),
-            port=free_port(taken),
+            port=self.service.port if version.engine == OWN_RUN else free_port(taken),
             cap_micro_usd=budget.cap(alive) if budget else None,
             began_at=time.time(),
         )
@@ -340,7 +346,7 @@ class Controller:
         """Send the ready replicas, limits and certificate to the gateway; no other path sets the gateway's replicas."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
-        self.gateway.send_order(ready, limits_of(self.service), self.service.tls)
+        self.gateway.send_order(ready, limits_of(self.service, self._is_own_run), self.service.tls)
 
     def _save(self) -> None:
         """Save the observed state to the journal. Raises Fenced when a newer controller has taken over.
@@ -374,7 +380,7 @@ def _lasting(facts: Facts) -> Facts:
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
-def limits_of(service: Service) -> GatewayLimits:
+def limits_of(service: Service, any_route: bool = False) -> GatewayLimits:
     """Return the gateway limits from the service file; limits outside the file keep the defaults."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
     return GatewayLimits(
@@ -383,6 +389,7 @@ def limits_of(service: Service) -> GatewayLimits:
         idle_s=stream_s,
         hold_s=service.slipway.hold_seconds,
         affinity_chars=service.slipway.affinity_chars,
+        any_route=any_route,
     )
 
 

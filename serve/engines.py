@@ -37,7 +37,8 @@ from store.untrusted import templates
 
 LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
-WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # engines without a memory estimate before startup
+OWN_RUN = "run"  # the `run` of a service file
+WITHOUT_ESTIMATE = ("fake", "torch", LLAMA, OWN_RUN)  # engines without a memory estimate before startup
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # pid file of a scripted engine's worker, in the working directory
 KEY = "VLLM_API_KEY"  # variable with the API key of an engine; other users can read the words of a command line

@@ -134,15 +134,15 @@ def with_probed_name(document: dict[str, Any], service: Service, name: str, tell
     return {**document, "slipway": {**(document.get("slipway") or {}), "served_name": asked}}
 
 
-def check_file(service: Service, tell: Say) -> None:
+def check_file(service: Service, tell: Say, is_own_run: bool = False) -> None:
     """Report settings without effect here. Raises UsageError for an unusable certificate."""
     if service.tls is not None:
         certificate.server_context(service.tls)
         certificate.client_context(service.tls.certfile)
-    if unused := only_for_skyserve(service, service_file.load(CONFIG)):
+    if not is_own_run and (unused := only_for_skyserve(service, service_file.load(CONFIG))):
         tell(
-            f"{', '.join(unused)}: only for sky serve up. Slipway runs engines by --engine and slipway.engine, and "
-            "sends requests to the least loaded replica"
+            f"{', '.join(unused)}: only for sky serve up, and for --engine run. Slipway runs engines by --engine and "
+            "slipway.engine, and sends requests to the least loaded replica"
         )
     for name, instead in placement.ignored_settings(service):
         tell(f"{name}: only for sky serve up; in Slipway, {instead}")
@@ -191,6 +191,20 @@ def first_version(
         model=source,
         store=store,
         weights=weights_of(source),
+    )
+
+
+def own_version(document: Mapping[str, Any], provider: str, store: str, name: str) -> Version:
+    """Return the new version with number 1 of a service whose replicas run the file's own `run`, without a model."""
+    return Version(
+        number=1,
+        document=dict(document),
+        where=f"service {name}",
+        engine=engines.OWN_RUN,
+        provider=provider,
+        model="",
+        store=store,
+        weights="",
     )
 
 
@@ -267,7 +281,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.slipway.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.available_bytes(version.engine, tuning))
-    if may_rent(version, settings) and "://" not in version.model and not settings.rehearsal:
+    if version.model and may_rent(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model {version.model} is on this machine, and rented machines cannot reach the model. First: inv "
             "ckpt.push --to hf://user/repo, then --model hf://user/repo"

@@ -20,6 +20,7 @@ from typing import Any
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.file_variables import filled
+from infra.settings import is_secret
 from serve import request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
@@ -160,6 +161,7 @@ class ServiceFile:
     workdir: str | None = None
     resources: ReplicaResources = field(default_factory=ReplicaResources)
     envs: dict[str, Scalar] = field(default_factory=dict)
+    secrets: dict[str, Scalar] | list[str] = field(default_factory=dict)
     file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     setup: str = ""
     run: str = ""
@@ -175,6 +177,12 @@ class Service:
     policy: ReplicaPolicy
     port: int
     envs: Mapping[str, str]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return the names of the secret variables; their values are never part of a file."""
+        empty = (name for name, value in self.file.envs.items() if value is None)
+        return tuple(dict.fromkeys([*self.file.secrets, *empty]))
 
     @property
     def slipway(self) -> SlipwaySection:
@@ -214,6 +222,7 @@ def parse(where: str, document: Any) -> Service:
         raise UsageError(f"{where}: {_explained(error)}") from None
     section = file.service
     _check_numbers(where, file)
+    _check_secrets(where, file.secrets)
     return Service(
         file=file,
         probe=_probe(where, section.readiness_probe),
@@ -266,7 +275,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
                              service.file.run)  # fmt: skip
     resources = dict(document.get("resources", {}))
     resources.setdefault("ports", service.port)
-    order = ("name", "workdir", "service", "resources", "envs", "file_mounts", "setup", "run")
+    order = ("name", "workdir", "service", "resources", "envs", "secrets", "file_mounts", "setup", "run")
     document |= {"resources": resources, "envs": envs, "file_mounts": mounts}
     return {name: document[name] for name in order if document.get(name) not in (None, {}, "")}
 
@@ -376,10 +385,20 @@ def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
     bad = next((name for name in said if not _ENV.fullmatch(name)), None)
     if bad is not None:
         raise UsageError(f"{where}: envs: {bad!r} is not the name of a variable")
-    empty = [name for name, value in said.items() if value is None]
+    empty = [name for name, value in said.items() if value is None and not is_secret(name)]
     if empty:
         raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value")
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in said.items()}
+    given = {name: value for name, value in said.items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+
+def _check_secrets(where: str, said: Mapping[str, Scalar] | Sequence[str]) -> None:
+    """Raise UsageError for the value of a secret: the journal stores the file of a service."""
+    for name in said:
+        if not _ENV.fullmatch(name):
+            raise UsageError(f"{where}: secrets: {name!r} is not the name of a variable")
+        if isinstance(said, Mapping) and said[name] is not None:
+            raise UsageError(f"{where}: secrets: {name}: write no value, but `{name}:`, and set the variable in .env")
 
 
 def _plain(record: Any) -> Any:

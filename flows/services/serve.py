@@ -20,10 +20,10 @@ from infra.records import Offer
 from infra.runs.timing import Say
 from infra.settings import Settings, is_secret
 from infra.units import count
-from serve import revision
+from serve import own_run, revision
 from serve import service as service_file
 from serve.engine import models
-from serve.engines import GGUF, LLAMA
+from serve.engines import GGUF, LLAMA, OWN_RUN
 from serve.policy import service_state
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.processes import controller_client, controller_process
@@ -70,6 +70,15 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
+    if own_run.is_wanted(service, spec.engine, spec.model or spec.tag, own_model(service, spec, before)):
+        if spec.config:
+            document = own_run.with_full_paths(document)
+        revision.check_file(service, tell, is_own_run=True)
+        version = revision.own_version(document, provider, settings.store, name)
+        own_run.check(version.service, placement.candidates(provider, settings) == ("local",), settings)
+        return Revision(name, revision.with_limit(version, settings, tell), row, old)
+    if service.secrets:
+        raise UsageError(f"envs: {', '.join(service.secrets)}: only a file without a model passes secrets to its `run`")
     document = revision.with_probed_name(document, service, name, tell)
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
@@ -81,6 +90,13 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         raise UsageError("--spend-limit applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_memory_need(version, settings, tell), row, old)
+
+
+def own_model(service: service_file.Service, spec: ServeSpec, before: Version | None) -> str:
+    """Return a model for an engine of ours; "" if the file names none and the service runs its own `run`."""
+    if before and not spec.config:
+        return "" if before.engine == OWN_RUN else before.model
+    return service_file.model_of(service) if spec.config else "newest"
 
 
 def with_capable_engine(version: Version, is_asked: bool, tell: Say) -> Version:

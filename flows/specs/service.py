@@ -29,7 +29,9 @@ class ServeSpec:
         unit="FILE",
     )
     engine: str = flag(
-        "", "vllm, vllm-cpu, torch (Slipway's own), llama.cpp, fake (default: chosen by model and machine)"
+        "",
+        "vllm, vllm-cpu, torch (Slipway's own), llama.cpp, fake, or run: the `run` of the file (default: chosen by "
+        "model and machine; run for a file without a model)",
     )
     replicas: int | None = flag(
         None,

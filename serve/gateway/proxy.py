@@ -100,7 +100,8 @@ class Proxy:
                 await asyncio.sleep(wait_s)
 
     async def _answer(self, request: ClientRequest, visit: RequestRecord) -> None:
-        visit.route = request_body.route(request.method, request.path)
+        is_own = self.limits.any_route
+        visit.route = request_body.OWN if is_own else request_body.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
         if self.in_flight >= self.limits.max_in_flight or self._by_key[visit.key] >= self.limits.max_in_flight_per_key:
@@ -110,16 +111,16 @@ class Proxy:
         deadline = self._deadlines.start(request.task, self.limits.total_s)
         charge = Charge(self._charges, visit.key, request.address)
         try:
-            ask = EngineRequest(request.path, b"")
+            ask = EngineRequest(request.url if is_own and request.url.startswith(b"/") else request.path, b"")
             if visit.route != "models":
-                if request.headers.get(b"content-encoding", b"identity") != b"identity":
+                if not is_own and request.headers.get(b"content-encoding", b"identity") != b"identity":
                     raise RequestRefused(415, "BadRequestError", "compressed bodies are not accepted")
                 body = request.take_unread() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
                 charge.grow_to(len(body), self.limits)
                 visit.bytes_in = len(body)
-                ask = await self._read(request.path, body)
+                ask = EngineRequest(ask.path, body) if is_own else await self._read(request.path, body)
                 visit.streams = ask.streams
             assignment = self.turns.assign(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
@@ -203,12 +204,14 @@ class Proxy:
             visit.tries += 1
             outcome = NEITHER
             try:
-                answer = await self.engines.send_request(request.method, ask, assignment.replica, lines, deadline)
+                method = b"GET" if request.method == b"HEAD" else request.method
+                answer = await self.engines.send_request(method, ask, assignment.replica, lines, deadline)
                 visit.first_byte_s = assignment.slot.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = _outcome(answer.status)
-                    if refused := request_body.refusal_of(request.path, answer.status, answer.body):
+                    refused = request_body.refusal_of(request.path, answer.status, answer.body)
+                    if refused and not self.limits.any_route:
                         raise refused
                     return self._without_paths(answer, visit)
                 outcome = await self._forward(request, answer, assignment, visit, deadline)
@@ -245,7 +248,7 @@ class Proxy:
 
         Bytes not taken by the client stay with the engine.
         """
-        rest, watch, limits = answer.rest, answer.watch, self.limits
+        rest, watch, limits = answer.rest, None if self.limits.any_route else answer.watch, self.limits
         assert rest is not None
         visit.status, why = answer.status, ""
         try:

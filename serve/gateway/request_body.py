@@ -70,6 +70,9 @@ def route(method: bytes, path: bytes) -> str:
     raise RequestRefused(404, "NotFoundError", f"no such route; available: {there}")
 
 
+OWN = "own"  # route of a service whose replicas run a program of the user
+
+
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     """Return the request in a body. Raises RequestRefused for an invalid body or a body beyond the limits."""
     what = find_excess(body, limits)

@@ -82,9 +82,10 @@ class Engines:
                 while not reply.status:
                     await reply.wait_data()
                 if reply.is_whole and not reply.is_events:  # true of most short answers
-                    answer = _judged(Answer(reply.status, reply.lines, reply.take_unread()))
+                    found = Answer(reply.status, reply.lines, reply.take_unread())
                 else:
-                    answer = _judged(await _begin(reply))
+                    found = await _begin(reply)
+                answer = found if limits.any_route else _judged(found)
                 return answer
             finally:
                 if answer is None or answer.rest is None:

@@ -37,11 +37,11 @@ class Prober:
     async def probe(
         self, session: aiohttp.ClientSession, target: Target, model: str, asked: Probe, is_ready: bool
     ) -> ProbeResult:
-        """Probe the replica once. Raises OSError when this machine lacks the resources to ask."""
+        """Probe the replica once; ask for tokens only with a model. Raises OSError for a shortage on this machine."""
         before, doubt = self.counters if is_ready else None, self.doubt
-        requests = careful(self._chats) if doubt.is_open else (TOKEN,)
+        requests = () if not model else careful(self._chats) if doubt.is_open else (TOKEN,)
         found = await probe(session, target.url, target.key, model, asked, before, requests)
-        if found.passed and is_ready and self._chats is None:
+        if model and found.passed and is_ready and self._chats is None:
             self._chats = await answers(session, target.url, target.key, model, asked, CHAT)
         self.counters, self.why = found.counters, found.why
         if found.passed and doubt.is_open:

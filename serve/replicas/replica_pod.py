@@ -35,7 +35,7 @@ from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
-from serve import engines
+from serve import engines, own_run
 from serve.gateway.keys import engine_key
 from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
@@ -89,7 +89,9 @@ class ReplicaLauncher:
         offers = placement.find(candidates, request, member.spot, self.settings, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
-        is_sent = not is_here and "://" not in version.model
+        is_own = version.engine == engines.OWN_RUN
+        is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
+        is_sent = not (is_here or is_own) and "://" not in version.model
         tuning = wanted.slipway.engine
         engine = engines.ReplicaConfig(
             engine=version.engine,
@@ -100,21 +102,27 @@ class ReplicaLauncher:
             tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
             bounds=wanted.slipway.limits,
         )
-        step = Step(
-            STEP,
-            ("-m", "serve.engines"),
-            engines.ENVIRONMENTS[version.engine],
-            engines.config_of(engine),
-            max_restarts=0,
+        steps: tuple[Step, ...] = (
+            own_run.steps(wanted, STEP, is_near)
+            if is_own
+            else (
+                Step(
+                    STEP,
+                    ("-m", "serve.engines"),
+                    engines.ENVIRONMENTS[version.engine],
+                    engines.config_of(engine),
+                    max_restarts=0,
+                ),
+            )
         )
-        is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
-        secrets = {**self._secrets(version), engines.KEY: self.key_of(member.run)}
+        own_secrets = own_run.secrets(wanted, self.settings) if is_own else {}
+        secrets = {**self._secrets(version), **own_secrets, engines.KEY: self.key_of(member.run)}
         terms = terms_for(self.settings, self.vendor(rented))
         job = Job(
             run=member.run,
             token="",
-            steps=(step,),
+            steps=steps,
             kind="service",
             limits=limits,
             torch=environment.torch_build() if is_near else "cuda" if request.num_gpus else "cpu",
@@ -128,7 +136,8 @@ class ReplicaLauncher:
         def prepare(op: Op, transport: Transport) -> None:
             send_model(Path(version.model), version.weights, op, transport, self.say)
 
-        plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+        sent = own_run.carried(wanted) if is_own else ()
+        plan = Plan(target="", store="", artifacts=(), job=job, request=request, carried=sent)
         terms = replace(
             terms, owner_kind="service", owner=self.name, prepare=prepare if is_sent else None, budget_name=self.budget
         )

@@ -22,6 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
 from infra.runs.observation import AskedParties, Observation, ObservationKind
+from serve.engines import OWN_RUN
 from serve.gateway.routing import Target
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus
@@ -231,7 +232,8 @@ class Replicas:
         gone_asked_at = 0.0
         while True:
             asked, service = self.service.probe, self.wanted.version(one.member.version).service
-            model, prober = served_name(self.name, service), one.prober
+            engine = self.wanted.version(one.member.version).engine
+            model, prober = "" if engine == OWN_RUN else served_name(self.name, service), one.prober
             doubt, known = prober.doubt, prober.why
             try:
                 found = await prober.probe(self.session, one.replica, model, asked, one.member.facts.is_ready)

@@ -91,7 +91,7 @@ def test_small_file_has_the_meaning_of_skyserve():
         ),
         (("ports: 8000", "ports: [8000, 9000]"), "must name the port of the engine; resources.ports lists 8000, 9000"),
         (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "not the name of a variable"),
-        (("ports: 8000", "ports: 8000\nenvs: {TOKEN: }"), "TOKEN must have a value"),
+        (("ports: 8000", "ports: 8000\nenvs: {WORD: }"), "WORD must have a value"),
         (("service:", "slipway: {holds: 3}\nservice:"), "x.yaml: slipway: unknown key 'holds'"),
         (("ports: 8000", "any_of: [{cpu: 4}]"), "resources: any_of 1: unknown key 'cpu'; did you mean cpus"),
     ],

@@ -9,6 +9,8 @@ from serve.request_bounds import Bounds
 class GatewayLimits(Bounds):
     """Limits of a gateway. Durations in seconds; each limit applies to a single request unless stated otherwise."""
 
+    any_route: bool = False
+    """Forward every path and body as they are: the replicas run a program of the user."""
     connect_s: float = 2.0
     """Time until an engine's port accepts the connection."""
     first_byte_s: float = 60.0

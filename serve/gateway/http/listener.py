@@ -54,6 +54,7 @@ class ClientRequest(Message):
     ) -> None:
         Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
+        self.url = url  # with the query
         self.path, self.host = (url, host) if PLAIN.fullmatch(url) else target(url, host)
         self._chunks = is_new  # in HTTP/1.0 the end of the connection ends the answer
 

@@ -66,9 +66,8 @@ CASES = {
             "service:\n  readiness_probe: /alive.txt\n  replicas: 1\nresources: {ports: 8123}\n"
             "setup: echo yes > alive.txt\nrun: python3 -m http.server 8123 --bind 127.0.0.1\n"
         ),
-        [PLAN],
-        r"inv serve\.up --config \S+job\.yaml",
-        code=2,
+        [("serve.up", "FILE", "-n", "t", "--provider", "local", "--yes"), ("serve.down", "t")],
+        "t-0 READY",
     ),
     "03-service-talk": Case(
         "three replicas in a row ended with status 404",

@@ -1,16 +1,10 @@
-"""With `--provider skypilot`, a file is passed on with all keys that SkyPilot carries out."""
-
-from dataclasses import fields
+"""A file is passed on to SkyPilot with all keys that SkyPilot carries out."""
 
 import pytest
-import yaml
 
-from infra.errors import UsageError
-from infra.records import Request
 from infra.selection.machine_spec import MachineSpec
 from packs.jobs.control import job_file, job_steps, lint, machines, resolve
 from packs.jobs.control.refusals import Refusals
-from packs.skypilot.control import task as sky_task
 
 pytestmark = pytest.mark.pack("skypilot")
 
@@ -58,27 +52,8 @@ def test_every_key_reaches_skypilot_as_written(tmp_path, text):
     assert machines.wishes(task, MachineSpec(), "skypilot", True, "job").notes == ()
     layout = job_steps.lay_out(job_steps.for_engine(file), is_own=False)
     assert layout.kept == ((),) and layout.mounts == ((),)
-    said = yaml.safe_load(text)
-    typed = {one.name: getattr(MachineSpec(), one.name) for one in fields(MachineSpec)}
-    keys, _ = sky_task.overlaid(said.get("resources", {}), typed, Request(run="a"))
-    assert keys == said.get("resources", {})
-    assert set(said) - {"run"} <= {*sky_task.ENGINE_KEYS}
-    sky_task.check(said, 1, False, "job")
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
 def test_key_of_other_commands_is_refused(tmp_path, text):
     assert [REFUSED[text] in one for one in read(tmp_path, text)[1]] == [True]
-
-
-def test_alternative_that_a_cloud_lacks_does_not_refuse_the_others():
-    ways = {"any_of": [{"infra": "shadeform"}, {"infra": "aws"}], "use_spot": True}
-    sky_task.check({"resources": ways}, 1, False, "job")
-    with pytest.raises(UsageError, match="no spot machines on shadeform"):
-        sky_task.check({"resources": {**ways, "any_of": ways["any_of"][:1]}}, 1, False, "job")
-
-
-def test_flag_overrides_the_alias_of_its_key():
-    typed = {one.name: getattr(MachineSpec(gpu="H100", num_gpus=8), one.name) for one in fields(MachineSpec)}
-    keys, _ = sky_task.overlaid({"gpus": "A100:1", "memory": "8+"}, typed, Request(run="a", gpu="H100", num_gpus=8))
-    assert keys == {"accelerators": "H100:8", "memory": "8+"}

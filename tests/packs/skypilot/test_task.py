@@ -237,3 +237,36 @@ def test_settings_of_a_cloud_are_kept_as_written():
     said = make_task(resources={"accelerators": "H100:8", "network_tier": "best", "disk_tier": "best"}, config=config)
     assert said["config"] == config
     assert {"network_tier": "best", "disk_tier": "best"}.items() <= said["resources"].items()
+
+
+AS_WRITTEN = (
+    {"image_id": "docker:ubuntu:22.04"},
+    {"infra": "aws", "image_id": {"us-east-1": "ami-1"}},
+    {"infra": "gcp", "accelerators": "tpu-v5e-8", "accelerator_args": {"runtime_version": "v2"}},
+    {"accelerators": "H100:0.5"},
+    {"any_of": [{"infra": "aws"}, {"infra": "kubernetes", "image_id": "docker:a"}]},
+    {"gpus": "A10G:1", "memory": "16384MB"},
+    {"infra": "a-cloud-of-tomorrow/there"},
+)
+
+
+@pytest.mark.parametrize("said", AS_WRITTEN, ids=range(len(AS_WRITTEN)))
+def test_resources_reach_skypilot_as_written(said):
+    keys, notes = task.overlaid(said, vars(MachineSpec()), Request(run="a"))
+    assert (keys, notes) == (said, [])
+    task.check({"resources": said}, 1, False, "job")
+    more = {key: {"a": "b"} for key in ("volumes", "managed_secrets", "file_mounts", "api_server_access", "inputs")}
+    assert {key: make_task(resources=said, **more)[key] for key in more} == more
+
+
+def test_alternative_that_a_cloud_lacks_does_not_refuse_the_others():
+    ways = {"any_of": [{"infra": "shadeform"}, {"infra": "aws"}], "use_spot": True}
+    task.check({"resources": ways}, 1, False, "job")
+    with pytest.raises(UsageError, match="no spot machines on shadeform"):
+        task.check({"resources": {**ways, "any_of": ways["any_of"][:1]}}, 1, False, "job")
+
+
+def test_flag_overrides_the_alias_of_its_key():
+    typed, request = vars(MachineSpec(gpu="H100", num_gpus=8)), Request(run="a", gpu="H100", num_gpus=8)
+    keys, _ = task.overlaid({"gpus": "A100:1", "memory": "8+"}, typed, request)
+    assert keys == {"accelerators": "H100:8", "memory": "8+"}

@@ -1,0 +1,101 @@
+"""A service file with its own `run`: the program is the engine of the replicas, behind the gateway."""
+
+import http.client
+import json
+import urllib.parse
+
+import pytest
+
+from tests.world import World
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
+
+PROGRAM = """
+import http.server, json, os, sys
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        size = int(self.headers.get("Content-Length") or 0)
+        said = {"method": self.command, "path": self.path, "body": self.rfile.read(size).decode(), **SEEN}
+        body = json.dumps(said).encode()
+        self.send_response(int(self.path.rpartition("code=")[2] or 200) if "code=" in self.path else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body if self.command != "HEAD" else b"")
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = answer
+    def log_message(self, *words): pass
+
+SEEN = {"word": os.environ["WORD"], "secret": len(os.environ["LAB_TOKEN"]), "made": open("made").read().strip()}
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+SERVICE = """
+name: pages
+workdir: {folder}
+envs: {{WORD: hello, WHICH: alive, LAB_TOKEN: }}
+service:
+  readiness_probe: /$WHICH
+  replicas: 1
+resources: {{ports: {port}}}
+setup: echo "$WORD setup" > made
+run: exec python3 program.py {port}
+"""
+
+
+@pytest.fixture
+def world(tmp_path, unused_port):
+    one = World(tmp_path / "world", {"LAB_TOKEN": "shh-" + "1" * 16})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "program.py").write_text(PROGRAM)
+    (tmp_path / "pages.yaml").write_text(SERVICE.format(folder=tmp_path / "code", port=unused_port))
+    yield one
+    one.run("serve.down", "pages")
+
+
+@pytest.fixture
+def unused_port():
+    from infra.agent.peer_addresses import free_ports
+
+    return free_ports(1)[0]
+
+
+def test_every_path_of_a_program_is_served_behind_the_gateway(world, tmp_path):
+    file = str(tmp_path / "pages.yaml")
+    world.inv("serve.up", file, "--provider", "local", "--yes")
+    seen = world.json("serve.status", "pages")
+    assert (seen["state"], seen["engine"], seen["model"]) == ("READY", "run", "")
+    address = urllib.parse.urlsplit(seen["endpoint"]).netloc
+
+    def ask(method, path, body=None):
+        line = http.client.HTTPConnection(address, timeout=30)
+        # Without API keys, a body of another kind may come from a web page, and the gateway refuses the request.
+        line.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+        answer = line.getresponse()
+        return answer.status, answer.read()
+
+    said = {"word": "hello", "secret": 20, "made": "hello setup"}
+    assert ask("GET", "/any/page?a=b%20c") == (
+        200,
+        json.dumps({"method": "GET", "path": "/any/page?a=b%20c", "body": "", **said}).encode(),
+    )
+    assert json.loads(ask("POST", "/generate", b"not json")[1])["body"] == "not json"
+    assert json.loads(ask("PUT", "/v1/chat/completions", b"x")[1])["method"] == "PUT"
+    assert ask("HEAD", "/page") == (200, b"")
+    assert [ask("GET", f"/page?code={code}")[0] for code in (404, 302, 500)] == [404, 302, 500]
+    assert "shh-1" not in str(seen)
+    again = world.run("serve.up", file, "--provider", "local", "--yes")
+    assert again.returncode == 0 and "nothing to change" in again.stderr
+
+
+def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_path):
+    file = tmp_path / "pages.yaml"
+    text = file.read_text()
+    for changed, why in (
+        (text.replace("replicas: 1", "replicas: 2"), "add --replicas 1"),
+        (text + "file_mounts: {~/a: s3://shelf/a}\n", "fetch the files in `setup`"),
+        (text.replace("LAB_TOKEN: ", "ANY_KEY: "), "secrets: ANY_KEY has no value; set the variable in .env"),
+        (text + "secrets: {OTHER_TOKEN: abc}\n", "secrets: OTHER_TOKEN: write no value"),
+    ):
+        file.write_text(changed)
+        done = world.run("serve.up", str(file), "--provider", "local", "--yes")
+        assert done.returncode == 2 and why in " ".join(done.stderr.split()), done.stderr
