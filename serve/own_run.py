@@ -14,6 +14,7 @@ from infra.agent.shell import Script
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.records import Carried
+from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
 from serve.engines import OWN_RUN
 from serve.policy.service_state import environ_of
@@ -47,6 +48,15 @@ def with_full_paths(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document with the absolute path of the work folder."""
     folder = document.get("workdir")
     return {**document, "workdir": str(Path(folder).expanduser().absolute())} if folder else document
+
+
+def with_one_replica(document: dict[str, Any], service: Service, tell: Say) -> dict[str, Any]:
+    """Return the document for this machine: all replicas would listen on the same port."""
+    if service.policy.most <= 1:
+        return document
+    tell(f"on this machine one replica runs, because all replicas would listen on port {service.port}")
+    section = {key: value for key, value in document["service"].items() if key != "replica_policy"}
+    return {**document, "service": {**section, "replicas": 1}}
 
 
 def secrets(service: Service, settings: Settings) -> dict[str, str]:

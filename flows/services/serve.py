@@ -74,8 +74,11 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         if spec.config:
             document = own_run.with_full_paths(document)
         revision.check_file(service, tell, is_own_run=True)
+        is_here = placement.candidates(provider, settings) == ("local",)
+        if is_here and spec.replicas is None:
+            document = own_run.with_one_replica(document, service, tell)
         version = revision.own_version(document, provider, settings.store, name)
-        own_run.check(version.service, placement.candidates(provider, settings) == ("local",), settings)
+        own_run.check(version.service, is_here, settings)
         return Revision(name, revision.with_limit(version, settings, tell), row, old)
     if service.secrets:
         raise UsageError(f"envs: {', '.join(service.secrets)}: only a file without a model passes secrets to its `run`")

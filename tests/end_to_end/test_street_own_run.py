@@ -91,7 +91,6 @@ def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_
     file = tmp_path / "pages.yaml"
     text = file.read_text()
     for changed, why in (
-        (text.replace("replicas: 1", "replicas: 2"), "add --replicas 1"),
         (text + "file_mounts: {~/a: s3://shelf/a}\n", "fetch the files in `setup`"),
         (text.replace("LAB_TOKEN: ", "ANY_KEY: "), "secrets: ANY_KEY has no value; set the variable in .env"),
         (text + "secrets: {OTHER_TOKEN: abc}\n", "secrets: OTHER_TOKEN: write no value"),

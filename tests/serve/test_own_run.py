@@ -60,5 +60,15 @@ def test_file_that_no_replica_can_run_is_refused(tmp_path):
             own_run.check(said, True, settings)
 
 
+def test_one_replica_runs_on_this_machine():
+    told = []
+    policy = {"min_replicas": 2, "max_replicas": 4, "target_qps_per_replica": 1.0}
+    for section in ({"replicas": 3}, {"replica_policy": policy}):
+        document = {**PAGES, "service": {"readiness_probe": "/alive", **section}}
+        one = own_run.with_one_replica(document, service.parse("x", document), told.append)
+        assert one["service"] == {"readiness_probe": "/alive", "replicas": 1} and "port 8123" in told.pop()
+    assert own_run.with_one_replica(PAGES, service.parse("x", PAGES), told.append) is PAGES and told == []
+
+
 def test_gateway_forwards_every_route_only_for_a_program_of_the_user():
     assert limits_of(made(), any_route=True).any_route and not limits_of(made()).any_route

@@ -63,7 +63,7 @@ CASES = {
     "03-service-pages": Case(
         "advice inv serve.up FILE, which took the file as the name of a service",
         job(
-            "service:\n  readiness_probe: /alive.txt\n  replicas: 1\nresources: {ports: 8123}\n"
+            "service:\n  readiness_probe: /alive.txt\n  replicas: 2\nresources: {ports: 8123}\n"
             "setup: echo yes > alive.txt\nrun: python3 -m http.server 8123 --bind 127.0.0.1\n"
         ),
         [("serve.up", "FILE", "-n", "t", "--provider", "local", "--yes"), ("serve.down", "t")],
