@@ -51,9 +51,8 @@ class RequestedJob(RequestedWork):
         """Return no variables; raise UsageError with all lines of the file that the provider cannot carry out."""
         vendor, is_rehearsed = registry.candidates(settings)[0], bool(settings.rehearsal)
         is_own = not vendor.is_ephemeral or is_rehearsed
-        named = "" if settings.sources["provider"].startswith("default") and vendor.is_rented else vendor.name
-        if settings.provider == MARKET:
-            named = ""
+        is_default = settings.sources["provider"].startswith("default")
+        named = "" if is_default and vendor.is_rented else MARKET if settings.provider == MARKET else vendor.name
         refused = Refusals(self.file.where)
         if self.path:  # Now the values of the variables are known.
             file = resolve.load(self.path, "", "", self.workdir, refused, job_environment.of_own_job(settings))

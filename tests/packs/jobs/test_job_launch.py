@@ -1,5 +1,6 @@
 """The user's own jobs as the work of a launch: the words passed on, and refusals in the plan."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from flows.runs import launch, work_kinds
 from infra.errors import UsageError
 from infra.flags import command_words, nondefault_flags
+from infra.settings import Settings
 from packs.jobs.control import resolve, schema
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
@@ -15,7 +17,7 @@ from packs.jobs.pack import PACK
 from scripts.runs.launch import LaunchFlags
 from tests.flows.test_launch import journal as journal
 from tests.flows.test_launch import settings as settings
-from tests.world import World
+from tests.world import ROOT, World
 
 
 def spec_of(**flags) -> LaunchFlags:
@@ -107,3 +109,16 @@ def test_training_flag_for_a_job_is_refused_even_with_the_default_value(tmp_path
     process = World(tmp_path).run("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
     err = process.stderr
     assert process.returncode == 2 and "--phase is for Slipway's own" in err, err
+
+
+@pytest.mark.parametrize(
+    ("provider", "is_refused"), [("", True), ("market", False), ("runpod", False), ("local", False)]
+)
+def test_cloud_of_skypilot_is_refused_only_without_a_provider(tmp_path, provider, is_refused):
+    path = tmp_path / "job.yaml"
+    path.write_text("resources: {infra: aws}\nrun: x\n")
+    environ = {"HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20}
+    own = Settings.load(ROOT, {"provider": provider}, environ=environ)
+    work = work_kinds.work_of_command(spec_of(provider=provider), str(path))
+    with pytest.raises(UsageError, match="--provider skypilot") if is_refused else contextlib.nullcontext():
+        assert work.variables(own) == {}
