@@ -210,10 +210,12 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
         if not kind.strip() or re.search(r"[,\s]", kind.strip()):
             raise UsageError(f"{line}: accelerators: {kind!r} is not a known GPU")
         if kind.lower().startswith("tpu"):
-            raise UsageError(f"{line}: accelerators: {kind}: the vendors of Slipway do not rent TPUs")
+            raise UsageError(
+                f"{line}: accelerators: {kind}: the vendors of Slipway do not rent TPUs; add --provider skypilot"
+            )
         if not 1 <= number <= MOST_GPUS or number != int(number):
             why = f"expected a whole number from 1 to {MOST_GPUS}"
-            why = "vendors rent whole GPUs only" if 0 < number < 1 else why
+            why = "vendors rent whole GPUs only; write 1, or add --provider skypilot" if 0 < number < 1 else why
             raise UsageError(f"{line}: accelerators: {kind}:{number:g}: {why}")
     if isinstance(asked, list):
         return [(kind.strip(), int(number)) for kind, number in pairs]
