@@ -27,9 +27,10 @@ from infra.settings import Settings
 from infra.units import per_hour
 from scripts.cli import plan_text, render, steps_text
 from scripts.cli.render import print_json
-from scripts.runs.logs import tell_steps
+from scripts.runs.logs import JobOutput, tell_steps
 from store import terminal
 
+ENDED = ("done", "failed")  # states of a step without further output
 THEN = {"failed": "fix the cause, then launch again or run ", NODE_LOST: "when a machine is free, run "}
 
 
@@ -52,10 +53,11 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
     Ctrl-C and the closing of the terminal detach: the run continues under the supervisor. Raises Exit unless the run
     succeeded.
     """
+    output = None if as_json else JobOutput(op, journal, settings)
     with hangup_as_interrupt() as hung_up:
         try:
             with follow.keep_run(op, journal, settings, render.tell) as seen:
-                progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
+                progress, verdict = show_progress(op, seen, output, scale_of(op, settings))
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # an OSError after SIGHUP means that the terminal is gone
                 raise
@@ -67,6 +69,8 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
             raise Exit(f"{render.clean(str(error))}{remaining_pod_note(op, journal)}", code=error.exit_code) from error
     with terminal.show_while(f"recording the end of {op.run} and sending notices"):
         follow.settle_run(op, verdict["state"], journal, settings, render.tell)
+    if output:
+        output.print_new(is_last=True)  # copied while the pod ended
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(
@@ -91,7 +95,7 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
         render.say(f"{op.run} succeeded in {render.duration(total)}{missing}. {then}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
-        if verdict.get("tail") and not as_json:
+        if verdict.get("tail") and output and not output.ends_with(verdict["tail"], verdict.get("step", "")):
             render.say(render.clean(verdict["tail"]))
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
@@ -132,18 +136,18 @@ def hangup_as_interrupt() -> Iterator[list[int]]:
 
 
 def show_progress(
-    op: Op, seen: Iterator[Seen], quiet: bool, scale: float
+    op: Op, seen: Iterator[Seen], output: JobOutput | None, scale: float
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Show bars on a terminal, else lines per step; return the last progress and the verdict.
 
-    `scale`: speed of the run's clock relative to real time, used for the shown durations.
+    The user's own steps are shown as lines, with their output. `output`: None shows nothing. `scale`: speed of the
+    run's clock relative to real time, used for the shown durations.
     """
-    if not quiet:
-        render.say(f"run {op.run} in {run_rows.where(op)}")
-    if quiet:
+    if output is None:
         return _last(seen)
-    if not sys.stderr.isatty():
-        return _last(_lines(seen, scale))
+    render.say(f"run {op.run} in {run_rows.where(op)}")
+    if output.offsets or not sys.stderr.isatty():
+        return _last(_lines(seen, output, scale))
     from rich.live import Live
 
     with Live(console=render.console(), refresh_per_second=8) as live:
@@ -160,10 +164,13 @@ def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
         yield progress, verdict
 
 
-def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
-    """Yield the observations; print a line at the start and end of a step, and at intervals between."""
+def _lines(seen: Iterator[Any], output: JobOutput, scale: float) -> Iterator[Any]:
+    """Yield the observations; print new output, a line at the start and end of a step, and at intervals between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
+        steps = progress.get("steps", ())
+        has_ended = any(one["state"] in ENDED and told.get(one["name"], ("",))[0] != one["state"] for one in steps)
+        output.print_new(is_last=bool(verdict) or has_ended)
         tell_steps(progress, told, scale)
         yield progress, verdict
 

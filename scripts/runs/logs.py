@@ -1,6 +1,7 @@
 """The command `logs`: all logs of a run in order, the last lines only, or a live view until the run ends."""
 
 import codecs
+import contextlib
 import io
 import sys
 import time
@@ -37,6 +38,7 @@ from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
 
 TELL_EVERY_S = 15.0  # interval between reports of a step's progress
+FETCH_S = 1.0  # interval between copies of the output of a followed run
 LAST_S = 60.0  # retry time for a silent pod after the end of the run
 
 
@@ -101,6 +103,35 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
+
+
+class JobOutput:
+    """The output of a user's own steps, printed to stdout while a command follows the run."""
+
+    def __init__(self, op: Op, journal: Journal, settings: Settings) -> None:
+        """Start at the end of the copies on this machine, so that a resumed run repeats no earlier output."""
+        self.run, self.journal, self.settings = op.run, journal, settings
+        self.folder = RunHome.for_run(op.run, settings.homes).pod.logs
+        self.offsets = {one.name: held_bytes(self._log(one.name)) for one in op.read_job().steps if one.is_own_text}
+        self.fetched_at = time.monotonic()
+
+    def print_new(self, is_last: bool = False) -> None:
+        """Fetch and print new output, at most every FETCH_S seconds unless `is_last`."""
+        if not self.offsets or not (is_last or time.monotonic() - self.fetched_at >= FETCH_S):
+            return
+        self.fetched_at = time.monotonic()
+        with contextlib.suppress(SlipwayError, OSError):  # a lost connection is reported by the look at the run
+            fetch(self.journal.ops(run=self.run)[-1], self.journal, self.settings, lambda _: None)
+        self.offsets = {step: catch_up(self._log(step), at, is_last) for step, at in self.offsets.items()}
+
+    def ends_with(self, tail: str, step: str) -> bool:
+        """Return whether the printed output of a step ends with the last line of `tail`."""
+        last = tail.rstrip().rpartition("\n")[2]
+        printed = read_from(self._log(step), max(0, self.offsets.get(step, 0) - 2 * len(last.encode()) - 2))
+        return step in self.offsets and printed.decode(errors="replace").rstrip().endswith(last)
+
+    def _log(self, step: str) -> Path:
+        return self.folder / f"{step}.log"
 
 
 def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], scale: float = 1.0) -> None:

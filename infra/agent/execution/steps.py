@@ -7,6 +7,7 @@ job's `clock_scale`.
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -26,6 +27,12 @@ LEFTOVER_GRACE_S = 5.0  # grace for processes that outlive their step or agent
 LEAVE_S = 3.0  # time for a step to notice the loss of a node
 DUMP_S = 2.0  # time for faulthandler to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
+# The report of torchrun on a failed program; the error of the program stands above.
+TORCHRUN_REPORT = re.compile(
+    r"^(?:.*torch[./]distributed[./]elastic.* Sending process .*\n)*"
+    r".*torch[./]distributed[./]elastic.*failed \(exitcode[\s\S]*?(?:^Root Cause[\s\S]*?^=+\n?|\Z)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -137,8 +144,9 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
 
 @retry_shortages
 def tail(pod: PodFolder, step: str) -> str:
-    """Return the last lines of a step's log, including the rotated part."""
-    return "\n".join(read_log_end(pod.log(step)).decode(errors="replace").splitlines()[-TAIL_LINES:])
+    """Return the last lines of a step's log, including the rotated part, without reports of torchrun."""
+    text = TORCHRUN_REPORT.sub("", read_log_end(pod.log(step)).decode(errors="replace"))
+    return "\n".join(text.rstrip("\n").splitlines()[-TAIL_LINES:])
 
 
 def read_log_end(log: Path) -> bytes:

@@ -77,6 +77,12 @@ def test_job_of_two_nodes_runs_here_and_its_secret_is_written_only_once(world, t
         assert Job.from_json(rows[-1].job).steps[-1].together
 
 
+def test_followed_job_prints_its_output_once(world):
+    done = world.run("launch", "--cmd", "echo half; echo whole; exit 3", "--provider", "local", "-n", "loud", "--yes")
+    assert (done.stdout, done.returncode) == ("half\nwhole\n", 1), done.stderr
+    assert "whole" not in done.stderr and "run failed with exit code 3" in done.stderr
+
+
 @pytest.mark.nightly
 def test_stopped_job_saves_and_continues(world, tmp_path):
     run = f"cd {ROOT}/examples/jobs/smoke; exec python count.py --steps 60 --pause 0.2"
@@ -85,8 +91,9 @@ def test_stopped_job_saves_and_continues(world, tmp_path):
     until(lambda: log.exists() and "step 10" in log.read_text(), "the first checkpoint")
     world.inv("down", "counting")
     stopped = log.read_text()
-    world.inv("resume", "counting")
+    said = world.inv("resume", "counting")
     told = log.read_text()[len(stopped) :]
+    assert said == told
     assert "begins at step" in told and "begins at step 0" not in told and told.endswith("done\n")
 
 
@@ -312,6 +319,11 @@ def test_script_runs_under_torchrun_with_the_training_packages(world, tmp_path):
     }.items():
         assert told in world.json("launch", "--script", str(script), "--provider", "local", *words, code=2)["error"]
     world.inv("train", "--script", "nowhere.py", code=2)
+    script.write_text("print('begun')\nimport helper, no_such_module\n")
+    failed = world.run("launch", "--script", str(script), "--provider", "local", "--yes")
+    assert failed.stdout.startswith("begun\n") and "ChildFailedError" in failed.stdout
+    assert "ChildFailedError" not in failed.stderr and "import helper, no_such_module" in failed.stderr
+    assert "exit code 1: ModuleNotFoundError: No module named 'no_such_module'" in world.inv("why")
 
 
 @pytest.mark.nightly

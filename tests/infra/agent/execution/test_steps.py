@@ -3,11 +3,12 @@
 import json
 import resource
 import stat
+from pathlib import Path
 
 import pytest
 
-from infra.agent.execution.steps import RESUME_ME
-from infra.agent.job import Step
+from infra.agent.execution.steps import RESUME_ME, tail
+from infra.agent.job import PodFolder, Step
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
 
@@ -15,6 +16,19 @@ pytestmark = pytest.mark.process
 
 COUNT = source("count_records")
 WAIT = source("wait_for_go")
+TORCHRUN = """ModuleNotFoundError: {}
+W1129 19:07:37.4 263 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 7 closing signal SIGTERM
+E1129 19:07:37.5 263 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 6)
+Traceback (most recent call last):
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+t.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+  exitcode  : 1 (pid: 6)
+============================================================
+"""
 
 
 def test_steps_run_in_order_and_leave_records_results_and_marks(world: World) -> None:
@@ -47,6 +61,16 @@ def test_a_second_start_skips_marked_steps_and_runs_changed_steps(world: World) 
     world.verdict()
     assert world.lines("ran.txt")[2:] == ["__main__ 5"]
     assert len(list(world.pod.state.glob("verdict-*.json"))) == 2
+
+
+def test_tail_of_a_step_under_torchrun_ends_with_the_error_of_the_program(tmp_path: Path) -> None:
+    pod = PodFolder(tmp_path)
+    pod.logs.mkdir()
+    pod.log("run").write_text(f"first attempt\n{TORCHRUN.format('one')}second attempt\n{TORCHRUN.format('two')}")
+    said = tail(pod, "run").splitlines()
+    assert said == ["first attempt", "ModuleNotFoundError: one", "second attempt", "ModuleNotFoundError: two"]
+    pod.log("run").write_text("a torch/distributed/elastic of the user failed\n")
+    assert tail(pod, "run") == "a torch/distributed/elastic of the user failed"
 
 
 def test_a_failing_step_ends_the_run_with_its_exit_code_and_last_output(world: World) -> None:
