@@ -145,10 +145,17 @@ class JobWork:
                 found.append(f"{one.path} is in the pod's folder; only the job sees the folder at this path")
         if is_own:
             found.append("the home folder of the job, and packages from pip, are in the pod's folder")
-        else:
+        if vendor.is_ephemeral:
+            kept = [one.path for task in self.file.tasks for one in task.mounts if one.mode == "MOUNT_CACHED"]
             found.append(
-                "files that the job leaves on the pod are lost with the pod, except checkpoints of slipway.checkpoint"
+                "the files of the job are lost with the machine, at the end of the run or earlier, except checkpoints "
+                f"of slipway.checkpoint{', and the files in ' if kept else ''}{', '.join(dict.fromkeys(kept))}"
             )
+            if not kept:
+                found.append(
+                    "to keep other files: write them to a folder of file_mounts with mode: MOUNT_CACHED, or save them "
+                    "with slipway.checkpoint (docs/guides/jobs.md)"
+                )
         return found
 
 

@@ -6,13 +6,17 @@ from dataclasses import replace
 import pytest
 
 from flows.runs import launch, work_kinds
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.flags import command_words, nondefault_flags
+from infra.records import Request
+from infra.selection import registry
 from infra.settings import Settings
-from packs.jobs.control import resolve, schema
+from packs.jobs.control import job_file, resolve, schema
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
 from packs.jobs.control.refusals import Refusals
+from packs.jobs.control.work import JobWork
 from packs.jobs.pack import PACK
 from scripts.runs.launch import LaunchFlags
 from tests.flows.test_launch import journal as journal
@@ -54,6 +58,20 @@ def understood(settings, **flags) -> launch.ResolvedLaunch:
     job = resolve.load("", "true", "", "", Refusals(""))
     assert job is not None
     return resolve.understand(spec_of(cmd="true", **flags), job, {}, settings)
+
+
+def test_plan_names_the_files_that_survive_a_lost_machine(settings, tmp_path):
+    rented = replace(settings, runpod_api_key="x" * 32, runpod_url="http://127.0.0.1:9")
+    (path := tmp_path / "job.yaml").write_text("file_mounts: {~/out: {name: a, mode: MOUNT_CACHED}}\nrun: x\n")
+
+    def plan_notes(vendor, job):
+        work = JobWork(file=job, envs=({},), secrets={})
+        return " / ".join(work.plan(rented, Request(run="r"), registry.provider(rented, vendor), Limits()).notes)
+
+    plain, kept = job_file.of_command("true", None), job_file.load(path)
+    assert "are lost with the machine" not in plan_notes("local", plain)
+    assert "except checkpoints of slipway.checkpoint / to keep other files: " in plan_notes("runpod", plain)
+    assert plan_notes("runpod", kept).endswith("slipway.checkpoint, and the files in ~/out")
 
 
 def test_key_for_the_end_of_a_pod_applies_to_trainings_only(settings):
