@@ -49,6 +49,8 @@ class RunEvidence:
     """Explanation by the controller or the provider."""
     is_engine: bool = False
     """True for a replica of a service: a process that answers requests and has no natural end."""
+    is_kept: bool = False
+    """True while a process follows the run, and replaces a lost pod."""
     recoveries: int = 0
     money: str = ""
     """Spent money and the limit, as display text; "" without a limit."""
@@ -86,8 +88,8 @@ def _disk(one: RunEvidence) -> Cause | None:
     return Cause(
         "full disk",
         f"the disk was full in {_where(one)}: {_quoted(DISK, one.all_words)}",
-        "free disk space on the machine, rent a larger disk (--disk-size GB), or keep fewer checkpoints (--keep 2); "
-        f"then: inv resume {one.run}",
+        f"free disk space on the machine, then: inv resume {one.run}; or launch again with a larger disk (--disk-size "
+        "GB), or with fewer checkpoints (--keep 2)",
     )
 
 
@@ -134,9 +136,9 @@ def _memory(one: RunEvidence) -> Cause | None:
         said = f"the log says: {_quoted(KILLED, one.words)}; the machine has probably run out of memory"
     else:
         return None
-    return Cause(
-        "out of memory", said, f"use a machine with more memory (--memory GB), or smaller batches: inv resume {one.run}"
-    )
+    again = "launch again on a machine with more memory (--memory GB), or with smaller batches"
+    then = again if MEMORY.search(one.all_words) else f"continue: inv resume {one.run}; if that fails too, {again}"
+    return Cause("out of memory", said, then)
 
 
 def _idle(one: RunEvidence) -> Cause | None:
@@ -145,8 +147,8 @@ def _idle(one: RunEvidence) -> Cause | None:
     return Cause(
         "idle GPU",
         f"the run reached the limit for idle GPUs: {one.reason}",
-        f"read the log for the cause: inv logs {one.run}; to continue: inv resume {one.run} (--idle-stop sets the "
-        "limit)",
+        f"read the log for the cause: inv logs {one.run}; then launch again, with a longer --idle-stop if GPUs had to "
+        "wait",
     )
 
 
@@ -156,10 +158,11 @@ def _limit(one: RunEvidence) -> Cause | None:
         return None
     said = one.reason or (one.rows[-1].reason if one.rows else "")
     spent = one.money and f" ({one.money} spent)"
+    then = f"continue with the same limit again: inv resume {one.run}"  # the clock of an own machine starts anew
+    if any(op.rate for op in one.rows):
+        then = f"continue with a higher limit: inv resume {one.run} --spend-limit USD, or --ttl TIME"
     return Cause(
-        "limit",
-        f"the run reached the limit: {said or 'no record names the limit'}{spent}; {_saved(one)}",
-        f"continue with a higher limit: inv resume {one.run} --spend-limit USD, or --ttl TIME",
+        "limit", f"the run reached the limit: {said or 'no record names the limit'}{spent}; {_saved(one)}", then
     )
 
 
@@ -175,14 +178,13 @@ def _preempted(one: RunEvidence) -> Cause | None:
         return Cause(
             "preemption",
             f"{said}; {back}{_is(one.state)}",
-            "nothing; to avoid preemptions, leave out --use-spot" if one.state == "running" else "nothing",
+            "nothing"
+            if one.state == "succeeded" or not one.rows[-1].is_spot
+            else "nothing; to avoid preemptions, launch without --use-spot",
         )
-    if one.state == "waiting":
-        return Cause(
-            "preemption",
-            f"{said}; the supervisor keeps looking for a new pod",
-            f"wait, or end the run: inv down {one.run}",
-        )
+    if one.state == "waiting" or one.is_kept:
+        who = "the process that follows the run" if one.is_kept else "the supervisor"
+        return Cause("preemption", f"{said}; {who} looks for a new pod", f"wait, or end the run: inv down {one.run}")
     after = "; no pod has been rented since then" if one.rows[-1] is last else ""
     return Cause("preemption", f"{said}{after}", f"resume the run: inv resume {one.run}")
 
@@ -218,11 +220,19 @@ def _failed(one: RunEvidence) -> Cause | None:
         return None
     said = one.reason or (one.rows[-1].reason if one.rows else "") or "no record says why"
     last = last_line(str(one.verdict.get("tail") or one.words))
+    then = "launch again, because a resumed run repeats the same step" if _repeats(one) else f"inv resume {one.run}"
     return Cause(
         "failure",
         f"{said}{f': {last}' if last and last not in said else ''}",
-        f"read all errors: inv logs {one.run} --errors; fix the cause, then: inv resume {one.run}",
+        f"read all errors: inv logs {one.run} --errors; fix the cause, then: {then}",
     )
+
+
+def _repeats(one: RunEvidence) -> bool:
+    """Return whether the failed step would fail again: wrong flags or data (code 2), or a user's own program."""
+    steps = Job.from_json(one.rows[-1].job).steps if one.rows and one.rows[-1].job else ()
+    is_own = any(step.is_own_text for step in steps if step.name == one.step)
+    return one.verdict.get("exit_code") == 2 or is_own and bool(EXIT_CODE.search(one.reason))
 
 
 def _stopped(one: RunEvidence) -> Cause | None:
@@ -282,7 +292,8 @@ def _after(one: RunEvidence) -> str:
 
 def lost_pods(one: RunEvidence) -> list[Op]:
     """Return the pods that received a job and were gone without an end by Slipway."""
-    return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
+    lost = [op for op in one.rows if not op.is_live or one.state == "ending" and op.reason == observation.GONE]
+    return [op for op in lost if op.outcome == "" and op.token in one.armed]
 
 
 def rejected_pods(one: RunEvidence) -> list[Op]:

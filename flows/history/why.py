@@ -17,6 +17,7 @@ from infra.agent.execution.steps import read_log_end
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.ledger.op import FAILED, JournalEvent, Op
 from infra.records import PodView
 from infra.runs import observation, run_rows
@@ -80,6 +81,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         words=_tail(op, step, settings),
         why=said or ("" if verdict else view.note),
         is_engine=bool(op.service),
+        is_kept=journal.leases.holder(keeper_lease(op.run)) is not None,
         recoveries=view.recoveries,
         money=view.limit_micro_usd and f"{in_usd(view.spent_micro_usd)} of {in_usd(view.limit_micro_usd)}" or "",
     )

@@ -100,6 +100,11 @@ def follow_to_end(op: Op, journal: Journal, settings: Settings, as_json: bool) -
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
         then = THEN.get(verdict["state"], "continue: ") + f"./inv resume {op.run}"
+        if verdict["state"] == "limit" and op.rate:
+            then += " --spend-limit USD, or --ttl TIME"
+        repeats = verdict.get("exit_code") == 2 or any(step.is_own_text for step in op.read_job().steps)
+        if verdict["state"] == "failed" and repeats:  # a resumed run repeats the step with the same flags and files
+            then = "fix the cause, then launch again"
         if journal.op(op.token).is_live and op.outlives_run:
             then = f"fix the cause, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)

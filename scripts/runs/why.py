@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flows.history import why as use_case
 from infra.flags import flag
-from scripts.cli import context, render
+from scripts.cli import command_hints, context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import print_json
@@ -29,8 +29,10 @@ def why(spec: WhyFlags) -> None:
     with open_journal(settings) as journal, terminal.show_while("reading the records of the run"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
-        cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}
+        then = command_hints.insert_carried_flags(story.cause.then)
+        cause = {"name": story.cause.name, "says": story.cause.says, "then": then}
         print_json({"subject": story.subject, "cause": cause, "lines": list(story.lines)})
         return
     for line in story.text:
-        print(terminal.wrap_text(render.clean(" ".join(line.split())), sys.stdout))
+        said = command_hints.insert_carried_flags(" ".join(line.split()))
+        print(terminal.wrap_text(render.clean(said), sys.stdout))

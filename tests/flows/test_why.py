@@ -1,5 +1,6 @@
 """The explanation of a run: the first line names the cause, from the records of journal and pod."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
-from infra.agent.job import Job, Step
+from infra.agent.job import TEXT_WORDS, Job, Step
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
@@ -34,7 +35,9 @@ KILLED = "step sft was killed by SIGKILL; the usual cause: the machine ran out o
 @pytest.mark.parametrize(("name", "word", "evidence"), [
     ("preemption", "the run was resumed 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
     ("preemption", "no pod has been rented since", dict(state="stopped", rows=[GONE])),
-    ("preemption", "the supervisor keeps looking for a new pod", dict(state="waiting", rows=[GONE])),
+    ("preemption", "the supervisor looks for a new pod", dict(state="waiting", rows=[GONE])),
+    ("preemption", "the process that follows the run looks for a new pod", dict(
+        state="ending", is_kept=True, rows=[pod("t0", "it was gone", state="ENDING")])),
     ("limit", "the limit of 1 h is near", dict(
         state="limit", rows=[pod("t1", "the work has ended: limit", "limit")],
         verdict={"state": "limit", "reason": "the limit of 1 h is near"})),
@@ -70,6 +73,37 @@ def test_the_cause_is_named(name, word, evidence):
     assert found.name == name
     assert word in found.says
     assert found.then
+
+
+OWN = Job(run="calm-1", token="t1", steps=(Step(name="run", words=TEXT_WORDS),)).to_json()
+SPOT = json.dumps({"spot": True})
+ERRORS = "read all errors: inv logs calm-1 --errors; fix the cause, then: "
+AGAIN = f"{ERRORS}launch again, because a resumed run repeats the same step"
+LARGER = "launch again on a machine with more memory (--memory GB), or with smaller batches"
+
+
+@pytest.mark.parametrize(("then", "evidence"), [
+    ("wait, or end the run: inv down calm-1", dict(state="lost", is_kept=True, rows=[GONE])),
+    ("resume the run: inv resume calm-1", dict(state="lost", rows=[GONE])),
+    ("nothing", dict(state="running", rows=[GONE, BACK])),
+    ("nothing; to avoid preemptions, launch without --use-spot", dict(
+        state="running", rows=[GONE, replace(BACK, request=SPOT)])),
+    ("continue with the same limit again: inv resume calm-1", dict(state="limit", rows=[ENDED])),
+    ("continue with a higher limit: inv resume calm-1 --spend-limit USD, or --ttl TIME", dict(
+        state="limit", rows=[replace(ENDED, rate=2_000_000)])),
+    (f"{ERRORS}inv resume calm-1", dict(
+        state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1"))),
+    (AGAIN, dict(state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 2", "", 2))),
+    (AGAIN, dict(state="failed", rows=[replace(ENDED, job=OWN)],
+                 verdict={**failed("step run failed with exit code 1"), "step": "run"})),
+    (f"continue: inv resume calm-1; if that fails too, {LARGER}", dict(
+        state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
+    (LARGER, dict(
+        state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "MemoryError"))),
+])  # fmt: skip
+def test_the_advice_repeats_no_command_that_must_fail_again(then, evidence):
+    armed = frozenset(op.token for op in evidence["rows"])
+    assert cause_of(RunEvidence(run="calm-1", armed=armed, **evidence)).then == then
 
 
 HOUR, SAVED = {"state": "limit", "reason": "1 h is over"}, {"in_store": {"sft-1/step-40": 60.0, "sft-1/step-20": 30.0}}
